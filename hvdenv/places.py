@@ -285,15 +285,14 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
     )
 
 
-def sync_tree(root: Path, since: float = 0.0) -> None:
+def sync_tree(root: Path) -> None:
     """Flush a tree to disk, so that it survives a power cut.
 
     On a local file system, one system call flushes everything. On a shared one that could wait
     for the data of other programs, so each file and folder is flushed separately.
 
     Args:
-        root: a file or folder; need not exist.
-        since: Unix time in seconds; files that have not changed since then are on disk.
+        root: a folder; need not exist.
 
     Raises:
         OSError: the file system cannot store it.
@@ -304,7 +303,7 @@ def sync_tree(root: Path, since: float = 0.0) -> None:
 
     # Each sync waits for the file server, so several run in parallel.
     with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(sync, _changed(root, since)):
+        for _ in pool.map(sync, _files_below(root)):
             pass
 
 
@@ -340,21 +339,18 @@ def _sync_file_system(path: Path) -> bool:
     return True
 
 
-def _changed(root: Path, since: float) -> Iterator[str]:
-    """The changed files and folders of a tree, and its root."""
-    folders = [os.fspath(root)] if root.is_dir() else []
+def _files_below(root: Path) -> Iterator[str]:
+    """The files and folders of a tree, and its root."""
+    folders = [os.fspath(root)]
     yield os.fspath(root)
     while folders:
         with os.scandir(folders.pop()) as children:
             for child in children:
-                is_folder = child.is_dir(follow_symlinks=False)
-                if is_folder:
+                if child.is_dir(follow_symlinks=False):
                     folders.append(child.path)
-                if not is_folder and not child.is_file(follow_symlinks=False):
+                elif not child.is_file(follow_symlinks=False):
                     continue
-                # File systems without fractions of a second round down.
-                if child.stat(follow_symlinks=False).st_ctime > since - 1:
-                    yield child.path
+                yield child.path
 
 
 def sync(path: Path | str) -> None:

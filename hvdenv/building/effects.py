@@ -13,7 +13,7 @@ import stat
 
 from packaging.specifiers import SpecifierSet
 
-from hvdenv.building.state import JOURNAL, LOGS, Done, Record, State
+from hvdenv.building.state import LOGS, Done, Record, State
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
@@ -125,7 +125,7 @@ def _compare_stack(state: State, stack: Record) -> None:
             raise StepError(
                 f"the metadata of {name} has no version: files of it are missing",
                 where=f"frameworks.{name}",
-                remedy="build again with --rebuild, which installs everything again",
+                remedy="build again, which installs everything again",
             )
         if found and not is_version(found["version"], stated):
             raise StepError(
@@ -189,7 +189,7 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
     folders = plan.environment.glob("lib/python3.*/site-packages") if own else ()
     site_packages = next(iter(folders), None)
     written = manifest.write(
-        plan.generation, (LOGS, JOURNAL, generations.RECORD, generations.MARKER), site_packages
+        plan.generation, (LOGS, generations.RECORD, generations.MARKER), site_packages
     )
     if written.problems:
         if plan.locked:  # they may be damaged where uv unpacks them from
@@ -198,8 +198,8 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
             "packages in the environment are not whole",
             where=str(site_packages),
             detail="\n".join(written.problems[:20]),
-            remedy="build again: every package is installed again, with --rebuild in a new"
-            " generation\na package that is broken again is broken at its source",
+            remedy="build again, which installs every package again\n"
+            "a package that is broken again is broken at its source",
         )
     return Done(
         f"{written.files} files, {written.bytes / 1e9:.1f} GB",

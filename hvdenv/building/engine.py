@@ -13,17 +13,18 @@ from pathlib import Path
 from tempfile import gettempdir
 from types import MappingProxyType
 
-from hvdenv.building import effects, record, repair
+from hvdenv.building import effects, record
 from hvdenv.building.finished import Built, drift, refused_drift, result
+from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.resolve import attempt
 from hvdenv.building.state import LOGS, Done, Request, State
 from hvdenv.command import Outcome, spelled_out
-from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
+from hvdenv.environments import generations, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
 from hvdenv.locks.lockfile import Locked
-from hvdenv.places import HOME_VARIABLE, Places, make_folder, reporting, sync, sync_tree
+from hvdenv.places import HOME_VARIABLE, Places, make_folder, reporting
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
 from hvdenv.wheels import downloads
@@ -44,9 +45,10 @@ def build(
     rebuild: bool = False,
     break_lock: bool = False,
 ) -> Built:
-    """Build an environment that is not already_built(), or resume a build that was killed.
+    """Build an environment that is not already_built().
 
-    ``rebuild`` makes a new generation even if there is one of this plan, whole or begun.
+    What killed or failed builds left is removed first; caches have what they downloaded and
+    compiled. ``rebuild`` makes a new generation even if there is a complete one of this plan.
 
     Raises:
         StepError: a step failed; the environment that was there before is untouched.
@@ -59,17 +61,15 @@ def build(
     with prefix_lock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
         if held.replaced:
             ended = len(end_marked(held.replaced.token))
-            progress.note(f"resuming a build that was killed ({ended} orphaned processes ended)")
+            progress.note(f"an earlier build was killed ({ended} orphaned processes ended)")
         damage = "" if rebuild else environment.damage(environment.pointed())
         if damage:
             progress.note(f"files of {environment.prefix} are damaged, so it is rebuilt: {damage}")
         identity = "" if rebuild else _switch_back(request, environment, places, progress)
         if not identity:
+            for remaining in generations.delete_unfinished(environment):
+                progress.note(remaining)
             identity = generations.new_identity(environment, request.plan.digest)
-            if rebuild and environment.begun(identity):
-                remaining = generations.delete(environment, identity)
-                if remaining:
-                    progress.note(remaining)
             generation = generations.create(environment, identity)
             with scratch.folder(_temporary_root(), "build") as temporary:
                 plan = request.plan.at(generation, temporary.path)
@@ -106,34 +106,22 @@ def _temporary_root() -> Path:
 
 
 def _run(state: State, *, break_lock: bool) -> None:
-    """Run the steps of the plan that the journal does not report as finished."""
+    """Run the steps of the plan, in a generation that is empty."""
     plan = state.plan
     # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
     registry.register(state.places, state.environment, plan.recipe, plan.variants)
-    if state.journal.damage:
-        state.progress.note(state.journal.damage)
     make_folder(plan.generation / LOGS)
-    state.sync_all()  # what an earlier process has written may be in memory only
-    repair.undo_contradicted(state)
     for number, step in enumerate(plan.steps, 1):
-        done = state.journal.finished(state.keys[step.name])
-        # Modules are loaded again: what they set is only in the memory of a build.
-        if done and step.effect != "modules":
-            state.recorded[step.name] = done.data or {}
-            state.progress.step_done(number, step, "already done", 0.0)
-            continue
         state.held.check()
         _do(state, number, step, break_lock=break_lock)
 
 
 def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
     if step.spared_by_cache and state.recorded["stack"].get("wheel"):
-        _finish(state, number, step, Done("not needed: the wheel is in the cache"), 0.0)
+        state.progress.step_done(number, step, "not needed: the wheel is in the cache", 0.0)
         return
     started = time.monotonic()
     state.progress.step_started(number, step)
-    before = repair.reset(state, step)
-    state.journal.append(journal.STARTED, step.name, state.keys[step.name], data=before)
     log = state.plan.generation / LOGS / f"{number:02}-{step.name}.log"
     try:
         with _alone(state, step, break_lock=break_lock):
@@ -142,36 +130,12 @@ def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
         if step.effect in EFFECTS:
             done = EFFECTS[step.effect](state, step, output)
         elif step.report:
-            done = Done(data={"packages": repair.packages(state, step)})
+            done = Done(data={"packages": record.installed_packages(step.report)})
     except StepError as error:
-        state.undo(step.name, error.message)
-        if step.undoes:
-            state.undo(step.undoes)
+        note_failure(state.plan.generation, step.name, error)
         raise
-    _finish(state, number, step, done, time.monotonic() - started)
-
-
-def _finish(state: State, number: int, step: Step, done: Done, seconds: float) -> None:
     state.recorded[step.name] = done.data
-    if step.effect != "record":  # the record is the last thing written into a generation
-        _sync(state, step)
-        key, rounded = state.keys[step.name], round(seconds, 3)
-        state.journal.append(journal.FINISHED, step.name, key, seconds=rounded, data=done.data)
-    state.progress.step_done(number, step, done.note, seconds)
-
-
-def _sync(state: State, step: Step) -> None:
-    """Write the results of a step to disk, before the journal says that it finished."""
-    generation = state.plan.generation
-    if step.installs or state.plan.environment in step.resets:
-        state.sync_all()
-        return
-    with reporting(generation, inside=True):
-        sync_tree(generation / "build")
-        for file in step.files:
-            if file.path.exists():
-                sync_tree(file.path)
-        sync(generation)
+    state.progress.step_done(number, step, done.note, time.monotonic() - started)
 
 
 @contextmanager

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from itertools import takewhile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.building.state import JOURNAL, LOGS
+from hvdenv.building.state import LOGS
 from hvdenv.environments import registry
-from hvdenv.environments.journal import FAILED, STARTED, Journal
-from hvdenv.errors import HvdenvError
+from hvdenv.errors import HvdenvError, StepError
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step
-from hvdenv.places import Places
-from hvdenv.reading import REPORT, read_json
+from hvdenv.masking import mask
+from hvdenv.places import Places, write_json
+from hvdenv.reading import REPORT, STATE, read_json
 from hvdenv.reports.report import Report
+from hvdenv.schema import Problem, decode
+
+# In a generation whose build stopped with an error.
+_FAILURE = "failure.json"
+
+
+class Stopped(NamedTuple):
+    """The step at which a build stopped, and the error."""
+
+    step: str
+    error: str
 
 
 class Failure(NamedTuple):
@@ -44,6 +55,13 @@ class Failure(NamedTuple):
         return diagnose_step(self.file)
 
 
+def note_failure(generation: Path, step: str, error: StepError) -> None:
+    """Write down why a build stopped, if the disk is not full."""
+    stopped = Stopped(step, mask(error.message))
+    with suppress(HvdenvError):
+        write_json(generation / _FAILURE, stopped._asdict())
+
+
 def last_failure(places: Places) -> Failure | None:
     failures = [*_builds(places), *_reports(places)]
     return max(failures, key=lambda each: each.time, default=None)
@@ -56,26 +74,20 @@ def _builds(places: Places) -> Iterator[Failure]:
 
 
 def _stopped(generation: Path, prefix: str) -> Iterator[Failure]:
-    """The failure that ended a build, if it is not complete."""
-    path = generation / JOURNAL
+    """The failure that ended a build."""
+    path = generation / _FAILURE
     try:
-        events = Journal.read(path).events
-    except HvdenvError:
-        return
-    since = list(takewhile(lambda event: event.event != STARTED, reversed(events)))
-    # Later events undo other steps because of it.
-    failed = next((event for event in reversed(since) if event.event == FAILED), None)
-    if failed is None:
+        failed = decode(Stopped, read_json(path, STATE), lenient=True)
+        time = path.stat().st_mtime
+    except (OSError, ValueError, RecursionError, Problem):
         return
     logs = sorted((generation / LOGS).glob(f"[0-9][0-9]-{failed.step}.log"))
-    what = f"the build of {prefix} stopped at the step {failed.step}"
-    error = str((failed.data or {}).get("error", ""))
     yield Failure(
-        time=path.stat().st_mtime,
-        what=what,
+        time=time,
+        what=f"the build of {prefix} stopped at the step {failed.step}",
         file=logs[0] if logs else path,
-        messages=(error,),
-        evidence="" if logs else error,  # what hvdenv itself refuses has no output
+        messages=(failed.error,),
+        evidence="" if logs else failed.error,  # what hvdenv itself refuses has no output
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from hvdenv.building.finished import drift
 from hvdenv.building.state import Done, State
@@ -11,10 +12,12 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installation import with_modules
 from hvdenv.errors import HvdenvError
-from hvdenv.locks import pypi
+from hvdenv.locks import pip_report, pypi
 from hvdenv.locks.lockfile import Locked
-from hvdenv.places import reporting
+from hvdenv.masking import mask
+from hvdenv.places import reporting, sync_tree
 from hvdenv.plans.step import Step
+from hvdenv.reading import RESULT, read_json
 from hvdenv.schema import Table, encode
 from hvdenv.verification import collectors
 from hvdenv.verification.collection import Setup
@@ -25,11 +28,29 @@ OBSERVE_SECONDS = 60.0
 def write(state: State, _: Step, __: str) -> Done:
     """The effect of the last step: write the record, and point the prefix at the generation."""
     record = _contents(state)
-    state.sync_all()
-    identity = state.plan.generation.name
+    generation = state.plan.generation
+    with reporting(generation, inside=True):
+        sync_tree(generation)
+    identity = generation.name
     generations.write_record(state.environment.record(identity), record)
     generations.switch(state.environment, identity)
     return Done(str(state.environment.prefix))
+
+
+def installed_packages(report: Path) -> list[dict[str, str]]:
+    """Name, version, address and hash of each package in an installer's report."""
+    found = read_json(report, RESULT)
+    if isinstance(found, list):  # of conda packages
+        return [{**each, "url": mask(each["url"])} for each in found]
+    return [
+        {
+            "name": each.metadata.name,
+            "version": each.metadata.version,
+            "url": mask(each.download_info.url),
+            "sha256": each.download_info.sha256,
+        }
+        for each in pip_report.decoded(found).install
+    ]
 
 
 def _contents(state: State) -> GenerationRecord:

@@ -1,7 +1,7 @@
 """Build an environment.
 
 If nothing changed since the last build, build does nothing. After a build that was killed, it
-resumes at the first step that had not finished."""
+starts again from caches of what was downloaded and compiled."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, resolved=resolved)
     prepared = with_requested_lock(arguments, prepared)
     target = prepared.target
-    # A build resumes what an earlier one began.
+    # A build changes what an earlier one made there.
     refuse_foreign_path(str(target.prefix), arguments)
     refuse_foreign_prefix(target.store, arguments)
     before, plan = target.active(), prepared.plan()

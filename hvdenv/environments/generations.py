@@ -161,29 +161,24 @@ def claim(environment: Environment) -> None:
 
 
 def new_identity(environment: Environment, digest: str) -> str:
-    """The generation to build for a plan with this digest: one that was begun, or a new one.
-
-    A generation with a damaged record is left alone: jobs may be using it.
-    """
+    """The new generation to build for a plan with this digest."""
     later = (f"{digest[:12]}-{number}" for number in itertools.count(2))
     return next(
         each
         for each in itertools.chain([digest[:12]], later)
-        if environment.begun(each) or not os.path.lexists(environment.generation(each))
+        if not os.path.lexists(environment.generation(each))
     )
 
 
 def create(environment: Environment, identity: str) -> Path:
     """Create the folder of a generation, which has hvdenv's marker from the first moment.
 
-    The environment must be claimed and its lock held. The folder may exist.
+    The environment must be claimed and its lock held.
 
     Raises:
         StepError: the store cannot be written.
     """
     path = environment.generation(identity)
-    if _ours(path):
-        return path
     temporary = environment.store / f"{_NEW}{os.urandom(16).hex()}"
     with reporting(path):
         temporary.mkdir()
@@ -237,7 +232,7 @@ def read_record(path: Path) -> GenerationRecord:
         raise StepError(
             "no record: this build never finished, or the record was removed",
             where=str(path),
-            remedy="build the environment again; it resumes after the last finished step",
+            remedy="build the environment again: hvdenv build RECIPE",
         ) from error
     except OSError as error:
         raise blocked(path, error, "read") from error
@@ -298,6 +293,21 @@ def delete(environment: Environment, identity: str) -> str:
         os.rename(environment.generation(identity), condemned)
         sync(environment.store)
     return erase(condemned)
+
+
+def delete_unfinished(environment: Environment) -> list[str]:
+    """Remove what killed and failed builds left. The lock must be held.
+
+    A generation with a damaged record is left alone: jobs may be using it.
+
+    Returns:
+        Why some of it could not be deleted.
+
+    Raises:
+        StepError: no permission.
+    """
+    begun = [each for each in environment.identities() if environment.begun(each)]
+    return [note for each in begun if (note := delete(environment, each))]
 
 
 def erase(path: Path) -> str:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.environments.package_records import is_bytecode, verify_records
+from hvdenv.environments.package_records import File, find_problems, is_bytecode
 from hvdenv.errors import StepError
 from hvdenv.places import reporting, write_text
 from hvdenv.reading import MANIFEST, read_file
@@ -92,15 +92,14 @@ def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = 
     with reporting(root, "read or write", inside=True):
         entries = dict(_hashed(root, _walk(root, skipped)))
         digest = _save(root / NAME, Manifest(skipped, entries))
-    problems: list[str] = []
-    if site_packages is not None:
-        base = os.path.abspath(root)
-        digests = {
-            os.path.join(base, path): entry.digest
-            for path, entry in entries.items()
-            if entry.digest != _LINK
-        }
-        problems = verify_records(site_packages, digests)
+        problems: list[str] = []
+        if site_packages is not None:
+            files = {
+                path: File(each.digest, each.size)
+                for path, each in entries.items()
+                if each.digest != _LINK
+            }
+            problems = find_problems(root, site_packages, files)
     size = sum(entry.size for entry in entries.values())
     return Written(digest, len(entries), size, tuple(problems))
 

@@ -125,7 +125,7 @@ def list_generations(
 
 
 def _worked_at(folder: Path) -> str:
-    """When a build last changed something in a generation: its journal is there."""
+    """When a build last changed something in the folder of a generation."""
     try:
         latest = max(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))
     except (OSError, ValueError):

@@ -49,20 +49,15 @@ class Step(NamedTuple):
             ``manifest`` lists every file, ``record`` marks the generation as complete
             and points the prefix at it.
         spared_by_cache: whether the step is skipped if a cached wheel fits.
-        installs: whether the commands add packages to the environment.
-        undoes: the step that the next build goes back to if this one fails.
     """
 
     name: str
     reason: str
     commands: tuple[Command, ...] = ()
     files: tuple[TextFile, ...] = ()
-    resets: tuple[Path, ...] = ()
     effect: Effect = ""
     spared_by_cache: bool = False
-    installs: bool = False
     report: Path | None = None
-    undoes: str = ""
     modules: Modules | None = None
 
 
@@ -89,11 +84,6 @@ def content(step: Step) -> Any:
         [[str(file.path), file.content] for file in step.files],
         step.modules,
     ]
-
-
-def identity(step: Step) -> str:
-    """Hash of what a step does; journals chain it."""
-    return digest(content(step))
 
 
 def digest(value: Any) -> str:

@@ -152,7 +152,6 @@ class Steps(NamedTuple):
             name="environment",
             reason=f"an empty environment of Python {python.version} ({python.path}){seeing}",
             commands=(Command((python.path, "-m", "venv", *shared, str(self.environment))),),
-            resets=(self.environment,),
         )
 
     def _conda(self) -> Step:
@@ -167,7 +166,6 @@ class Steps(NamedTuple):
                 self._conda_env(str(spec.path), str(self.environment), "--report", str(report)),
             ),
             files=(*self._programs(*CONDA_ENV), spec),
-            resets=(self.environment,),
             report=report,
         )
 
@@ -224,7 +222,6 @@ class Steps(NamedTuple):
             reason=f"a copy of the site's environment {source}, so that packages can be added",
             commands=(self._conda_env("--clone", source, str(self.environment)),),
             files=self._programs(*CONDA_ENV),
-            resets=(self.environment,),
         )
 
     def tools(self) -> Step:
@@ -234,7 +231,6 @@ class Steps(NamedTuple):
             reason="what builds Horovod, from packages rather than from the system",
             commands=(*self.newer_pip(), self._pip("install", *words)),
             files=self._constraints,
-            installs=True,
             report=self._kept_report("build-tools"),
         )
 
@@ -321,7 +317,6 @@ class Steps(NamedTuple):
             reason=reason,
             commands=(command,),
             files=(*self._programs("pip_install.py"), *self._constraints),
-            installs=True,
             report=self._kept_report(name),
         )
 
@@ -358,7 +353,6 @@ class Steps(NamedTuple):
             commands=tuple(commands),
             files=tuple(files),
             effect="packages",
-            installs=True,
         )
 
     def closure(self) -> Step:
@@ -421,8 +415,6 @@ class Steps(NamedTuple):
                 ),
             ),
             files=self._programs("fetch_git.py"),
-            resets=(folder,),
-            installs=True,
             report=self._kept_report(step),
         )  # fmt: skip
 
@@ -462,7 +454,6 @@ class Steps(NamedTuple):
                 ),
             ),
             files=(*self._programs("prepare_source.py", "archives.py", "digest.py"), requirement, patches),
-            resets=(source, archive),
             spared_by_cache=True,
         )  # fmt: skip
 
@@ -479,7 +470,6 @@ class Steps(NamedTuple):
             reason="link the NCCL that torch provides: two copies in one process would conflict",
             commands=(self._run("nccl_of_torch.py", str(folder)),),
             files=self._programs("nccl_of_torch.py"),
-            resets=(folder,),
             spared_by_cache=True,
         )
 
@@ -512,7 +502,6 @@ class Steps(NamedTuple):
                 self._run("normalise_wheel.py", str(self.wheel_path)),
             ),
             files=self._programs("normalise_wheel.py", "archives.py"),
-            resets=(self.build / "wheel", self.build / "source" / "build"),
             spared_by_cache=True,
         )
 
@@ -524,7 +513,6 @@ class Steps(NamedTuple):
             commands=(self._run("inspect_wheel.py", *words),),
             files=self._programs("inspect_wheel.py", "archives.py"),
             effect="keep",
-            undoes="stack",
         )
 
     def installation(self) -> Step:
@@ -538,7 +526,6 @@ class Steps(NamedTuple):
             commands=(
                 self._pip("install", *force, "--no-deps", "--no-index", str(self.wheel_path)),
             ),
-            installs=True,
         )
 
     def activation(self) -> Step:
@@ -564,7 +551,6 @@ class Steps(NamedTuple):
             name="manifest",
             reason="list every file, so that a purge or a change is noticed",
             effect="manifest",
-            undoes="environment" if self.makes_environment else "",
         )
 
     def record(self) -> Step:

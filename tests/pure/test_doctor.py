@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.lastfailed import last_failure
-from hvdenv.building.state import JOURNAL, LOGS
+from hvdenv.building.lastfailed import last_failure, note_failure
+from hvdenv.building.state import LOGS
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
-from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal
+from hvdenv.errors import StepError
 from hvdenv.places import Places, find_places
 from tests.commands import Hvdenv
 from tests.environments import ONE, TWO
@@ -24,18 +24,14 @@ Captured = pytest.CaptureFixture[str]
 FULL = "c++: fatal error: x.o: No space left on device\n"
 
 
-def begin(
-    places: Places, name: str, identity: str, *events: tuple[str, str], log: str = ""
-) -> Path:
-    """A build that was never complete, with its journal and a log of its step `wheel`."""
+def begin(places: Places, name: str, identity: str, failed: str = "", log: str = "") -> Path:
+    """A build that was never complete, with the step that failed and a log of its step `wheel`."""
     places.envs.mkdir(parents=True, exist_ok=True)
     environment = at(places.envs / name)
     generations.claim(environment)
     folder = generations.create(environment, identity)
-    journal = Journal.read(folder / JOURNAL)
-    for event, step in events:
-        data = {"error": f"step {step} failed"} if event == FAILED else None
-        journal.append(event, step, step, data=data)
+    if failed:
+        note_failure(folder, failed, StepError(f"step {failed} failed"))
     if log:
         (folder / LOGS).mkdir()
         (folder / LOGS / "06-wheel.log").write_text(log, encoding="utf-8")
@@ -170,10 +166,8 @@ def test_nothing_has_failed(hvdenv: Hvdenv) -> None:
 
 def test_the_last_failed_build(hvdenv: Hvdenv) -> None:
     places = find_places()
-    begin(
-        places, "local", ONE, (STARTED, "stack"), (FINISHED, "stack"), (STARTED, "wheel"),
-        (FAILED, "wheel"), (FAILED, "stack"), log=f"$ pip\nNo module named 'setuptools'\n$ pip\n{FULL}",
-    )  # fmt: skip
+    log = f"$ pip\nNo module named 'setuptools'\n$ pip\n{FULL}"
+    begin(places, "local", ONE, "wheel", log)
     said = hvdenv("doctor").out
     assert f"the build of {places.envs / 'local'} stopped at the step wheel" in said
     assert "06-wheel.log" in said
@@ -183,24 +177,23 @@ def test_the_last_failed_build(hvdenv: Hvdenv) -> None:
 
 def test_what_has_not_failed_is_passed_over() -> None:
     places = find_places()
-    begin(places, "killed", ONE, (STARTED, "wheel"))
-    begin(places, "again", ONE, (STARTED, "wheel"), (FAILED, "wheel"), (STARTED, "wheel"))
-    begin(places, "damaged", ONE)
+    begin(places, "killed", ONE, log=FULL)
+    (begin(places, "damaged", ONE, "wheel") / "failure.json").write_text("[]")
     report(places, "1.json", "pass", "fine", 1e9)
     (places.reports / "2.json").write_text("{", encoding="utf-8")
     assert last_failure(places) is None
 
 
 def test_what_hvdenv_refuses_itself_has_no_log(hvdenv: Hvdenv) -> None:
-    begin(find_places(), "local", TWO, (STARTED, "stack"), (FAILED, "stack"))
+    begin(find_places(), "local", TWO, "stack")
     assert "step stack failed" in hvdenv("doctor", code=1).out
 
 
 @pytest.mark.parametrize(("age", "expected"), [(-1000, "build"), (1000, "verify")])
 def test_the_newer_of_build_and_verify(age: float, expected: str, hvdenv: Hvdenv) -> None:
     places = find_places()
-    folder = begin(places, "local", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=f"$ x\n{FULL}")
-    time = (folder / JOURNAL).stat().st_mtime
+    folder = begin(places, "local", ONE, "wheel", f"$ x\n{FULL}")
+    time = (folder / "failure.json").stat().st_mtime
     report(places, "1.json", "fail", "older", time - 5000)
     report(places, "2.json", "fail", "rank 1 ended", time + age)
     said = hvdenv("doctor").out
@@ -214,7 +207,7 @@ def test_builds_elsewhere_are_found(tmp_path: Path) -> None:
     places = find_places()
     environment = at(tmp_path / "mine")
     elsewhere = Places(tmp_path / "other")
-    folder = begin(elsewhere, "mine", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=FULL)
+    folder = begin(elsewhere, "mine", ONE, "wheel", FULL)
     assert last_failure(places) is None
     environment = at(elsewhere.envs / "mine")
     registry.register(places, environment, "local", ())

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import StepError, UsageError
@@ -104,22 +103,20 @@ def test_unknown_keys_of_a_record_are_ignored(environment: Environment) -> None:
     assert list(environment.records()) == [ONE]
 
 
-def test_a_begun_generation_is_gone_on_with_a_finished_one_is_not(
+def test_what_a_build_left_is_removed_and_what_is_complete_is_not(
     environment: Environment,
 ) -> None:
     digest = "1" * 64
     assert generations.new_identity(environment, digest) == ONE
     folder = generations.create(environment, ONE)
-    (folder / "journal.jsonl").touch()
-    assert generations.new_identity(environment, digest) == ONE
-    assert generations.create(environment, ONE) == folder
-    assert (folder / "journal.jsonl").exists()
+    (folder / "venv").mkdir()
     assert environment.begun(ONE)
-    generations.write_record(environment.record(ONE), GenerationRecord())
+    assert generations.delete_unfinished(environment) == []
+    assert not folder.exists()
+    build(environment, ONE)
     assert not environment.begun(ONE)
+    assert generations.delete_unfinished(environment) == []
     assert generations.new_identity(environment, digest) == f"{ONE}-2"
-    build(environment, f"{ONE}-2")
-    assert generations.new_identity(environment, digest) == f"{ONE}-3"
 
 
 def damaged(environment: Environment) -> None:
@@ -142,12 +139,15 @@ def linked(environment: Environment) -> None:
 
 
 @pytest.mark.parametrize("make", [damaged, active_without_record, without_marker, linked])
-def test_what_may_be_in_use_or_is_not_ours_is_not_built_into(
+def test_what_may_be_in_use_or_is_not_ours_is_left_alone(
     environment: Environment, make: Callable[[Environment], None]
 ) -> None:
     make(environment)
     environment.generation(f"{ONE}-2").mkdir()  # without a marker: not hvdenv's
     assert not environment.begun(ONE)
+    generations.delete_unfinished(environment)
+    assert os.path.lexists(environment.generation(ONE))
+    assert environment.generation(f"{ONE}-2").exists()
     assert generations.new_identity(environment, "1" * 64) == f"{ONE}-3"
 
 

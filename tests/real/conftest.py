@@ -146,7 +146,7 @@ def local_prefix(cli: Cli, home: Path, tmp_path_factory: pytest.TempPathFactory)
             # HVDENV_TEST_HOME may have it, or its wheel.
             if not prefix.exists() and not ("HVDENV_TEST_HOME" in os.environ and wheels.exists()):
                 stop_the_compile(cli, prefix)
-                assert "already done" in cli("build", "local").stderr
+                assert "an earlier build was killed" in cli("build", "local").stderr
             cli("build", "local")
             built.touch()
     return prefix
