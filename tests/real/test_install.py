@@ -85,7 +85,9 @@ def versions(prefix: Path) -> dict[str, str]:
     return dict(path.name.removesuffix(".dist-info").split("-")[:2] for path in found)
 
 
-@pytest.mark.parametrize("provider", ["venv", "conda"])
+@pytest.mark.parametrize(
+    "provider", [pytest.param("venv", marks=pytest.mark.needs("python3-dev")), "conda"]
+)
 def test_packages_come_and_go_and_nothing_moves(
     provider: str, wheels: Path, home: Path, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def test_what_the_index_lacks(cli: Cli, override: str, said: str) -> None:
     assert said in message
 
 
+@pytest.mark.needs("python3-dev")
 def test_what_the_index_has(cli: Cli, tmp_path: Path) -> None:
     """The release of future has no wheel; none of its code is run."""
     found = cli(*TORCH, "--set", "packages.future===0.18.2").json

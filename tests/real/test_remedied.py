@@ -85,7 +85,15 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.cause)
+WITH_NEEDS = [
+    pytest.param(
+        case, marks=pytest.mark.needs("cmake") if "cmake" in case.fails else (), id=case.cause
+    )
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize("case", WITH_NEEDS)
 def test_the_remedy_is_one(case: Case, tmp_path: Path) -> None:
     for name, text in FILES.items():
         path = tmp_path / name

@@ -85,6 +85,7 @@ def as_user(user: int, work: Callable[[], str], umask: int = 0o077) -> str:
 
 def group_cache(place: Path, mode: int = 0o2750) -> Path:
     """What an administrator makes for ann to publish to and for her group to read."""
+    need("root")
     folder = place / "wheels"
     folder.mkdir()
     os.chown(folder, ANN, GROUP)
