@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import stat
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
@@ -90,20 +91,32 @@ def _recorded(loaded: Loaded) -> Table:
     return table
 
 
-def look_up_wheel(state: State, _: Step, output: str) -> Done:
-    """Look for a cached wheel that was compiled against what the commands report."""
-    stack = json.loads(output.strip().splitlines()[-1])
+def look_up_horovod(state: State, step: Step, output: str) -> Done:
+    """Look for a wheel of Horovod, if the frameworks are those that the recipe says."""
+    stack = _last_line(output)
     _compare_stack(state, stack)
     inputs = {**state.plan.wheel_inputs, "stack": stack}
     state.refuse_drift(state.known()._replace(stack=inputs))
-    make_folder(state.plan.wheel.parent)
-    taken = wheelcache.take(state.caches, inputs, state.plan.wheel)
+    return look_up_framework(state, step, output)
+
+
+def look_up_framework(state: State, step: Step, output: str) -> Done:
+    """Look for a cached wheel that was compiled against what the commands report."""
+    assert step.wheel
+    inputs = {**step.wheel.inputs, "stack": _last_line(output)}
+    taken = wheelcache.take(state.caches, inputs, make_folder(step.wheel.folder))
     for note in taken.notes:
         state.progress.note(note)
     if taken.entry is None:
         return Done("no such wheel in the cache", {"inputs": inputs})
     recorded = {"inputs": inputs, "wheel": str(taken.entry)}
     return Done(f"a wheel of this stack is in {taken.entry.parents[1]}", recorded)
+
+
+def _last_line(output: str) -> Record:
+    """The JSON document that the last command printed."""
+    document: Record = json.loads(output.strip().splitlines()[-1])
+    return document
 
 
 def _compare_stack(state: State, stack: Record) -> None:
@@ -143,27 +156,35 @@ def _can_import(state: State, name: str) -> bool:
     return bool(state.runner.run(Command((python, "-c", ask))))
 
 
-def keep_wheel(state: State, _: Step, output: str) -> Done:
+def keep_framework(state: State, step: Step, _: str) -> Done:
+    """Store a framework's wheel in the user's own cache."""
+    assert step.wheel
+    (wheel,) = step.wheel.folder.glob("*.whl")
+    _store(state, state.caches[0], state.recorded[step.spared_by]["inputs"], wheel)
+    return Done()
+
+
+def keep_horovod(state: State, _: Step, output: str) -> Done:
     """Store the wheel in the caches, after the commands have inspected it."""
-    inspected = json.loads(output.strip().splitlines()[-1])
-    inspected["sha256"] = hash_file(state.plan.wheel, WHEEL)[0]
-    if not state.recorded["stack"].get("wheel"):
-        _store(state, state.caches[0])
+    wheel, looked_up = state.plan.wheel, state.recorded["stack"]
+    inspected = {**_last_line(output), "sha256": hash_file(wheel, WHEEL)[0]}
+    if not looked_up.get("wheel"):
+        _store(state, state.caches[0], looked_up["inputs"], wheel)
     if state.request.wheels.publish:
-        _store(state, state.caches[1])
+        _store(state, state.caches[1], looked_up["inputs"], wheel)
     names = ", ".join(
         f"{name} {each['built_with']}" for name, each in sorted(inspected["frameworks"].items())
     )
     return Done(f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected)
 
 
-def _store(state: State, cache: cache_entry.Cache) -> None:
-    """Store the wheel for later builds; if that fails, this build continues without."""
-    inputs, wheels = state.recorded["stack"]["inputs"], state.request.wheels
+def _store(state: State, cache: cache_entry.Cache, inputs: Record, wheel: Path) -> None:
+    """Store a wheel for later builds; if that fails, this build continues without."""
     try:
-        wheelcache.store(cache, inputs, state.plan.wheel)
+        wheelcache.store(cache, inputs, wheel)
         if not cache.shared:
-            wheelcache.trim(cache, wheels.own_gb * 1e9, cache_entry.key(inputs))
+            own_bytes = state.request.wheels.own_gb * 1e9
+            wheelcache.trim(cache, own_bytes, cache_entry.key(inputs))
     except StepError as error:
         state.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
 

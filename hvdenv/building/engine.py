@@ -117,7 +117,7 @@ def _run(state: State, *, break_lock: bool) -> None:
 
 
 def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
-    if step.spared_by_cache and state.recorded["stack"].get("wheel"):
+    if step.spared_by and state.recorded[step.spared_by].get("wheel"):
         state.progress.step_done(number, step, "not needed: the wheel is in the cache", 0.0)
         return
     started = time.monotonic()
@@ -173,8 +173,10 @@ def _execute(state: State, step: Step, log: Path) -> str:
 
 EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
     "modules": effects.load_modules,
-    "lookup": effects.look_up_wheel,
-    "keep": effects.keep_wheel,
+    "framework-lookup": effects.look_up_framework,
+    "framework-keep": effects.keep_framework,
+    "lookup": effects.look_up_horovod,
+    "keep": effects.keep_horovod,
     "tidy": effects.tidy,
     "manifest": effects.write_manifest,
     "record": record.write,

@@ -135,8 +135,9 @@ def _show(entry: Listed, verified: bool) -> None:
         used = f", used {entry.used[:10]}" if entry.used else ""
         where = f"shared: {entry.cache}" if entry.shared else "own"
         stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
+        about = ", ".join(filter(None, [entry.package, built, entry.python]))
         lines = [
-            f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}",
+            f"{entry.key[:12]}  {about}",
             "; ".join(each for each in (entry.mpi, entry.compiler) if each),
             f"{stored}{used}, {where}",
         ]

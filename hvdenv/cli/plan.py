@@ -75,7 +75,7 @@ def described(plan: Plan, prepared: Prepared) -> str:
     lines: list[str] = []
     for number, step in enumerate(plan.steps, 1):
         lines += ["", f"{number}. {step.name}: {step.reason}"]
-        if step.spared_by_cache:
+        if step.spared_by:
             lines.append("   (not run when a wheel of the same stack is in the cache)")
         if step.modules:
             lines += [f"   {line}" for line in commands(step.modules)]

@@ -129,8 +129,7 @@ def steps_of(
 
 def make_plan(maker: Steps, variants: tuple[str, ...] = ()) -> Plan:
     """The plan for one machine, of no folder yet; ``variants`` are sorted."""
-    recipe, python = maker.recipe, maker.python
-    steps, modules = maker.all(), recipe.modules
+    recipe, python, steps = maker.recipe, maker.python, maker.all()
     return Plan(
         recipe=recipe.name,
         variants=variants,
@@ -142,12 +141,7 @@ def make_plan(maker: Steps, variants: tuple[str, ...] = ()) -> Plan:
         variables=run_variables(recipe, maker.environment),
         step_variables=dict(ALWAYS_SET) | ({} if maker.alone else {"TMPDIR": str(TEMPORARY)}),
         steps=steps,
-        wheel_inputs={
-            "source": recipe.horovod.sha256,
-            "patches": {patch.name: digest(patch.edit) for patch in maker.patches},
-            "variables": {**recipe.environment.build, **maker.flags},
-            **({"modules": [*modules.load, *modules.build]} if modules else {}),
-        },
+        wheel_inputs=maker.wheel_inputs,
         digest=digest([content(step) for step in steps]),
         locked=maker.locked,
         additions=maker.additions,

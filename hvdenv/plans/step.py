@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,7 +20,17 @@ _NOT_IN_DIGEST = {
 }  # fmt: skip
 
 Effect = Literal[
-    "", "modules", "packages", "closure", "lookup", "keep", "tidy", "manifest", "record"
+    "",
+    "modules",
+    "packages",
+    "closure",
+    "framework-lookup",
+    "framework-keep",
+    "lookup",
+    "keep",
+    "tidy",
+    "manifest",
+    "record",
 ]
 
 
@@ -35,6 +46,18 @@ class TextFile(NamedTuple):
         return fingerprint(self.text) if self.path.suffix == ".py" else self.text
 
 
+class Wheel(NamedTuple):
+    """A wheel that a cache may have.
+
+    Attributes:
+        folder: where it is put, or compiled.
+        inputs: what goes into it beside the stack, as JSON values.
+    """
+
+    folder: Path
+    inputs: Mapping[str, Any]
+
+
 class Step(NamedTuple):
     """One step of a build.
 
@@ -44,11 +67,13 @@ class Step(NamedTuple):
             ``modules`` loads them, and all later steps see what they set,
             ``packages`` locks the files that builds share while the commands run,
             ``closure`` reports a failure as one of the lock,
-            ``lookup`` looks for a cached wheel that fits what the commands print,
-            ``keep`` stores the wheel in the cache, ``tidy`` removes the build folder,
+            ``lookup`` looks for a cached wheel of Horovod that fits what the commands print,
+            ``keep`` stores the wheel in the cache, ``framework-lookup`` and ``framework-keep``
+            do the same for a framework's, ``tidy`` removes the build folder,
             ``manifest`` lists every file, ``record`` marks the generation as complete
             and points the prefix at it.
-        spared_by_cache: whether the step is skipped if a cached wheel fits.
+        spared_by: the step that looks for a cached wheel; if it finds one, this step is skipped.
+        wheel: for the steps that look for it and store it.
     """
 
     name: str
@@ -56,7 +81,8 @@ class Step(NamedTuple):
     commands: tuple[Command, ...] = ()
     files: tuple[TextFile, ...] = ()
     effect: Effect = ""
-    spared_by_cache: bool = False
+    spared_by: str = ""
+    wheel: Wheel | None = None
     report: Path | None = None
     modules: Modules | None = None
 

@@ -17,7 +17,7 @@ from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Framework, Recipe, Version
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.step import Step, TextFile
+from hvdenv.plans.step import Step, TextFile, Wheel, digest
 from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
 
@@ -87,7 +87,7 @@ class Steps(NamedTuple):
         packages = (self.packages, self.closure) if self.locked else (self.tools, self.frameworks)
         return [
             *(step() for step in packages),
-            *map(self.framework_source, from_source),
+            *(step for name in from_source for step in self.framework_source(name)),
             self.stack(),
             self.source(),
             *([self.nccl()] if nccl_of_torch(recipe) else []),
@@ -399,36 +399,95 @@ class Steps(NamedTuple):
             "install", *self.sources, *plain, "--require-hashes", "--requirement", listed
         )
 
-    def framework_source(self, name: Framework) -> Step:
+    def framework_source(self, name: Framework) -> list[Step]:
+        """A framework from its repository: hours of compiling, kept as a wheel in the cache."""
         source = self.recipe.frameworks[name].source
         assert source
         folder, step = self.build / name, f"{name}-source"
-        env = (("CC", self.c_compiler), ("CXX", self.compiler), ("MAX_JOBS", str(self.facts.cores)))
-        return Step(
+        env = {
+            "CC": self.c_compiler,
+            "CXX": self.compiler,
+            "MAX_JOBS": str(self.facts.cores),
+            **source.build,
+        }
+        wheel = Wheel(self.build / f"{name}-wheel", self._framework_inputs(name))
+        lookup = self._stack(
+            f"{name}-stack",
+            f"what {name} is compiled against decides whether a cached wheel fits",
+        )
+        fetch = (source.git, source.tag, source.commit or "-", str(folder))
+        compilation = Step(
             name=step,
             reason=f"{name} {source.tag} from its repository: there is no package for this machine",
             commands=(
-                self._run("fetch_git.py", source.git, source.tag, source.commit or "-", str(folder)),
+                self._run("fetch_git.py", *fetch),
                 self._pip(
-                    "install", "--verbose", "--no-build-isolation", "--no-deps",
-                    *self._reporting(step), str(folder), env=(*env, *source.build.items()),
+                    "wheel", "--verbose", "--no-build-isolation", "--no-deps",
+                    "--wheel-dir", str(wheel.folder), str(folder), env=tuple(env.items()),
                 ),
             ),
             files=self._programs("fetch_git.py"),
+        )  # fmt: skip
+        installation = Step(
+            name=f"{name}-installation",
+            reason="the compiled wheel and nothing else",
+            commands=(
+                self._pip(
+                    "install", "--no-deps", "--no-index", *self._reporting(step),
+                    self._package(name),
+                    # In the place of what the user's configuration names.
+                    env=(("PIP_FIND_LINKS", str(wheel.folder)),),
+                ),
+            ),
             report=self._kept_report(step),
         )  # fmt: skip
+        if not source.commit:  # a tag can be moved
+            return [compilation, installation]
+        return [
+            lookup._replace(effect="framework-lookup", wheel=wheel),
+            compilation._replace(effect="framework-keep", spared_by=lookup.name, wheel=wheel),
+            installation,
+        ]
+
+    def _framework_inputs(self, name: Framework) -> Mapping[str, Any]:
+        source = self.recipe.frameworks[name].source
+        assert source
+        return {
+            "source": {"git": source.git, "commit": source.commit},
+            "variables": {**self.recipe.environment.build, **source.build},
+            **self._module_inputs,
+        }
+
+    @property
+    def wheel_inputs(self) -> dict[str, Any]:
+        """What goes into the wheel of Horovod beside the stack, as JSON values."""
+        return {
+            "source": self.recipe.horovod.sha256,
+            "patches": {patch.name: digest(patch.edit) for patch in self.patches},
+            "variables": {**self.recipe.environment.build, **self.flags},
+            **self._module_inputs,
+        }
+
+    @property
+    def _module_inputs(self) -> Mapping[str, Any]:
+        modules = self.recipe.modules
+        return {"modules": [*modules.load, *modules.build]} if modules else {}
 
     def stack(self) -> Step:
+        reason = "what Horovod is compiled against decides whether a cached wheel fits"
+        wheel = Wheel(self.wheel_path.parent, self.wheel_inputs)
+        return self._stack("stack", reason)._replace(effect="lookup", wheel=wheel)
+
+    def _stack(self, name: str, reason: str) -> Step:
         gpu = self.recipe.horovod.gpu
         # A folder that modules name is on PATH.
         home = gpu.cuda_home if gpu and gpu.cuda_home and gpu.cuda_home[0] == "/" else ""
         programs = (f"{home}/bin/nvcc" if home else "nvcc",) if gpu else ()
         return Step(
-            name="stack",
-            reason="what Horovod is compiled against decides whether a cached wheel fits",
+            name=name,
+            reason=reason,
             commands=(self._run("stack.py", self.compiler, *programs),),
             files=self._programs("stack.py"),
-            effect="lookup",
         )
 
     def source(self) -> Step:
@@ -454,7 +513,7 @@ class Steps(NamedTuple):
                 ),
             ),
             files=(*self._programs("prepare_source.py", "archives.py", "digest.py"), requirement, patches),
-            spared_by_cache=True,
+            spared_by="stack",
         )  # fmt: skip
 
     @property
@@ -470,7 +529,7 @@ class Steps(NamedTuple):
             reason="link the NCCL that torch provides: two copies in one process would conflict",
             commands=(self._run("nccl_of_torch.py", str(folder)),),
             files=self._programs("nccl_of_torch.py"),
-            spared_by_cache=True,
+            spared_by="stack",
         )
 
     def wheel(self) -> Step:
@@ -502,7 +561,7 @@ class Steps(NamedTuple):
                 self._run("normalise_wheel.py", str(self.wheel_path)),
             ),
             files=self._programs("normalise_wheel.py", "archives.py"),
-            spared_by_cache=True,
+            spared_by="stack",
         )
 
     def inspection(self) -> Step:
@@ -513,6 +572,7 @@ class Steps(NamedTuple):
             commands=(self._run("inspect_wheel.py", *words),),
             files=self._programs("inspect_wheel.py", "archives.py"),
             effect="keep",
+            wheel=Wheel(self.wheel_path.parent, self.wheel_inputs),
         )
 
     def installation(self) -> Step:

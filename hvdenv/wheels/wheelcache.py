@@ -88,8 +88,13 @@ class Listed(NamedTuple):
         return self.used or self.created
 
     @property
+    def package(self) -> str:
+        """Name and version of the package; of Horovod, or of a framework built from source."""
+        return f"{self._tag(0)} {self._tag(1)}"
+
+    @property
     def horovod(self) -> str:
-        return self._tag(1)
+        return self._tag(1) if self._tag(0) == "horovod" else ""
 
     @property
     def python(self) -> str:
@@ -113,8 +118,8 @@ def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Ca
     return tuple(Cache(Path(folder), True, trusted) for folder in folders)
 
 
-def take(caches: Sequence[Cache], inputs: Mapping[str, object], target: Path) -> Taken:
-    """Copy a wheel from the first cache that has it, and compare its hash while copying.
+def take(caches: Sequence[Cache], inputs: Mapping[str, object], folder: Path) -> Taken:
+    """Copy a wheel from the first cache that has it to a folder, and compare its hash.
 
     A damaged entry of the user's own cache is deleted. Everything else is left alone.
 
@@ -123,17 +128,20 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, object], target: Path) ->
         inputs: all that goes into the wheel, as JSON values.
 
     Raises:
-        StepError: the target cannot be written.
+        StepError: the folder cannot be written.
     """
     notes = []
     for cache in caches:
+        target: Path | None = None
         try:
             with open_entry(cache, key(inputs)) as entry:
                 if entry is None:
                     continue
+                target = folder / entry.record.file
                 check(entry, target)
         except NotUsedError as error:
-            target.unlink(missing_ok=True)
+            if target:
+                target.unlink(missing_ok=True)
             notes.append(f"cached wheel not used: {error}")
             if isinstance(error, DamagedError) and not cache.shared:
                 _discard(cache.entry(key(inputs)))

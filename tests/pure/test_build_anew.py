@@ -26,7 +26,7 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.places import Places
 from hvdenv.plans.plan import TEMPORARY, Plan
-from hvdenv.plans.step import Step
+from hvdenv.plans.step import Step, Wheel
 from hvdenv.plans.steps import GENERATION
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
@@ -118,8 +118,14 @@ class Site(NamedTuple):
         steps: tuple[Step, ...] = (
             Step("environment", "", python(INSTALL, "first", folder)),
             Step("frameworks", "", python(INSTALL, "second", folder)),
-            Step("stack", "", (Command(("echo", "{}")),), effect="lookup"),
-            Step("wheel", "", python(COMPILE, wheel), spared_by_cache=True),
+            Step(
+                "stack",
+                "",
+                (Command(("echo", "{}")),),
+                effect="lookup",
+                wheel=Wheel(wheel.parent, {}),
+            ),
+            Step("wheel", "", python(COMPILE, wheel), spared_by="stack"),
             Step("inspection", "", python(INSPECT, wheel), effect="keep"),
             Step("tidy", "", effect="tidy"),
             Step("manifest", "", effect="manifest"),

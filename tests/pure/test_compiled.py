@@ -72,7 +72,7 @@ def test_wheels_go_along_and_are_found_there(
     (folder,) = compiled.cache_in(to)
     assert Path(folder).stat().st_mode & 0o777 == mode
     there = Cache(Path(folder), shared=True)
-    assert take([there], INPUTS, tmp_path / "taken.whl").entry == there.entry(key(INPUTS))
+    assert take([there], INPUTS, tmp_path).entry == there.entry(key(INPUTS))
 
 
 def test_what_is_damaged_stays_behind_and_is_said(tmp_path: Path, lock: Locked) -> None:

@@ -82,12 +82,12 @@ def test_other_inputs_have_another_key(one: dict[str, object], other: dict[str, 
 
 
 def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path) -> None:
-    assert take([cache], INPUTS, target) == Taken(None)
+    assert take([cache], INPUTS, target.parent) == Taken(None)
     entry = keep(cache, wheel)
-    assert take([cache], dict(reversed(INPUTS.items())), target) == Taken(entry)
+    assert take([cache], dict(reversed(INPUTS.items())), target.parent) == Taken(entry)
     assert target.read_bytes() == wheel.read_bytes()
     assert target.stat().st_nlink == (entry / NAME).stat().st_nlink == 1
-    assert take([cache], {**INPUTS, "source": "abd"}, target) == Taken(None)
+    assert take([cache], {**INPUTS, "source": "abd"}, target.parent) == Taken(None)
 
 
 def test_the_first_of_two_stays(cache: Cache, wheel: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
     damage(entry)
     assert describe(cache, entry.name, thorough=True).damaged
 
-    taken = take([cache], INPUTS, target)
+    taken = take([cache], INPUTS, target.parent)
 
     assert taken.entry is None
     (note,) = taken.notes
@@ -155,7 +155,7 @@ def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
     keep(cache, wheel)
     damage(entry)
     keep(cache, wheel)
-    assert take([cache], INPUTS, target) == Taken(entry)
+    assert take([cache], INPUTS, target.parent) == Taken(entry)
 
 
 def test_an_entry_under_the_name_of_another_is_damaged(
@@ -166,7 +166,7 @@ def test_an_entry_under_the_name_of_another_is_damaged(
     other = {**INPUTS, "source": "abd"}
     cache.entry(key(other)).parent.mkdir(exist_ok=True)
     shutil.copytree(entry, cache.entry(key(other)))
-    taken = take([cache], other, target)
+    taken = take([cache], other, target.parent)
     assert taken.entry is None
     assert "does not describe this wheel" in taken.notes[0]
 
@@ -197,7 +197,7 @@ def test_what_others_could_have_written_is_left_alone_and_not_used(
     entry = keep(cache, wheel)
     change(entry)
     for _ in range(2):
-        taken = take([cache], INPUTS, target)
+        taken = take([cache], INPUTS, target.parent)
         assert taken.entry is None
         assert reason in taken.notes[0]
         with pytest.raises(StepError, match=reason):
@@ -211,18 +211,18 @@ def test_a_pipe_is_not_waited_for(cache: Cache, wheel: Path, target: Path) -> No
     entry = keep(cache, wheel)
     (entry / NAME).unlink()
     os.mkfifo(entry / NAME)
-    assert "is not a regular file" in take([cache], INPUTS, target).notes[0]
+    assert "is not a regular file" in take([cache], INPUTS, target.parent).notes[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_another_user_wrote_is_not_used(cache: Cache, wheel: Path, target: Path) -> None:
     entry = keep(cache, wheel)
     os.chown(entry / "entry.json", 12345, -1)
-    taken = take([cache], INPUTS, target)
+    taken = take([cache], INPUTS, target.parent)
     assert taken.entry is None
     assert "belongs to user" in taken.notes[0]
     trusting = cache._replace(trusted=frozenset({12345, os.stat(entry).st_uid}))
-    assert take([trusting], INPUTS, target).entry == entry
+    assert take([trusting], INPUTS, target.parent).entry == entry
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -233,11 +233,11 @@ def test_what_belongs_to_another_user_in_a_shared_folder_is_not_used(
     entry = keep(group, wheel)
     path = {"": group.folder, "shard": entry.parent, "entry": entry}.get(part, entry / part)
     os.chown(path, 12345, -1)
-    taken = take([group], INPUTS, target)
+    taken = take([group], INPUTS, target.parent)
     assert taken == Taken(None, (f"cached wheel not used: {path} belongs to user 12345",))
     assert not target.exists()
     (trusting,) = shared(Wheels(read=(str(group.folder),), trust=("12345",)), {})
-    assert take([trusting], INPUTS, target) == Taken(entry)
+    assert take([trusting], INPUTS, target.parent) == Taken(entry)
 
 
 def test_a_wheel_that_changes_after_it_was_hashed_is_not_stored(
@@ -272,7 +272,7 @@ def test_our_own_entries_are_trusted_under_any_umask(
     for each in (cache, group):
         with umask(value):
             entry = keep(each, wheel)
-        assert take([each], INPUTS, target) == Taken(entry)
+        assert take([each], INPUTS, target.parent) == Taken(entry)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_shared_folder_that_others_write_is_neither_read_nor_written(
 ) -> None:
     keep(group, wheel)
     group.folder.chmod(mode)
-    taken = take([group], INPUTS, target)
+    taken = take([group], INPUTS, target.parent)
     assert taken == Taken(
         None, (f"cached wheel not used: {group.folder} can be written by others",)
     )
@@ -310,16 +310,16 @@ def test_a_folder_within_a_shared_one_that_others_write(
 ) -> None:
     for each in (cache, group):
         keep(each, wheel).parent.chmod(0o775)
-    assert "can be written by others" in take([group], INPUTS, target).notes[0]
+    assert "can be written by others" in take([group], INPUTS, target.parent).notes[0]
     # The user's own may be in a folder of a group.
-    assert take([cache], INPUTS, target).notes == ()
+    assert take([cache], INPUTS, target.parent).notes == ()
 
 
 def test_a_shared_folder_that_is_not_there_is_said_and_not_made(
     group: Cache, wheel: Path, target: Path
 ) -> None:
     missing = group._replace(folder=group.folder / "none")
-    (note,) = take([missing], INPUTS, target).notes
+    (note,) = take([missing], INPUTS, target.parent).notes
     assert (
         note == f"cached wheel not used: {missing.folder} cannot be read: No such file or directory"
     )
@@ -334,7 +334,7 @@ def test_the_next_cache_is_asked(
     """A damaged entry of a shared cache is left where it is."""
     damaged, good = keep(group, wheel), keep(cache, wheel)
     flip(damaged)
-    taken = take([group, cache], INPUTS, target)
+    taken = take([group, cache], INPUTS, target.parent)
     assert taken.entry == good
     assert "is damaged: its hash is" in taken.notes[0]
     assert damaged.exists()
@@ -345,7 +345,7 @@ def test_whoever_owns_a_damaged_entry_replaces_it(group: Cache, wheel: Path, tar
     entry = keep(group, wheel)
     flip(entry)
     keep(group, wheel)
-    assert take([group], INPUTS, target) == Taken(entry)
+    assert take([group], INPUTS, target.parent) == Taken(entry)
 
 
 def test_a_killed_store_leaves_nothing_that_is_found(
@@ -353,7 +353,7 @@ def test_a_killed_store_leaves_nothing_that_is_found(
 ) -> None:
     entry = keep(cache, wheel)
     shutil.move(entry, cache.folder / ".0123")
-    assert take([cache], INPUTS, target) == Taken(None)
+    assert take([cache], INPUTS, target.parent) == Taken(None)
     assert names(cache) == []
     assert sweep(cache) == 0
     os.utime(cache.folder / ".0123", (0, 0))
@@ -370,7 +370,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(cache: Cache, wheel: Path) -
 def test_a_wheel_that_is_not_there_is_an_error(cache: Cache, tmp_path: Path, target: Path) -> None:
     with pytest.raises(StepError, match="No such file"):
         store(cache, INPUTS, tmp_path / "no.whl")
-    assert take([cache], INPUTS, target) == Taken(None)
+    assert take([cache], INPUTS, target.parent) == Taken(None)
     assert not list(cache.folder.glob("*"))
 
 
@@ -472,7 +472,7 @@ def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     entries = [keep(cache, wheel, {"number": number}) for number in range(3)]
     for number, entry in enumerate(entries):
         os.utime(entry, (number, number))
-    assert take([cache], {"number": 0}, target).entry == entries[0]
+    assert take([cache], {"number": 0}, target.parent).entry == entries[0]
     gone = trim(cache, 12_000, entries[1].name)
     assert [each.key for each in gone] == [entries[2].name]
     assert names(cache) == sorted(entry.name for entry in entries[:2])

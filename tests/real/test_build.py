@@ -121,7 +121,8 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
         assert not generations.at(prefix).active()
         (left,) = temporary.iterdir()
     assert any(each.name.startswith("pip-") for each in left.iterdir())
-    cli("build", "local", "--prefix", str(prefix))
+    built = cli("build", "local", "--prefix", str(prefix))
+    assert "an earlier build was killed" in built.stderr
     assert list(temporary.iterdir()) == []
     environment, identity = active(prefix)
     assert environment.identities() == [identity]

@@ -158,7 +158,8 @@ def test_it_is_built_and_installed(repository: Repository, tmp_path: Path) -> No
     recipe, prefix = tmp_path / "recipe.toml", tmp_path / "env"
     text = RECIPE.format(url=repository.url, commit=repository.commit, version="1.8.0")
     recipe.write_text(text)
-    built = Cli(tmp_path / "home", GIT)("build", str(recipe), "--prefix", str(prefix), code=5)
+    cli = Cli(tmp_path / "home", GIT)
+    built = cli("build", str(recipe), "--prefix", str(prefix), code=5)
     assert "torch-source: done" in built.stderr
     assert "torch 1.7.1 is installed; the recipe says 1.8.0" in built.stderr
     assert not os.path.lexists(prefix)
@@ -168,3 +169,7 @@ def test_it_is_built_and_installed(repository: Repository, tmp_path: Path) -> No
         [generation / "bin/python", "-c", ask], cwd=tmp_path, capture_output=True, text=True
     )
     assert answer.stdout == "42\n", answer.stderr
+    # What hours have compiled is kept, whatever fails later.
+    again = cli("build", str(recipe), "--prefix", str(prefix), code=5)
+    assert "torch-source: not needed: the wheel is in the cache" in again.stderr
+    assert "torch 1.7.1 is installed; the recipe says 1.8.0" in again.stderr

@@ -112,7 +112,7 @@ def taking(cache: Cache, wheel: Path) -> Callable[[], str]:
     def work() -> str:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / NAME
-            taken = take([cache], INPUTS, target)
+            taken = take([cache], INPUTS, target.parent)
             if taken.entry is None:
                 return "; ".join(taken.notes) or "nothing"
             status = target.stat()
