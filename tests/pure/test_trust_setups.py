@@ -32,7 +32,8 @@ RECIPE_TEXT = 'format = 1\nname = "mine"\nextends = "local"\n'
 UNCLEAR = "ownership cannot be judged here"
 NEW_USERS, NEW_MOUNTS, BIND = 0x10000000, 0x20000, 4096
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="plays other users, which only root can")
+# Other users call hvdenv.
+pytestmark = pytest.mark.needs("root", "a checkout that others can read")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -232,6 +233,7 @@ def test_without_an_entry_in_passwd_or_a_home(monkeypatch: pytest.MonkeyPatch) -
     assert f"/scratch/{ANN}" in said and said.startswith("/.local/share/hvdenv ")
 
 
+@pytest.mark.needs("user namespaces")
 def test_own_files_in_a_user_namespace(at: Path) -> None:
     """As in a container of an ordinary user: root's files there belong to nobody."""
     path = recipe(folder(at / "ann", ANN))
@@ -322,6 +324,7 @@ def test_attack(name: str, at: Path) -> None:
     assert used_by(ANN, lambda: judged(path, "--trust")) == ""
 
 
+@pytest.mark.needs("user namespaces")
 @pytest.mark.parametrize("inside", [ANN, ROOT, None])
 def test_a_user_namespace_hides_whose_it_is(inside: int | None, at: Path) -> None:
     def enter() -> None:
