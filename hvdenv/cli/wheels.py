@@ -1,58 +1,179 @@
-"""Publish compiled wheels as an index for pip, uv and Poetry.
+"""List, prune and publish the wheels that builds have compiled.
 
-Users of the index do not need hvdenv: pip installs the wheels, and on import each wheel checks
-that it fits the installed framework and MPI. Without recipes, `publish` adds all
-wheels of the caches."""
+`publish` makes an index for pip, uv and Poetry, of all wheels or of those of some environments.
+Users of the index do not need hvdenv: on import each wheel checks that it fits the installed
+framework and MPI."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hvdenv.cli.cache import caches_of
-from hvdenv.cli.options import add, add_action, add_options, report, wheels_of_site
+from hvdenv.cli.options import (
+    add,
+    add_action,
+    add_options,
+    age,
+    print_json,
+    report,
+    time_ago,
+    wheels_of_site,
+)
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
-from hvdenv.errors import StepError, UsageError
+from hvdenv.environments.storage import Counter
+from hvdenv.errors import HvdenvError, StepError, UsageError
+from hvdenv.masking import plain
 from hvdenv.places import find_places
-from hvdenv.wheels import index, wheelcache
+from hvdenv.runner import Runner
+from hvdenv.wheels import downloads, index, wheelcache
 from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, key, open_entry
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
+from hvdenv.wheels.wheelcache import Listed
 
 EXAMPLES = """\
 examples:
+  hvdenv wheels list                                  your own cache, and shared ones
+  hvdenv wheels prune --older-than 90d
+  hvdenv wheels prune --downloads --max-size 5GB
   hvdenv wheels publish /proj/group/index
   hvdenv wheels publish /proj/group/index neuron local+torch     wheels of these environments
   hvdenv wheels verify /proj/group/index
   pip install --extra-index-url file:///proj/group/index \\
       "horovod==0.28.1+hvdenv.1.torch2.13.cpu.ompi41"
+
+$HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
 """
+
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    def action(name: str, text: str) -> argparse.ArgumentParser:
-        parser = add_action(actions, name, text)
-        add(parser, "folder DIR", "folder of the index", type=Path)
-        return parser
-
-    publish = action("publish", "add compiled wheels to an index")
+    listing = add_action(actions, "list", "list and check the wheels of the caches")
+    add_options(listing, "site", "json")
+    prune = add_action(actions, "prune", "remove damaged and least recently used wheels of yours")
+    add_options(prune, "site")
+    add(
+        prune, "--max-size SIZE",
+        "remove wheels until the cache is this small, such as 500MB or 2GB (default, without"
+        " --older-than: places.wheels.own_gb)", type=_size,
+    )  # fmt: skip
+    add(
+        prune, "--older-than AGE",
+        "remove wheels not used for this long, such as 90d or 8w", type=age,
+    )  # fmt: skip
+    add(
+        prune, "--downloads",
+        "prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
+    )  # fmt: skip
+    publish = add_action(actions, "publish", "add compiled wheels to an index")
+    add(publish, "folder DIR", "folder of the index", type=Path)
     add_options(publish, "site")
     add(
         publish, "recipes RECIPE",
         "only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
         nargs="*", default=[],
     )  # fmt: skip
-    add(publish, "--cache FOLDER", "use this cache only", type=Path)
     add(publish, "--dry-run", "print which wheels would be published, and change nothing")
-    action("verify", "check every wheel of an index: hash, name, RECORD, and the pages")
+    verify = add_action(
+        actions, "verify", "check every wheel of an index: hash, name, RECORD, and the pages"
+    )
+    add(verify, "folder DIR", "folder of the index", type=Path)
+
+
+def _size(text: str) -> float:
+    """Bytes that are meant by 500MB, 2G or 1.5TB."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)B?", text.upper())
+    if not match or (float(match[1]) and text[-1].isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 2GB")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return (_publish if arguments.action == "publish" else _verify)(arguments)
+    actions = {"list": _list, "prune": _prune, "publish": _publish, "verify": _verify}
+    return actions[arguments.action](arguments)
+
+
+def _caches(arguments: argparse.Namespace) -> tuple[Cache, ...]:
+    return (wheelcache.own(find_places()), *wheelcache.shared(wheels_of_site(arguments)))
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    entries, unread = [], False
+    for cache in _caches(arguments):
+        try:
+            names = wheelcache.names(cache)
+            entries += [wheelcache.describe(cache, name, thorough=True) for name in names]
+        except HvdenvError as error:
+            unread = True
+            report(f"error: {error}")
+    if arguments.json:
+        print_json(
+            [{**each._asdict(), "horovod": each.horovod, "python": each.python} for each in entries]
+        )
+    else:
+        for each in entries:
+            _show(each)
+        if not entries and not unread:
+            print("no wheels yet; `hvdenv build` stores those that it compiles")
+    return int(unread or any(each.problem for each in entries))
+
+
+def _show(entry: Listed) -> None:
+    lines = [entry.key[:12]]
+    if entry.wheel:
+        built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
+        used = f", used {entry.used[:10]}" if entry.used else ""
+        where = f"shared: {entry.cache}" if entry.shared else "own"
+        stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
+        about = ", ".join(filter(None, [entry.package, built, entry.python]))
+        lines = [
+            f"{entry.key[:12]}  {about}",
+            "; ".join(each for each in (entry.mpi, entry.compiler) if each),
+            f"{stored}{used}, {where}",
+        ]
+    if entry.problem:
+        lines.append(f"not used: {entry.problem}")
+    print(plain("\n    ".join(line for line in lines if line)))
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    """Remove wheels of the user's own cache, or downloads."""
+    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    if arguments.downloads:
+        return _prune_downloads(largest, oldest)
+    cache = wheelcache.own(find_places())
+    if largest is None and not oldest:
+        largest = wheels_of_site(arguments).own_gb * 1e9
+    entries = [wheelcache.describe(cache, name, thorough=True) for name in wheelcache.names(cache)]
+    going = [each for each in entries if each.damaged]
+    others = [each for each in entries if not each.damaged]
+    going += wheelcache.least_recently_used(others, largest=largest, oldest=oldest)
+    kept = [each for each in going if not wheelcache.remove(cache, each.key)]
+    for each in going:
+        print(f"{'kept' if each in kept else 'removed'} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
+    wheelcache.sweep(cache)
+    if kept:
+        report(f"you have no permission to change {cache.folder}")
+    return 5 if kept else 0
+
+
+def _prune_downloads(largest: float | None, oldest: str) -> int:
+    places = find_places()
+    if largest is None and not oldest:
+        largest = downloads.LARGEST_FILES
+    entries = downloads.kept(places, Counter())
+    status = 0
+    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=oldest):
+        gone = downloads.remove(places, each, Runner())
+        status = status if gone else 5
+        verb = "removed" if gone else "kept (in use, or no permission)"
+        print(f"{verb} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
+    return status
 
 
 def _publish(arguments: argparse.Namespace) -> int:
@@ -92,7 +213,7 @@ def _entries(
 ) -> dict[str, Cache]:
     """The caches with the entries to publish, by their keys."""
     found: dict[str, Cache] = {}
-    for cache in caches_of(arguments, wheels_of_site(arguments)):
+    for cache in _caches(arguments):
         found = dict.fromkeys(wheelcache.names(cache), cache) | found
     if not arguments.recipes:
         if not found:
@@ -138,7 +259,7 @@ def _each(entries: Mapping[str, Cache], publish: Callable[[Source], None]) -> No
     if not published:
         raise StepError(
             f"no wheel was published: all {len(entries)} were refused, for the reasons above",
-            remedy="hvdenv cache verify (lists damaged entries); hvdenv build RECIPE --rebuild"
+            remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
             " compiles a wheel again",
         )
 

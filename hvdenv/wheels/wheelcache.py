@@ -212,8 +212,7 @@ def copy(entries: Mapping[str, Cache], target: Cache) -> None:
                 raise RecipeError(
                     f"not copied: {error}",
                     where=name,
-                    remedy="check all entries with `hvdenv cache verify`, or copy some by their"
-                    " keys",
+                    remedy="check all wheels with `hvdenv wheels list`",
                 ) from error
             except OSError as error:
                 raise blocked(target.folder, error) from error
@@ -299,15 +298,13 @@ def remove(cache: Cache, name: str) -> bool:
     return _discard(cache.entry(name))
 
 
-def sweep(cache: Cache) -> int:
-    """Remove what killed processes left; returns how many."""
+def sweep(cache: Cache) -> None:
+    """Remove what killed processes left."""
     before = time.time() - LEFT_ALONE_SECONDS
-    swept = 0
     for path in (*cache.folder.glob(".*"), *cache.folder.glob("??/.*")):
         with suppress(OSError):
             if path.lstat().st_mtime < before:
-                swept += _discard(path)
-    return swept
+                _discard(path)
 
 
 def _described(listed: Listed, entry: Entry) -> Listed:

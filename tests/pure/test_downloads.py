@@ -45,13 +45,13 @@ def left(places: Places) -> list[str]:
     ],
 )
 def test_prune(places: Places, words: tuple[str, ...], stay: list[str]) -> None:
-    assert main(["cache", "prune", "--downloads", *words]) == 0
+    assert main(["wheels", "prune", "--downloads", *words]) == 0
     assert left(places) == stay
 
 
 def test_what_a_build_uses_stays(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
     with prefix_lock.hold(places.cache / "files/bbb", wait=0):
-        assert main(["cache", "prune", "--downloads", "--max-size", "0"]) == 5
+        assert main(["wheels", "prune", "--downloads", "--max-size", "0"]) == 5
     assert left(places) == ["files/bbb"]
     assert "removed files/aaa, 1.0 MB\n" in capsys.readouterr().out
 
@@ -70,10 +70,5 @@ def test_a_use_is_noted(places: Places) -> None:
     assert load("conda_files").is_intact(
         str(places.cache / "conda/packages/ccc/file"), {"sha256": sha256}
     )
-    assert main(["cache", "prune", "--downloads", "--older-than", "1"]) == 0
+    assert main(["wheels", "prune", "--downloads", "--older-than", "1"]) == 0
     assert left(places) == ["files/aaa", "conda/packages/ccc", "uv"]
-
-
-@pytest.mark.parametrize("words", [("--damaged",), ("--cache", "x")])
-def test_what_goes_with_wheels_only(places: Places, words: tuple[str, ...]) -> None:
-    assert main(["cache", "prune", "--downloads", *words]) == 2

@@ -49,7 +49,6 @@ def unseen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., 
 
 # Arguments before and after one that the command cannot use; by default there are none.
 ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cache": (("verify", "--folder"), ()),
     "container": (("write",), ()),
     "diff": ((), ("local",)),
     "envs": (("rollback",), ()),

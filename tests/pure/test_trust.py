@@ -58,7 +58,7 @@ def faults(prefix: Path, *, whole: bool) -> str:
 # What executes nothing of a recipe, a site file or an environment. `envs` and `plan` start the
 # workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
-    "cache": ("list",), "completion": ("bash",), "diff": ("PREFIX", "PREFIX"), "doctor": ("RECIPE",),
+    "completion": ("bash",), "diff": ("PREFIX", "PREFIX"), "doctor": ("RECIPE",),
     "envs": (), "examples": (), "export": ("--prefix", "PREFIX"),
     "init": ("x", "--from", "RECIPE", "-o", "-"), "plan": ("RECIPE", "--facts", "FACTS"),
     "recipes": (), "show": ("RECIPE",), "wheels": ("verify", "FOLDER"),

@@ -355,9 +355,9 @@ def test_a_killed_store_leaves_nothing_that_is_found(
     shutil.move(entry, cache.folder / ".0123")
     assert take([cache], INPUTS, target.parent) == Taken(None)
     assert names(cache) == []
-    assert sweep(cache) == 0
+    sweep(cache)
     os.utime(cache.folder / ".0123", (0, 0))
-    assert sweep(cache) == 1
+    sweep(cache)
     assert not list(cache.folder.glob(".*"))
 
 

@@ -16,7 +16,7 @@ complete hvdenv \
         'c/--format=/(text bash)/' \
         'c/--format=/(lua tcl)/' \
         'c/--format=/(singularity docker)/' \
-        'c/--/(accept-drift account allow bench bind break-lock build cache check clean color comment controller copy-to cpus-per-rank damaged detach downloads dry-run exit-code export facts follow force format framework from full gpus-per-node help here hostfile hosts html image interactive json junit keep launcher lines lock locked lockfiles max-size name no-image nodes offline older-than operation output partition platform prefix preflight program-only python quick quiet ranks ranks-per-node rebuild recipe schema set site steps submit time timeout to trust unused-for update upgrade variant verbose version where)/' \
+        'c/--/(accept-drift account allow bench bind break-lock build check clean color comment controller copy-to cpus-per-rank detach downloads dry-run exit-code export facts follow force format framework from full gpus-per-node help here hostfile hosts html image interactive json junit keep launcher lines lock locked lockfiles max-size name no-image nodes offline older-than operation output partition platform prefix preflight program-only python quick quiet ranks ranks-per-node rebuild recipe schema set site steps submit time timeout to trust unused-for update upgrade variant verbose version where)/' \
         'c/-/(- h n o q v x)/' \
         'n/--where/(here compute)/' \
         'n/--color/(auto always never)/' \
@@ -26,9 +26,8 @@ complete hvdenv \
         'n/--format/(text bash)/' \
         'n/--format/(lua tcl)/' \
         'n/--format/(singularity docker)/' \
-        'p/1/(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan envs module container completion)/' \
-        'n/wheels/(publish verify)/' \
-        'n/cache/(list verify prune copy)/' \
+        'p/1/(init check build verify examples job run shell install doctor lock fetch pack wheels export diff recipes show plan envs module container completion)/' \
+        'n/wheels/(list prune publish verify)/' \
         'n/envs/(storage rollback remove prune)/' \
         'n/completion/(bash zsh tcsh)/' \
         'p/*/()/'

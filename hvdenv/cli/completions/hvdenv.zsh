@@ -11,7 +11,6 @@
 _shtab_hvdenv_commands() {
   local _commands=(
     build:'Build an environment.'
-    cache:'Manage caches of compiled wheels: your own, and those that a site shares.'
     check:'Report known incompatibilities of a recipe with this machine, before you build it.'
     completion:'Print a completion script for a shell.'
     container:'Write the definition of an image that contains the recipe'"'"'s environment.'
@@ -33,19 +32,9 @@ _shtab_hvdenv_commands() {
     shell:'Open an interactive shell in an environment.'
     show:'Show a recipe after its layers are merged, and which layer sets each value.'
     verify:'Prove that an environment works.'
-    wheels:'Publish compiled wheels as an index for pip, uv and Poetry.'
+    wheels:'List, prune and publish the wheels that builds have compiled.'
   )
   _describe 'hvdenv commands' _commands
-}
-
-_shtab_hvdenv_cache_commands() {
-  local _commands=(
-    copy:'Copy entries into another cache.'
-    list:'List the entries of the caches.'
-    prune:'Remove entries, least recently used first.'
-    verify:'Check every entry: hash, record, owner.'
-  )
-  _describe 'hvdenv cache commands' _commands
 }
 
 _shtab_hvdenv_envs_commands() {
@@ -60,6 +49,8 @@ _shtab_hvdenv_envs_commands() {
 
 _shtab_hvdenv_wheels_commands() {
   local _commands=(
+    list:'List and check the wheels of the caches.'
+    prune:'Remove damaged and least recently used wheels of yours.'
     publish:'Add compiled wheels to an index.'
     verify:'Check every wheel of an index: hash, name, RECORD, and the pages.'
   )
@@ -102,57 +93,6 @@ _shtab_hvdenv_build_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_build_defaults_added=0
-
-_shtab_hvdenv_cache_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_defaults_added=0
-
-_shtab_hvdenv_cache_copy_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  "--to[created if missing (default\: your own cache)]:FOLDER:"
-  "(*)::first digits of keys (default\: all entries):"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_copy_defaults_added=0
-
-_shtab_hvdenv_cache_list_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  "--json[print the result as JSON, and nothing else, on standard output]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_list_defaults_added=0
-
-_shtab_hvdenv_cache_prune_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  "--max-size[remove entries until the cache is this small, such as 500MB or 2GB (default, without other options\: places.wheels.own_gb for your own cache)]:SIZE:"
-  "--older-than[remove entries not used for this long, such as 90d or 8w]:AGE:"
-  "--damaged[remove damaged entries]"
-  "--downloads[prune downloaded and unpacked files instead of wheels (default --max-size\: 20GB)]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_prune_defaults_added=0
-
-_shtab_hvdenv_cache_verify_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  "--json[print the result as JSON, and nothing else, on standard output]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_verify_defaults_added=0
 
 _shtab_hvdenv_check_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -582,10 +522,29 @@ _shtab_hvdenv_wheels_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_wheels_defaults_added=0
 
+_shtab_hvdenv_wheels_list_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  "--json[print the result as JSON, and nothing else, on standard output]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_list_defaults_added=0
+
+_shtab_hvdenv_wheels_prune_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  "--max-size[remove wheels until the cache is this small, such as 500MB or 2GB (default, without --older-than\: places.wheels.own_gb)]:SIZE:"
+  "--older-than[remove wheels not used for this long, such as 90d or 8w]:AGE:"
+  "--downloads[prune downloaded and unpacked files instead of wheels (default --max-size\: 20GB)]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_prune_defaults_added=0
+
 _shtab_hvdenv_wheels_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
   "--dry-run[print which wheels would be published, and change nothing]"
   ":folder of the index:"
   "(*)::only wheels of these environments, such as local\+torch\; \`hvdenv envs\` lists them:"
@@ -622,7 +581,6 @@ _shtab_hvdenv() {
       curcontext="${curcontext%:*:*}:_shtab_hvdenv-$line[1]:"
       case $line[1] in
         build) _arguments -C -s $_shtab_hvdenv_build_options ;;
-        cache) _shtab_hvdenv_cache ;;
         check) _arguments -C -s $_shtab_hvdenv_check_options ;;
         completion) _arguments -C -s $_shtab_hvdenv_completion_options ;;
         container) _arguments -C -s $_shtab_hvdenv_container_options ;;
@@ -645,32 +603,6 @@ _shtab_hvdenv() {
         show) _arguments -C -s $_shtab_hvdenv_show_options ;;
         verify) _arguments -C -s $_shtab_hvdenv_verify_options ;;
         wheels) _shtab_hvdenv_wheels ;;
-      esac
-  esac
-}
-
-_shtab_hvdenv_cache() {
-  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->cache'
-
-  # Add default positional/remainder specs only if none exist, and only once per session
-  if (( ! _shtab_hvdenv_cache_defaults_added )); then
-    if (( ${_shtab_hvdenv_cache_options[(I)${(q)one_or_more}*]} +          ${_shtab_hvdenv_cache_options[(I)${(q)remainder}*]} +          ${_shtab_hvdenv_cache_options[(I)${(q)default}]} == 0 )); then
-      _shtab_hvdenv_cache_options+=(': :_shtab_hvdenv_cache_commands' '*::: :->cache')
-    fi
-    _shtab_hvdenv_cache_defaults_added=1
-  fi
-  _arguments -C -s $_shtab_hvdenv_cache_options
-
-  case $state in
-    cache)
-      words=($line[1] "${words[@]}")
-      (( CURRENT += 1 ))
-      curcontext="${curcontext%:*:*}:_shtab_hvdenv_cache-$line[1]:"
-      case $line[1] in
-        copy) _arguments -C -s $_shtab_hvdenv_cache_copy_options ;;
-        list) _arguments -C -s $_shtab_hvdenv_cache_list_options ;;
-        prune) _arguments -C -s $_shtab_hvdenv_cache_prune_options ;;
-        verify) _arguments -C -s $_shtab_hvdenv_cache_verify_options ;;
       esac
   esac
 }
@@ -719,6 +651,8 @@ _shtab_hvdenv_wheels() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_hvdenv_wheels-$line[1]:"
       case $line[1] in
+        list) _arguments -C -s $_shtab_hvdenv_wheels_list_options ;;
+        prune) _arguments -C -s $_shtab_hvdenv_wheels_prune_options ;;
         publish) _arguments -C -s $_shtab_hvdenv_wheels_publish_options ;;
         verify) _arguments -C -s $_shtab_hvdenv_wheels_verify_options ;;
       esac

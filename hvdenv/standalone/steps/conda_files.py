@@ -80,7 +80,7 @@ def is_intact(path: str, record: Record) -> bool:
     if not os.path.exists(path):
         return False
     if sha256_of(path) == record["sha256"]:
-        os.utime(os.path.dirname(path))  # `hvdenv cache prune` reads this time
+        os.utime(os.path.dirname(path))  # `hvdenv wheels prune` reads this time
         return True
     say("damaged in the cache, to be downloaded again: %s" % path)
     return False

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +45,24 @@ def left(cache: Cache) -> list[int]:
 
 
 def test_list_says_what_there_is(cache: Cache, hvdenv: Hvdenv) -> None:
-    said = hvdenv("cache", "list").out
+    said = hvdenv("wheels", "list").out
     assert (
         f"{key(INPUTS[0])[:12]}  horovod 0.28.1, torch 2.13.0, cp311\n    1.0 MB, stored 20" in said
     )
     assert "used 1970-01-02, own" in said
-    assert hvdenv("cache", "verify").out.count("\n    good\n") == 3
 
 
-def test_verify_finds_damage_and_list_does_not_look(cache: Cache, hvdenv: Hvdenv) -> None:
+def test_list_finds_damage(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / NAME).write_bytes(b"1")
-    assert "not used" not in hvdenv("cache", "list").out
-    found = json.loads(hvdenv("cache", "verify", "--json", code=1).out)
+    assert hvdenv("wheels", "list", code=1).out.count("not used: ") == 1
+    found = json.loads(hvdenv("wheels", "list", "--json", code=1).out)
     assert [each["key"] for each in found if each["damaged"]] == [key(INPUTS[1])]
 
 
 def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
     inputs = {"stack": {"mpi": "\x1b]0;evil\x07", "frameworks": {"\x1b[2J": {"version": "1"}}}}
     store(cache, inputs, tmp_path / NAME)
-    assert "\x1b" not in hvdenv("cache", "list").out
+    assert "\x1b" not in hvdenv("wheels", "list").out
 
 
 @pytest.mark.parametrize(
@@ -78,25 +76,24 @@ def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: H
         (("--max-size", "1TB"), [0, 1, 2]),
         (("--older-than", "99999"), [0, 1, 2]),
         (("--older-than", "1000"), []),
-        (("--damaged",), [0, 1, 2]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int]) -> None:
-    assert main(["cache", "prune", *words]) == 0
+    assert main(["wheels", "prune", *words]) == 0
     assert left(cache) == stay
 
 
 def test_prune_of_what_is_damaged(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / "entry.json").write_text("{")
     (cache.entry(key(INPUTS[2])) / NAME).chmod(0o666)  # not trusted, and not damaged
-    assert hvdenv("cache", "prune", "--damaged").out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
+    assert hvdenv("wheels", "prune").out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
     assert left(cache) == [0, 2]
 
 
 def test_the_size_that_a_site_allows(cache: Cache, site: Path) -> None:
     site.write_text("places.wheels.own_gb = 0.002\n")
-    assert main(["cache", "prune"]) == 0
+    assert main(["wheels", "prune"]) == 0
     assert left(cache) == [1, 2]
 
 
@@ -105,8 +102,8 @@ def test_a_shared_cache_that_cannot_be_read(
 ) -> None:
     """The others are looked at all the same."""
     monkeypatch.setenv("HVDENV_WHEEL_CACHE", str(tmp_path / "none"))
-    said = hvdenv("cache", "verify", code=1)
-    assert said.out.count("good") == 3
+    said = hvdenv("wheels", "list", code=1)
+    assert said.out.count(", own") == 3
     assert f"error: {tmp_path}/none: cannot read: No such file" in said.err
 
 
@@ -114,54 +111,11 @@ def test_a_wrong_site_file_is_said_with_its_line(
     site: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     site.write_text('job.account = "x"\n[places.wheels]\nraed = ["/a"]\n')
-    assert hvdenv("cache", "list", code=2).err.startswith(
+    assert hvdenv("wheels", "list", code=2).err.startswith(
         f'error: {site}:3: places.wheels.raed: unknown key; did you mean "read"?'
     )
     site.write_text('places.wheels.read = ["{home}/wheels"]\n')
-    assert str(Path.home() / "wheels") in hvdenv("cache", "list", code=1).err
-
-
-def test_entries_are_copied_there_and_back(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
-    folder = tmp_path / "media/wheels"
-    said = hvdenv("cache", "copy", "--to", str(folder), key(INPUTS[0])[:8], key(INPUTS[2])).out
-    assert said == f"copied 2 wheels to {folder}\n"
-    for entry in cache.folder.glob("??/*"):
-        shutil.rmtree(entry)
-    for _ in range(2):
-        assert main(["cache", "copy", "--cache", str(folder)]) == 0
-        assert left(cache) == [0, 2]
-    assert main(["cache", "verify"]) == 0
-
-
-@pytest.mark.parametrize("broken", [NAME, "entry.json"])
-def test_nothing_is_copied_if_one_entry_is_damaged(
-    broken: str, cache: Cache, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    """Also not through a link, and not what another user could have written."""
-    path = cache.entry(max(map(key, INPUTS))) / broken
-    path.write_bytes(b"{")
-    assert "not copied: " in hvdenv("cache", "copy", "--to", str(tmp_path / "other"), code=2).err
-    path.unlink()
-    path.symlink_to(tmp_path / NAME)
-    said = hvdenv("cache", "copy", "--to", str(tmp_path / "other"), code=2).err
-    assert "is a symbolic link" in said
-    assert list((tmp_path / "other").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("copy", "zz"), 2, "no entry whose key begins with zz"),
-        (("copy", "--to", "/dev/null/x"), 5, "/dev/null"),
-        (("copy", "--cache", "/none"), 5, "/none: cannot read: No such file"),
-        (("prune", "--cache", "/none"), 5, "/none: cannot read: No such file"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_what_cannot_be_done(
-    cache: Cache, tmp_path: Path, words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv
-) -> None:
-    assert said in hvdenv("cache", *(word.format(tmp_path) for word in words), code=code).err
+    assert str(Path.home() / "wheels") in hvdenv("wheels", "list", code=1).err
 
 
 @pytest.mark.parametrize(
@@ -171,10 +125,9 @@ def test_what_cannot_be_done(
         ("prune", "--max-size", "5"),
         ("prune", "--max-size", "-1"),
         ("prune", "--older-than", "nan"),
-        ("copy", "--to"),
     ],
 )
 def test_wrong_usage(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["cache", *words])
+        main(["wheels", *words])
     assert end.value.code == 2
