@@ -7,21 +7,14 @@ from collections.abc import Iterator
 
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
 from hvdenv.drafting.values import INFERRED, WITHOUT, Read, Value, at, leave
+from hvdenv.knowledge.flags import GPU_VARIABLES
 from hvdenv.masking import holds_secret
 
-_OPERATIONS = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
-# Variables of Horovod's build whose values are words in lower case, and the keys that they are.
-_WORDS = {
+# Variables of Horovod's build, and the keys that they are.
+_KEYS = {
     "HOROVOD_GPU": "horovod.gpu.platform",
-    "HOROVOD_GPU_OPERATIONS": "horovod.gpu.operations",
-    **{f"HOROVOD_GPU_{name}": f"horovod.gpu.{name.lower()}" for name in _OPERATIONS},
-    "HOROVOD_NCCL_LINK": "horovod.gpu.nccl_link",
     "HOROVOD_CPU_OPERATIONS": "horovod.cpu_operations",
-}
-_FOLDERS = {
-    "HOROVOD_CUDA_HOME": "horovod.gpu.cuda_home",
-    "HOROVOD_NCCL_HOME": "horovod.gpu.nccl_home",
-    "HOROVOD_ROCM_HOME": "horovod.gpu.rocm_home",
+    **{variable: f"horovod.gpu.{key}" for key, variable in GPU_VARIABLES.items()},
 }
 _IN_HOMES = re.compile(r"HOROVOD_(CUDA|NCCL|ROCM)_(?:INCLUDE|LIB)")
 _SWITCHES = {
@@ -90,10 +83,9 @@ def _of_horovod(name: str, value: str) -> Iterator[Read]:
             yield from _part(part[2], wanted=not part[1])
         else:
             yield Value(at(_SWITCHES[name]), True)
-    elif name in _WORDS:
-        yield from _stated(at(_WORDS[name]), name, value.lower())
-    elif name in _FOLDERS:
-        yield from _stated(at(_FOLDERS[name]), name, value)
+    elif name in _KEYS:
+        stated = value if name.endswith("_HOME") else value.lower()
+        yield from _stated(at(_KEYS[name]), name, stated)
     elif inside := _IN_HOMES.fullmatch(name):
         yield from _home(inside[1], value)
     elif name == "HOROVOD_BUILD_CUDA_CC_LIST":

@@ -16,6 +16,18 @@ from hvdenv.model.recipe import Gpu, Recipe, Version
 _FRAMEWORKS = (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH"), ("mxnet", "MXNET"))
 _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
+# The keys of [horovod.gpu] that are variables of the build. Folders are as they are, the other
+# values in upper case or, where they are true, 1.
+GPU_VARIABLES = {
+    "operations": "HOROVOD_GPU_OPERATIONS",
+    **{name: f"HOROVOD_GPU_{name.upper()}" for name in _OPERATIONS},
+    "allow_mixed": "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+    "nccl_link": "HOROVOD_NCCL_LINK",
+    "cuda_home": "HOROVOD_CUDA_HOME",
+    "nccl_home": "HOROVOD_NCCL_HOME",
+    "rocm_home": "HOROVOD_ROCM_HOME",
+}
+
 # The first release that reads a key of [horovod.gpu].
 _SINCE = {
     "operations": ("0.20.0", "name the operations one by one: allreduce, allgather, broadcast"),
@@ -64,19 +76,12 @@ def _gpu_variables(gpu: Gpu, recipe: Recipe) -> dict[str, str]:
         where = f"horovod.gpu.{key}".rstrip(".")
         raise IncompatibleError(what, where=where, remedy=remedy)
     variables = {"HOROVOD_GPU": {"cuda": "CUDA", "rocm": "ROCM"}[gpu.platform]}
-    if gpu.operations and gpu.operations != "host":  # without any, Horovod copies
-        variables["HOROVOD_GPU_OPERATIONS"] = gpu.operations.upper()
-    for name in _OPERATIONS:
-        library = getattr(gpu, name)
-        if library:
-            variables[f"HOROVOD_GPU_{name.upper()}"] = library.upper()
-    if gpu.allow_mixed:
-        variables["HOROVOD_ALLOW_MIXED_GPU_IMPL"] = "1"
-    if gpu.nccl_link:
-        variables["HOROVOD_NCCL_LINK"] = gpu.nccl_link.upper()
-    for name in ("cuda_home", "nccl_home", "rocm_home"):
-        if folder := getattr(gpu, name):
-            variables[f"HOROVOD_{name.upper()}"] = folder
+    for key, variable in GPU_VARIABLES.items():
+        value = getattr(gpu, key)
+        if value is True:
+            variables[variable] = "1"
+        elif value and value != "host":  # without any operation, Horovod copies
+            variables[variable] = value if key.endswith("_home") else value.upper()
     capabilities = compute_capabilities(recipe)
     if capabilities and gpu.platform == "cuda" and not _older(recipe.horovod.version, "0.20.0"):
         variables["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(capabilities)
