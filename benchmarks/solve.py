@@ -33,10 +33,7 @@ LOCK = """
 import json, subprocess, sys
 from hvdenv.locks import condalock
 probe, request, records, target = sys.argv[1:]
-with subprocess.Popen([sys.executable, probe, "--solve-only", request, records]) as solve:
-    condalock.load()
-if solve.returncode:
-    sys.exit(solve.returncode)
+subprocess.run([sys.executable, probe, "--solve-only", request, records], check=True)
 with open(request) as w, open(records) as r, open(target, "w") as t:
     t.write(condalock.render(condalock.lock(json.load(r), json.load(w))))
 """

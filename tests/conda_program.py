@@ -111,7 +111,9 @@ def main(words: list[str]) -> None:
         print(json.dumps({"success": False, "message": str(error)}))
         raise SystemExit(1) from None
     if not options.dry_run:
-        sys.exit("only --dry-run")
+        cache = packages / "unpacked"
+        asyncio.run(rattler.install(records, options.prefix, cache, show_progress=False))
+        return
     linked = [{"name": each.name.normalized, "version": str(each.version)} for each in records]
     missing = [each for each in records if not (packages / each.file_name).exists()]
     actions = {"FETCH": [record_of(each) for each in missing], "LINK": linked}

@@ -166,11 +166,8 @@ def _conda(
     arguments: argparse.Namespace, maker: Resolution, kept: Locked | None, work: Scratch
 ) -> str:
     """Solve for the conda packages; locked versions are preferred."""
-    condalock.load()  # before the solve, which takes minutes
     before = condalock.packages(kept) if kept and CONDA in kept.texts else None
-    names = {each.name for each in before.packages} if before else set()
-    free = [arguments.update] if arguments.update in names else []
-    prefer = condalock.preferring(before, free) if before else {}
+    prefer = condalock.preferring(before, arguments.update) if before else {}
     find_lock.run_steps(arguments, maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
     return condalock.render(condalock.lock(records, maker.conda_spec))

@@ -8,21 +8,15 @@ its URL; the package itself, which the sha256 identifies, has the rest.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
 from hvdenv import schema
-from hvdenv.errors import RecipeError, StepError
-from hvdenv.libraries import install_command
-from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable
+from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable, sha256
 
 _HEADER = """\
 # Written by hvdenv in the format of conda-lock: `conda-lock install` takes it as well.
@@ -56,7 +50,6 @@ class CondaPackage(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Name of its file, by which an offline folder identifies it."""
         return unquote(self.url.rpartition("/")[2])
 
     @property
@@ -69,17 +62,11 @@ class CondaPackage(NamedTuple):
 
 
 class CondaLock(NamedTuple):
-    """A ``conda-lock.yml``, for one platform.
-
-    Attributes:
-        content_hash: of the request, as conda-lock defines it. conda-lock compares it before it
-            solves again; no program compares it when it installs.
-    """
+    """A ``conda-lock.yml``, for one platform."""
 
     platform: Platform
     channels: tuple[Channel, ...]
     packages: tuple[CondaPackage, ...]
-    content_hash: str
 
 
 def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> CondaLock:
@@ -87,7 +74,7 @@ def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> Conda
 
     Args:
         records: what ``conda_env.py --solve-only`` reports.
-        spec: the request: channels, specs, platform, virtual.
+        spec: the request, with its channels and platform.
 
     Raises:
         RecipeError: a package or channel that a lock cannot contain.
@@ -97,13 +84,12 @@ def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> Conda
         | {"depends": [f"{name} {text}".strip() for name, text in _merged(record["depends"])]}
         for record in records
     ]
-    return _decoded(
-        {
-            "platform": spec["platform"], "channels": list(spec["channels"]),
-            "packages": packages, "content_hash": _content_hash(spec),
-        },
-        "conda packages cannot be locked",
-    )  # fmt: skip
+    document = {
+        "platform": spec["platform"],
+        "channels": list(spec["channels"]),
+        "packages": packages,
+    }
+    return _decoded(document, "conda packages cannot be locked")
 
 
 def _merged(depends: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -118,9 +104,8 @@ def _merged(depends: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def render(found: CondaLock) -> str:
-    with _libraries():
-        import yaml
-        from conda_lock.lockfile.v1.models import LockedDependency, Lockfile, LockMeta
+    import yaml
+    from conda_lock.lockfile.v1.models import LockedDependency, Lockfile, LockMeta
 
     packages = [
         LockedDependency(
@@ -130,8 +115,10 @@ def render(found: CondaLock) -> str:
         )
         for each in found.packages
     ]  # fmt: skip
+    # conda-lock compares this hash of the request before it solves; hvdenv compares the request.
+    digest = sha256("".join(each.sha256 for each in found.packages))
     meta = LockMeta(
-        content_hash={found.platform: found.content_hash}, channels=list(found.channels),
+        content_hash={found.platform: digest}, channels=list(found.channels),
         platforms=[found.platform], sources=[],
     )  # fmt: skip
     document = Lockfile(package=packages, metadata=meta).dict_for_output()
@@ -139,15 +126,15 @@ def render(found: CondaLock) -> str:
     return _HEADER + str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
-def parse(text: str, where: str = "conda-lock.yml") -> CondaLock:
+def parse(text: str, where: str = CONDA) -> CondaLock:
     """Read ``conda-lock.yml``, written by hvdenv or by conda-lock for one platform.
 
     Raises:
         RecipeError: it is malformed, or has packages that hvdenv does not install from it.
     """
-    with _libraries():
-        from conda_lock.lockfile.v1.models import Lockfile
-        from pydantic import ValidationError
+    from conda_lock.lockfile.v1.models import Lockfile
+    from pydantic import ValidationError
+
     document = _read_yaml(text, where)
     version = document.get("version") if isinstance(document, dict) else None
     if version != 1:
@@ -168,19 +155,21 @@ def parse(text: str, where: str = "conda-lock.yml") -> CondaLock:
                 "of hvdenv has packages for conda, one platform and the category main",
                 where,
             )
-    return _decoded(
+    packages = [
         {
-            "platform": platform, "channels": [each.url for each in found.metadata.channels],
-            "packages": [_plain(each) for each in found.package],
-            "content_hash": found.metadata.content_hash.get(platform, ""),
-        },
-        where,
-    )  # fmt: skip
+            "name": each.name, "version": each.version, "url": each.url,
+            "sha256": each.hash.sha256 or "", "md5": each.hash.md5 or "",
+            "depends": [f"{name} {text}".strip() for name, text in sorted(each.dependencies.items())],
+        }
+        for each in found.package
+    ]  # fmt: skip
+    channels = [each.url for each in found.metadata.channels]
+    return _decoded({"platform": platform, "channels": channels, "packages": packages}, where)
 
 
 def _read_yaml(text: str, where: str) -> Any:
-    with _libraries():
-        import yaml
+    import yaml
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = 0
     try:
@@ -193,13 +182,6 @@ def _read_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError) as error:
         raise malformed(f"it is not YAML: {error}", where) from None
-
-
-def _plain(package: Any) -> dict[str, object]:
-    depends = [f"{name} {text}".strip() for name, text in sorted(package.dependencies.items())]
-    hashes = {"sha256": package.hash.sha256 or "", "md5": package.hash.md5 or ""}
-    named = {"name": package.name, "version": package.version, "url": package.url}
-    return {**named, **hashes, "depends": depends}
 
 
 def _decoded(document: dict[str, Any], where: str) -> CondaLock:
@@ -220,57 +202,6 @@ def _decoded(document: dict[str, Any], where: str) -> CondaLock:
         if not each.file_name.startswith(f"{each.name}-{each.version}-"):
             raise malformed(f"{each.url} is not {each.name} {each.version}", where)
     return found
-
-
-def load() -> None:
-    """Import the libraries that read and write locks, which takes a second.
-
-    Raises:
-        StepError: they are not installed.
-    """
-    with _libraries():
-        for name in ("conda_lock.lockfile.v1.models", "rattler", "yaml"):
-            import_module(name)
-
-
-@contextmanager
-def _libraries() -> Iterator[None]:
-    """Report how to install the libraries that only locks of conda environments need."""
-    try:
-        with warnings.catch_warnings():
-            # conda, which conda-lock contains, warns about its own modules.
-            warnings.simplefilter("ignore")
-            yield
-    except ImportError as error:
-        raise StepError(
-            f"the lock of a conda environment needs conda-lock and py-rattler ({error})",
-            remedy=f"install them: {install_command('conda-lock', 'py-rattler')}",
-        ) from None
-
-
-def _content_hash(spec: Mapping[str, Any]) -> str:
-    """The hash that conda-lock computes for the same request."""
-    with _libraries():
-        from conda_lock.content_hash import compute_content_hashes
-        from conda_lock.models.lock_spec import LockSpecification
-        from conda_lock.src_parser.conda_common import conda_spec_to_versioned_dep
-        from conda_lock.virtual_package import FakeRepoData, VirtualPackage
-    platform, virtual = spec["platform"], sorted(spec["virtual"].items())
-    entries = [VirtualPackage(name=name, version=text) for name, text in virtual]
-    packages = dict(each.to_repodata_entry(subdir=platform) for each in entries)
-    of_target = {"info": {"subdir": platform}, "packages": packages}
-    for_any = {"info": {"subdir": "noarch"}, "packages": {}}
-    asked = LockSpecification(
-        dependencies={
-            platform: [conda_spec_to_versioned_dep(text, "main") for text in spec["specs"]]
-        },
-        channels=list(spec["channels"]),
-        sources=[],
-    )
-    machine = FakeRepoData(
-        base_path=Path(), all_repodata={"noarch": for_any, platform: of_target}
-    )  # fmt: skip
-    return str(compute_content_hashes(asked, machine)[platform])
 
 
 def packages(locked: Locked) -> CondaLock:
@@ -316,45 +247,31 @@ def explicit(found: CondaLock) -> dict[str, object]:
     return {"platform": found.platform, "explicit": packages}
 
 
-def preferring(found: CondaLock, free: Iterable[str]) -> dict[str, object]:
-    """Addition to a solve so that only the ``free`` packages change, and their dependencies.
-
-    Raises:
-        RecipeError: one of them is not in the lock.
-    """
-    names = sorted(free)
-    for unknown in set(names) - {each.name for each in found.packages}:
-        raise RecipeError(
-            f"{unknown} is not a conda package of the lock",
-            remedy="name one of its packages, or write a new lock: hvdenv lock RECIPE",
-        )
-    kept = [{"name": p.name, "version": p.version, "build": p.build} for p in found.packages]
-    return {"prefer": kept, "free": names}
+def preferring(found: CondaLock, free: str | None) -> dict[str, object]:
+    """Addition to a solve so that only the package ``free`` changes, and what it depends on."""
+    kept = [(each.name, each.version, each.build) for each in found.packages if each.name != free]
+    return {"prefer": [dict(zip(("name", "version", "build"), each, strict=True)) for each in kept]}
 
 
 def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
     """Requirements, of the recipe or of packages, that the packages do not satisfy."""
-    with _libraries():
-        from rattler import BuildString, MatchSpec, PackageRecord
-        from rattler.exceptions import InvalidMatchSpecError
-    records = {
-        each.name: PackageRecord(each.name, each.version, BuildString(each.build), 0, each.subdir)
-        for each in packages
-    }
+    from conda_lock.src_parser.conda_common import MatchSpec
+
+    known = {each.name: each for each in packages}
     asked = [(text, "the recipe") for text in specs]
     asked += [(text, each.name) for each in packages for text in each.depends if text[:2] != "__"]
     found = []
     for text, by in asked:
+        name, wanted = _split(text)
+        has = known.get(name)
         try:
-            spec = MatchSpec(text, strict=False)
-        except InvalidMatchSpecError as error:
+            spec = MatchSpec(f"{name} {wanted}")
+        except ValueError as error:
             found.append(f"{by} asks for {text}: {error}")
             continue
-        name, _ = _split(text)
-        if name not in records:
+        if has is None:
             found.append(f"{by} asks for {text}, which is not in the lock")
-        elif not spec.matches(records[name]):
-            has = records[name]
+        elif not spec.match({**has._asdict(), "build": has.build, "build_number": 0}):
             found.append(f"{by} asks for {text}, and the lock has {name} {has.version} {has.build}")
     return tuple(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -68,16 +67,8 @@ def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
     ]
 
 
-def test_the_command_of_a_conda_program() -> None:
-    assert conda_program.program_command("/sw/bin/micromamba", SPEC, "/scratch/env") == [
-        "/sw/bin/micromamba", "create", "--yes", "--prefix", "/scratch/env", "--override-channels",
-        "--channel", "https://conda.example.org/site", "--channel", "conda-forge",
-        "python 3.10.*", "pytorch 1.12.0", "cudatoolkit 11.3.*", "numpy >=1.21,<2",
-    ]  # fmt: skip
-
-
 def test_what_a_conda_program_sees() -> None:
-    assert conda_program.program_variables(SPEC, "/cache") == {
+    assert conda_program.variables_of(SPEC, "/work/unpacked") == {
         "CONDA_OVERRIDE_CUDA": "11.4",
         "CONDA_OVERRIDE_GLIBC": "2.17",
         "CONDA_OVERRIDE_LINUX": "3.10",
@@ -88,11 +79,10 @@ def test_what_a_conda_program_sees() -> None:
         "MAMBA_ALWAYS_COPY": "true",
         "CONDA_CHANNEL_PRIORITY": "strict",
         "MAMBA_CHANNEL_PRIORITY": "strict",
-        "CONDA_PKGS_DIRS": "/cache/pkgs",
+        "CONDA_PKGS_DIRS": "/work/unpacked",
     }
-    without = conda_program.program_variables({**SPEC, "virtual": {}}, "")
+    without = conda_program.variables_of({**SPEC, "virtual": {}}, "")
     assert without["CONDA_OVERRIDE_CUDA"] == ""
-    assert "CONDA_PKGS_DIRS" not in without
 
 
 def test_which_conda_program(tmp_path: Path) -> None:
@@ -126,7 +116,7 @@ def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("/bin/true", "made no environment"),
+        ("/bin/true", "no environment was made"),
         ("/bin/false", "failed with exit status 1"),
         ("/sw/conda/bin/conda", "conda_env: /sw/conda/bin/conda: No such file or directory"),
     ],
@@ -139,21 +129,10 @@ def test_a_program_that_fails(tmp_path: Path, program: str, printed: str) -> Non
     assert os.listdir(tmp_path) == ["conda.json"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "printed"),
-    [
-        ({"specs": "python"}, "wrong or missing: specs"),
-        ({"virtual": None}, "wrong or missing: virtual"),
-        ({"specs": ["--file=/etc/passwd"]}, "not a channel or package: --file=/etc/passwd"),
-        ({"channels": ["-c"]}, "not a channel or package: -c"),
-        ({"specs": [3.1]}, "not a channel or package: 3.1"),
-        ({"platform": "win-64"}, "platform win-64: known are linux-64, linux-aarch64"),
-    ],
-)
-def test_a_document_that_is_none(tmp_path: Path, changed: dict[str, Any], printed: str) -> None:
-    done = run(written(tmp_path, **changed), tmp_path / "env")
+def test_a_platform_that_conda_does_not_have(tmp_path: Path) -> None:
+    done = run(written(tmp_path, platform="linux-riscv64"), tmp_path / "env")
     assert done.returncode == 1
-    assert printed in done.stdout
+    assert "platform linux-riscv64: known are linux-64, linux-aarch64" in done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -309,6 +288,7 @@ def site(tmp_path: Path) -> Path:
         ]},
     }  # fmt: skip
     (root / "conda-meta").mkdir()
+    (root / "conda-meta/history").touch()
     (root / "conda-meta/tool-1.0-0.json").write_text(json.dumps(record))
     return root
 
@@ -339,16 +319,10 @@ def test_a_copy(site: Path, tmp_path: Path) -> None:
     assert ".pyc" not in done.stdout
 
     record = json.loads((copy / "conda-meta/tool-1.0-0.json").read_text())
-    digests = {
-        each["_path"]: each.get("sha256_in_prefix") for each in record["paths_data"]["paths"]
-    }
-    assert digests.pop("lib/plain.so") == "cd"
-    for name, digest in digests.items():
-        assert digest == hashlib.sha256((copy / name).read_bytes()).hexdigest()
+    assert record == json.loads((site / "conda-meta/tool-1.0-0.json").read_text())
     assert json.loads((tmp_path / "report.json").read_text()) == [
         {"name": "tool", "version": "1.0", "build": "0", "sha256": "ab",
-         "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
-         "channel": "https://conda.example.org/site"},
+         "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda"},
     ]  # fmt: skip
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
 

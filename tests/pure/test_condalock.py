@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hvdenv.cli import lock as command
-from hvdenv.errors import RecipeError, StepError
+from hvdenv.errors import RecipeError
 from hvdenv.locks import condalock
 from hvdenv.locks.condalock import CondaLock, CondaPackage
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, bind
@@ -75,21 +72,6 @@ def test_the_order_of_a_solve_changes_nothing(text: str) -> None:
     assert condalock.render(condalock.lock(RECORDS[::-1], SPEC)) == text
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"specs": ["python 3.10.*", "numpy >=1.21,<3"]}, {"channels": ["conda-forge", CHANNEL]},
-        {"virtual": {"__cuda": "11.4"}},
-    ],
-)  # fmt: skip
-def test_the_content_hash_is_of_what_was_asked_for(
-    lock: CondaLock, changed: dict[str, object]
-) -> None:
-    assert condalock.lock(RECORDS, {**SPEC, **changed}).content_hash != lock.content_hash
-    reordered = {**SPEC, "specs": ["numpy >=1.21,<2", "python 3.10.*"]}
-    assert condalock.lock(RECORDS, reordered).content_hash == lock.content_hash
-
-
 name = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}[a-z0-9]", fullmatch=True)
 version = st.from_regex(
     r"([0-9]!)?[0-9]{1,3}(\.[0-9a-z]{1,3}){0,2}(\+[a-z0-9]{1,4})?", fullmatch=True
@@ -118,7 +100,7 @@ def package(draw: st.DrawFn, named: str) -> CondaPackage:
 @given(st.data(), st.sets(name, max_size=3))
 def test_what_is_written_is_what_is_read(data: st.DataObject, names: set[str]) -> None:
     packages = tuple(data.draw(package(each)) for each in sorted(names))
-    made = CondaLock("linux-64", (CHANNEL,), packages, "00" * 32)
+    made = CondaLock("linux-64", (CHANNEL,), packages)
     assert condalock.parse(condalock.render(made)) == made
 
 
@@ -184,7 +166,7 @@ def test_what_a_lock_does_not_satisfy(lock: CondaLock) -> None:
     assert condalock.unsatisfied(lock.packages, ["numpy >=1.23", "scipy", "python ==="]) == (
         "the recipe asks for numpy >=1.23, and the lock has numpy 1.22.0 h1_0",
         "the recipe asks for scipy, which is not in the lock",
-        "the recipe asks for python ===: unable to parse version spec: ===",
+        "the recipe asks for python ===: Invalid spec 'python ===': Invalid version '=': invalid operator",
     )
     assert condalock.unsatisfied(lock.packages, ["numpy 1.22.0 h2_*"]) == (
         "the recipe asks for numpy 1.22.0 h2_*, and the lock has numpy 1.22.0 h1_0",
@@ -239,26 +221,10 @@ def test_where_conda_packages_of_a_lock_come_from(
 def test_what_is_asked_of_the_probe(lock: CondaLock) -> None:
     spec = condalock.explicit(lock)
     assert set(spec) == {"platform", "explicit"}
-    kept = condalock.preferring(lock, ["numpy"])
-    assert kept["free"] == ["numpy"]
-    assert {"name": "python", "version": "3.10.13", "build": "h1_0"} in kept["prefer"]  # type: ignore[operator]
-    with pytest.raises(RecipeError, match="scipy is not a conda package of the lock"):
-        condalock.preferring(lock, ["scipy"])
-
-
-@pytest.mark.parametrize("missing", ["conda_lock.lockfile.v1.models", "rattler", "yaml"])
-def test_how_to_get_what_is_missing(
-    lock: CondaLock, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(StepError, match="needs conda-lock and py-rattler") as caught:
-        condalock.load()
-    accepted = "'conda-lock<5,>=4' 'py-rattler<1,>=0.28'"
-    assert f"{sys.executable} -m pip install {accepted}" in str(caught.value)
-
-
-def test_what_is_missing_is_said_before_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "conda_lock.lockfile.v1.models", None)
-    unused: Any = None
-    with pytest.raises(StepError, match="needs conda-lock and py-rattler"):
-        command._conda(unused, unused, unused, unused)
+    assert condalock.preferring(lock, "numpy") == {
+        "prefer": [
+            {"name": "libblas", "version": "3.9.0", "build": "h1_0"},
+            {"name": "python", "version": "3.10.13", "build": "h1_0"},
+            {"name": "python_abi", "version": "3.10", "build": "2_cp310"},
+        ]
+    }

@@ -68,7 +68,7 @@ def test_a_use_is_noted(places: Places) -> None:
     downloads.touch(places, places.cache / "files/aaa")
     sha256 = load("digest").sha256_of(str(places.cache / "conda/packages/ccc/file"))
     assert load("conda_files").is_intact(
-        str(places.cache / "conda/packages/ccc/file"), {"sha256": sha256}
+        {"sha256": sha256}, str(places.cache / "conda/packages/ccc/file")
     )
     assert main(["wheels", "prune", "--downloads", "--older-than", "1"]) == 0
     assert left(places) == ["files/aaa", "conda/packages/ccc", "uv"]

@@ -66,17 +66,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def start(*words: str | Path) -> subprocess.Popen[str]:
+def variables(cache: Path | None) -> dict[str, str]:
+    kept = {"RATTLER_CACHE_DIR": str(cache)} if cache else {}
+    return {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **kept}
+
+
+def start(*words: str | Path, cache: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(CONDA_ENV), *map(str, words)],
-        env={"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}, text=True,
+        env=variables(cache), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         preexec_fn=hear_interrupts,
     )  # fmt: skip
 
 
-def run(*words: str | Path) -> tuple[int, str]:
-    with start(*words) as process:
+def run(*words: str | Path, cache: Path | None = None) -> tuple[int, str]:
+    with start(*words, cache=cache) as process:
         printed, _ = process.communicate(timeout=300)
     return process.returncode, printed
 
@@ -92,10 +97,10 @@ def document(folder: Path, channels: list[str], specs: list[str], **changed: Any
 def refused(folder: Path, cache: Path, *document_words: Any, **changed: Any) -> str:
     """What is printed when it fails; then nothing is left of it."""
     target = folder / "env"
-    status, printed = run(document(folder, *document_words, **changed), target, "--cache", cache)
+    status, printed = run(document(folder, *document_words, **changed), target, cache=cache)
     assert status == 1, printed
     assert "Traceback" not in printed
-    assert os.listdir(folder) == ["conda.json"]
+    assert not target.exists()
     return printed
 
 
@@ -128,7 +133,7 @@ def environment(
     spec = document(folder, [tools.url, channel.url], [f"python {minor}.*", "pip", "greeter 1.0"])
     umask = os.umask(0o022)
     status, printed = run(
-        spec, folder / "env", "--report", folder / "report.json", "--cache", cache
+        spec, folder / "env", "--report", folder / "report.json", cache=cache
     )  # fmt: skip
     os.umask(umask)
     (folder / "printed").write_text(printed)
@@ -151,12 +156,11 @@ def test_what_is_reported_and_said(environment: Path, channel: Channel, tools: C
     folder = environment.parent
     printed = (folder / "printed").read_text()
     assert "for: linux-64 with __cuda 11.4, __glibc 2.17" in printed
-    for name in ("python", "pip", "greeter"):
-        assert f"/3] {name}\n" in printed
+    assert "installing 3 packages" in printed
     packages = {each["name"]: each for each in json.loads((folder / "report.json").read_text())}
     assert set(packages) == {"python", "pip", "greeter"}
     assert packages["python"]["version"] == find_interpreter().version
-    assert packages["pip"]["channel"] == channel.url
+    assert packages["pip"]["url"].startswith(f"{channel.url}/noarch/pip-")
     greeter = packages["greeter"]
     assert greeter["url"] == f"{tools.url}/linux-64/greeter-1.0-0.tar.bz2"
     index = json.loads((tools.folder / "linux-64/repodata.json").read_text())
@@ -182,7 +186,7 @@ def test_the_target_decides(
 ) -> None:
     virtual = {"__cuda": cuda} if cuda else {}
     spec = document(tmp_path, [tools.url], ["gpulib"], virtual=virtual)
-    status, printed = run(spec, tmp_path / "env", "--cache", cache)
+    status, printed = run(spec, tmp_path / "env", cache=cache)
     assert status == 0, printed
     assert (tmp_path / "env/share/gpulib").read_text() == version
 
@@ -240,7 +244,7 @@ def test_a_package_that_is_not_what_the_index_says(damaged: Channel, tmp_path: P
     assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in printed
     (damaged.folder / "linux-64/gpulib-2.0-0.conda").unlink()
     printed = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
-    assert "gpulib-2.0-0.conda does not exist" in printed
+    assert "gpulib-2.0-0.conda: No such file" in printed
 
 
 def test_a_package_that_nothing_can_verify(damaged: Channel, cache: Path, tmp_path: Path) -> None:
@@ -260,19 +264,18 @@ def test_a_download_that_is_not_what_the_index_says(damaged: Channel, tmp_path: 
             made, tmp_path / "cache", [site.url], ["gpulib 2.0"], virtual={"__cuda": "12.4"}
         )  # fmt: skip
         assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in printed
-        assert f"It should be {site.url}/linux-64/gpulib-2.0-0.conda" in printed
         # And one that is: the channel is as good as any.
         words = (document(made, [site.url], ["gpulib 1.0"]), made / "env")
-        status, printed = run(*words, "--cache", tmp_path / "cache")
+        status, printed = run(*words, cache=tmp_path / "cache")
     assert status == 0, printed
     assert (made / "env/share/gpulib").read_text() == "1.0"
 
 
 def test_scripts_of_packages_are_not_run(tools: Channel, cache: Path, tmp_path: Path) -> None:
     spec = document(tmp_path, [tools.url], ["scripted"])
-    status, printed = run(spec, tmp_path / "env", "--cache", cache)
+    status, printed = run(spec, tmp_path / "env", cache=cache)
     assert status == 0, printed
-    assert "the post-link script of scripted" in printed
+    assert "bin/.scripted-post-link.sh" in printed
     assert not (tmp_path / "env/ran").exists()
 
 
@@ -284,10 +287,10 @@ def test_ended_in_the_middle_and_run_again(
     target, report = tmp_path / "env", tmp_path / "report.json"
     words = (
         document(tmp_path, [channel.url], [f"python {minor}.*", "pip"]),
-        target, "--report", report, "--cache", tmp_path / "cache",
+        target, "--report", report,
     )  # fmt: skip
     for _ in range(TRIES):
-        with start(*words) as process:
+        with start(*words, cache=tmp_path / "cache") as process:
             wait_for(target / f"lib/python{minor}")
             process.send_signal(number)
             printed, _ = process.communicate(timeout=300)
@@ -297,7 +300,7 @@ def test_ended_in_the_middle_and_run_again(
         report.unlink()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number], printed
     assert not report.exists()
-    status, printed = run(*words)
+    status, printed = run(*words, cache=tmp_path / "cache")
     assert status == 0, printed
     assert output(target / "bin/pip", "--version").startswith("pip ")
     assert len(json.loads(report.read_text())) == 2
@@ -357,10 +360,10 @@ def test_a_copy_killed_in_the_middle_and_made_again(environment: Path, tmp_path:
 def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_path: Path) -> None:
     """It dies there in one of four runs that installed something."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'the end')")
-    words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env", "--cache", cache)
+    words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env")
     for program, reaches_it in ((["-c", ""], True), ([str(CONDA_ENV), *map(str, words)], False)):
         printed = subprocess.run(
-            [sys.executable, *program], env={"PYTHONPATH": str(tmp_path)}, text=True, check=True,
+            [sys.executable, *program], env={**variables(cache), "PYTHONPATH": str(tmp_path)}, text=True, check=True,
             stdout=subprocess.PIPE, timeout=300,
         ).stdout  # fmt: skip
         assert ("the end" in printed) is reaches_it

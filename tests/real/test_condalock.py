@@ -52,17 +52,18 @@ def spec_of(url: str, **changed: Any) -> dict[str, Any]:
     return {"channels": [url], "specs": SPECS, "platform": "linux-64", "virtual": {}, **changed}
 
 
-def run(spec: dict[str, Any], *words: str | Path, path: Path) -> tuple[int, str]:
+def run(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) -> tuple[int, str]:
     path.write_text(json.dumps(spec))
     done = subprocess.run(
-        [sys.executable, PROGRAM, path, *words], env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home"},
+        [sys.executable, PROGRAM, path, *words],
+        env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home", **variables},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
 
 
-def good(spec: dict[str, Any], *words: str | Path, path: Path) -> str:
-    status, printed = run(spec, *words, path=path)
+def good(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) -> str:
+    status, printed = run(spec, *words, path=path, **variables)
     assert status == 0, printed
     return printed
 
@@ -136,10 +137,11 @@ def test_from_a_folder_with_the_channel_gone(
     folder, moved = tmp_path / "offline", tmp_path / "moved"
     spec = condalock.explicit(lock)
     good(spec, "--fetch-only", folder, path=tmp_path / "spec.json")
-    assert sorted(os.listdir(folder)) == sorted(each.file_name for each in lock.packages)
+    fetched = {each.name for each in folder.glob("packages/*/*")}
+    assert fetched == {each.file_name for each in lock.packages}
     channel.folder.rename(moved)
     try:
-        good({**spec, "files": str(folder)}, tmp_path / "env", path=tmp_path / "spec.json")
+        good(spec, tmp_path / "env", path=tmp_path / "spec.json", HVDENV_FILES=str(folder))
     finally:
         moved.rename(channel.folder)
     for package in lock.packages:
@@ -153,13 +155,14 @@ def test_from_a_folder_with_the_channel_gone(
 # What bad input gets
 
 
-def refused(spec: dict[str, Any], folder: Path, *words: str | Path) -> str:
+def refused(spec: dict[str, Any], folder: Path, *words: str | Path, **variables: str) -> str:
     work = folder / "work"
-    work.mkdir()
-    status, printed = run(spec, *(words or [work / "env"]), path=work / "spec.json")
+    work.mkdir(exist_ok=True)
+    words = words or (work / "env",)
+    status, printed = run(spec, *words, path=work / "spec.json", **variables)
     assert status == 1, printed
     assert "Traceback" not in printed
-    assert os.listdir(work) == ["spec.json"]
+    assert not (work / "env").exists()
     return printed
 
 
@@ -200,28 +203,22 @@ def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: 
     folder = tmp_path / "offline"
     spec = condalock.explicit(lock)
     good(spec, "--fetch-only", folder, path=tmp_path / "spec.json")
-    change(folder / "data-0.1-0.conda", flip)
-    printed = refused({**spec, "files": str(folder)}, tmp_path)
-    assert "data-0.1-0.conda is not the package that was asked for" in printed
-    (tmp_path / "work/spec.json").unlink()
-    (tmp_path / "work").rmdir()
-    (folder / "data-0.1-0.conda").unlink()
-    assert "data-0.1-0.conda does not exist" in refused({**spec, "files": str(folder)}, tmp_path)
+    (data,) = folder.glob("packages/*/data-0.1-0.conda")
+    change(data, flip)
+    printed = refused(spec, tmp_path, HVDENV_FILES=str(folder))
+    assert f"damaged, and not used: {data}" in printed
+    data.unlink()
+    printed = refused(spec, tmp_path, HVDENV_FILES=str(folder))
+    assert f"{folder} lacks 1 packages: data-0.1-0.conda" in printed
 
 
 @pytest.mark.parametrize(
     ("changed", "printed"),
     [
         ({"sha256": ""}, "has no sha256 and cannot be verified"),
-        ({"sha256": "Z" * 64}, "has no sha256 and cannot be verified"),
         ({"version": "1.1"}, "is not named like data 1.1"),
         ({"url": "https://example.org/noarch/data-0.1.conda"}, "is not named like data 0.1"),
         ({"url": "https://example.org/noarch/..%2Fdata-0.1-0.conda"}, "is not named like data 0.1"),
-        (
-            {"url": "https://example.org/linux-aarch64/data-0.1-0.conda"},
-            "is for linux-aarch64, not",
-        ),
-        ({"url": None}, "not a package with name, version and url"),
     ],
 )
 def test_a_package_of_a_lock_that_is_none(
@@ -248,7 +245,7 @@ def test_a_file_that_is_no_package(copied: Channel, tmp_path: Path) -> None:
     path.write_bytes(b"PK\3\4 and so on")
     records[0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
-    assert f"{path} is no conda package: " in printed
+    assert "data-0.1-0.conda is no conda package: " in printed
 
 
 def test_a_cache_that_cannot_be_written(server: Site, tmp_path: Path) -> None:
@@ -256,7 +253,7 @@ def test_a_cache_that_cannot_be_written(server: Site, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     work = tmp_path / "work"
     spec = {"platform": "linux-64", "explicit": records}
-    printed = refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
+    printed = refused(spec, tmp_path, work / "env", RATTLER_CACHE_DIR=f"{tmp_path}/cache")
     assert f"conda_env: {tmp_path}/cache/packages" in printed
 
 
@@ -273,15 +270,16 @@ def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_pa
     cache = tmp_path / "cache"
     records = solved(spec_of(server.url), tmp_path)
     spec = {"platform": "linux-64", "explicit": records}
-    words = (tmp_path / "env", "--cache", cache)
-    assert "downloaded data-0.1-0.conda" in good(spec, *words, path=tmp_path / "spec.json")
+    path, variables = tmp_path / "spec.json", {"RATTLER_CACHE_DIR": str(cache)}
+    printed = good(spec, tmp_path / "env", path=path, **variables)
+    assert "downloaded data-0.1-0.conda" in printed
 
     (kept,) = cache.glob("packages/*/data-0.1-0.conda")
     change(kept, flip)
     server.asked = []
     shutil.rmtree(tmp_path / "env")
-    printed = good(spec, *words, path=tmp_path / "spec.json")
-    assert f"damaged in the cache, to be downloaded again: {kept}" in printed
+    printed = good(spec, tmp_path / "env", path=path, **variables)
+    assert f"damaged, and not used: {kept}" in printed
     assert server.asked == ["/noarch/data-0.1-0.conda"]
     assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
 
@@ -302,7 +300,7 @@ def test_a_server_that_sends_something_else(
     server.instead = {"data-0.1-0.conda": page}
     work = tmp_path / "work"
     spec = {"platform": "linux-64", "explicit": records}
-    assert printed in refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
+    assert printed in refused(spec, tmp_path, work / "env", RATTLER_CACHE_DIR=f"{tmp_path}/cache")
     assert not list(tmp_path.glob("cache/packages/*/data*"))
 
 
@@ -339,17 +337,17 @@ def test_only_what_is_named_moves_and_what_it_needs(tmp_path: Path) -> None:
     newest = {"app": "2.0", "base": "1.1", "base2": "1.1", "other": "1.1"}
     assert versions(spec) == newest
     as_before = dict.fromkeys(newest, "1.0")
-    assert versions({**spec, **condalock.preferring(before, [])}) == as_before
-    assert versions({**spec, **condalock.preferring(before, ["other"])}) == {
+    assert versions({**spec, **condalock.preferring(before, None)}) == as_before
+    assert versions({**spec, **condalock.preferring(before, "other")}) == {
         **as_before, "other": "1.1"
     }  # fmt: skip
-    assert versions({**spec, **condalock.preferring(before, ["app"])}) == {
+    assert versions({**spec, **condalock.preferring(before, "app")}) == {
         **as_before, "app": "2.0", "base": "1.1"
     }  # fmt: skip
     for path in channel.folder.glob("linux-64/base2-1.0-0.conda"):
         path.unlink()
     channel.index()
-    spec |= condalock.preferring(before, [])
+    spec |= condalock.preferring(before, None)
     assert versions(spec) == {**as_before, "base2": "1.1"}
     printed = good(spec, "--solve-only", tmp_path / "records.json", path=tmp_path / "request.json")
     assert "no longer in the channels: base2 1.0 0" in printed
@@ -361,8 +359,6 @@ def test_a_lock_for_another_platform(channel: Channel, tmp_path: Path, platform:
     lock = condalock.lock(solved(spec, tmp_path), spec)
     assert [each.subdir for each in lock.packages] == [platform]
     assert condalock.parse(condalock.render(lock)) == lock
-    printed = refused({**condalock.explicit(lock), "platform": "linux-64"}, tmp_path)
-    assert f"is for {platform}, not for linux-64" in printed
 
 
 # By conda's own programs
@@ -379,12 +375,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_program_solves_and_installs_the_same(
+def test_a_program_installs_the_same(
     channel: Channel, lock: condalock.CondaLock, program: Path, server: Site, tmp_path: Path
 ) -> None:
-    by_rattler = solved(spec_of(channel.url), tmp_path)
-    assert solved(spec_of(channel.url, program=str(program)), tmp_path) == by_rattler
-
     spec = {**condalock.explicit(lock), "program": str(program)}
     (tmp_path / "spec.json").write_text(json.dumps(spec).replace(channel.url, server.url))
     spec = json.loads((tmp_path / "spec.json").read_text())
@@ -398,15 +391,17 @@ def test_a_program_solves_and_installs_the_same(
 
     other = Channel(tmp_path / "other").add("data", "0.1", {}, noarch="generic")
     server.instead = {"data-0.1-0.conda": other.read_bytes()}
-    del spec["explicit"][0]["md5"]  # which the program would have noticed
     assert "data-0.1-0.conda is not the package that was asked for" in refused(spec, tmp_path)
 
 
-def test_a_program_that_finds_nothing(channel: Channel, program: Path, tmp_path: Path) -> None:
-    spec = spec_of(channel.url, program=str(program), specs=["greeter 7.*"])
-    work = tmp_path / "work"
-    printed = refused(spec, tmp_path, "--solve-only", work / "records.json")
-    assert "finds no packages: " in printed
+def test_a_program_solves_and_installs(channel: Channel, program: Path, tmp_path: Path) -> None:
+    spec = spec_of(channel.url, program=str(program))
+    printed = good(spec, tmp_path / "env", path=tmp_path / "spec.json")
+    assert f"by {program}" in printed
+    assert "4 packages in" in printed
+    assert str(tmp_path / "env") in (tmp_path / "env/bin/tool").read_text()
+    printed = refused({**spec, "specs": ["greeter 7.*"]}, tmp_path)
+    assert "create failed with exit status 1" in printed
     assert "packages: greeter 7.*" in printed
 
 
@@ -429,21 +424,3 @@ def test_conda_lock_takes_the_file(
     conda_lock(program, tmp_path, "install", "--prefix", tmp_path / "env", file)
     assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
     assert (tmp_path / "env/bin/tool").exists()
-
-
-def test_conda_lock_knows_what_the_file_was_made_for(
-    channel: Channel, program: Path, tmp_path: Path
-) -> None:
-    spec = spec_of(channel.url, virtual={"__cuda": "11.4"})
-    lock = condalock.lock(solved(spec, tmp_path), spec)
-    (tmp_path / "conda-lock.yml").write_text(condalock.render(lock))
-    asked = {"channels": [channel.url], "dependencies": SPECS, "platforms": ["linux-64"]}
-    (tmp_path / "environment.yml").write_text(json.dumps(asked))
-    virtual = {"subdirs": {"linux-64": {"packages": {"__cuda": "11.4"}}}}
-    (tmp_path / "virtual.yml").write_text(json.dumps(virtual))
-    printed = conda_lock(
-        program, tmp_path, "lock", "--check-input-hash", "--file", tmp_path / "environment.yml",
-        "--virtual-package-spec", tmp_path / "virtual.yml",
-        "--lockfile", tmp_path / "conda-lock.yml",
-    )  # fmt: skip
-    assert "Spec hash already locked for ['linux-64']. Skipping solve." in printed

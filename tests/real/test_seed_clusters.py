@@ -239,8 +239,8 @@ def conda(home: Path, site: Site) -> Path:
     }  # fmt: skip
     spec.write_text(json.dumps(wanted))
     subprocess.run(
-        [sys.executable, PROGRAM, spec, prefix, "--cache", home / "cache/conda"],
-        check=True, capture_output=True, timeout=300,
+        [sys.executable, PROGRAM, spec, prefix], check=True, capture_output=True, timeout=300,
+        env={**os.environ, "RATTLER_CACHE_DIR": str(home / "cache/conda")},
     )  # fmt: skip
     library = f"lib/python{python.minor}"
     # The channel's Python lacks what only makes environments.

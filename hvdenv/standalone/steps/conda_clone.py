@@ -3,23 +3,19 @@
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 """
 
-import hashlib
-import json
 import mmap
 import os
 import re
 import shutil
 import stat
-import time
-from typing import Any, Dict, List, Match, NoReturn, Optional, Pattern, Tuple
+from typing import Any, Dict, List, Match, NoReturn, Optional, Pattern
 
-from conda_spec import Failure, Record, read_records, say, write_whole
+from conda_spec import Failure, read_records, say
 
 # Kernels before Linux 5.1 cut a longer first line.
 SHEBANG_LIMIT = 127
 # Folders of a root environment that are no part of it.
 NOT_CLONED = {"pkgs", "envs", "conda-bld"}
-SECONDS_BETWEEN_LINES = 10
 
 
 def clone(source: str, prefix: str) -> None:
@@ -30,33 +26,15 @@ def clone(source: str, prefix: str) -> None:
     inside = os.path.realpath(prefix) + os.sep
     if inside.startswith(os.path.realpath(source) + os.sep):
         raise Failure("%s is in %s, which is to be copied" % (prefix, source))
-    recorded = {path["_path"]: path for _, record in records for path in paths_of(record)}
-    copier = Copier(source, prefix, recorded)
+    # Records name files since conda 4.3.
+    paths = ((record.get("paths_data") or {}).get("paths", ()) for _, record in records)
+    copier = Copier(source, prefix, {each["_path"]: each for part in paths for each in part})
     copier.check_room()
     copier.copy_all()
-    write_records(prefix, records, copier.digests)
     if copier.unchanged:
         say("these still name %s, because they have no room for the new path:" % source)
         for path in copier.unchanged[:10] + ["..."] * (len(copier.unchanged) > 10):
             say("  " + path)
-
-
-def paths_of(record: Record) -> List[Dict[str, Any]]:
-    """A record's entries for files, which it has since conda 4.3."""
-    return list((record.get("paths_data") or {}).get("paths", ()))
-
-
-def write_records(prefix: str, records: List[Tuple[str, Record]], digests: Dict[str, str]) -> None:
-    """Write records with the hashes of rewritten files."""
-    folder = os.path.join(prefix, "conda-meta")
-    for name, record in records:
-        for path in paths_of(record):
-            if path["_path"] in digests:
-                path["sha256_in_prefix"] = digests[path["_path"]]
-        write_whole(os.path.join(folder, name), json.dumps(record, indent=2))
-    # conda recognises an environment by this file.
-    with open(os.path.join(folder, "history"), "a"):
-        pass
 
 
 def spellings(folder: str) -> List[bytes]:
@@ -120,8 +98,8 @@ class Copier:
     """Copies the files of an environment.
 
     Attributes:
-        digests: sha256 of rewritten files, by their path in the environment.
-        unchanged: files that still contain the old path.
+        rewritten: how many files name the new path.
+        unchanged: files that still name the old one.
     """
 
     def __init__(self, source: str, prefix: str, recorded: Dict[str, Dict[str, Any]]) -> None:
@@ -131,10 +109,8 @@ class Copier:
         self.spellings = spellings(source)
         self.pattern = naming(self.spellings)
         self.new = os.fsencode(prefix)
-        self.digests: Dict[str, str] = {}
+        self.rewritten = 0
         self.unchanged: List[str] = []
-        self.copied = 0
-        self.reported = time.monotonic()
 
     def check_room(self) -> None:
         """Refuse a prefix that is longer than the room that packages reserve for it."""
@@ -165,12 +141,12 @@ class Copier:
                 path = os.path.normpath(os.path.join(relative, name))
                 self.copy(os.path.join(folder, name), os.path.join(target, name), path)
         named = any(entry.get("prefix_placeholder") for entry in self.recorded.values())
-        if named and not self.digests:
+        if named and not self.rewritten:
             raise Failure(
                 "no file of %s contains this path: the environment was made at another path\n"
                 "Name the environment by the path at which it was made" % self.source
             )
-        say("%d files and links, %d rewritten" % (self.copied, len(self.digests)))
+        say("%d files rewritten" % self.rewritten)
 
     def copy(self, source: str, target: str, path: str) -> None:
         kind = os.lstat(source).st_mode
@@ -178,25 +154,20 @@ class Copier:
             link = self.pattern.sub(lambda found: self.new, os.fsencode(os.readlink(source)))
             os.symlink(os.fsdecode(link), target)
         elif stat.S_ISREG(kind):
-            data = self.rewritten(source, path)
+            data = self.changed(source, path)
             if data is None:
                 shutil.copy2(source, target)
             else:
                 # Its new time makes Python ignore the bytecode of the old text.
                 with open(target, "wb") as stream:
                     stream.write(data)
-                self.digests[path] = hashlib.sha256(data).hexdigest()
+                self.rewritten += 1
             # The owner of the copy may change what is read-only in the original.
             os.chmod(target, stat.S_IMODE(kind) & 0o777 | 0o600)
         else:
             say("not copied, because it is neither a file nor a link: " + path)
-            return
-        self.copied += 1
-        if time.monotonic() - self.reported > SECONDS_BETWEEN_LINES:
-            self.reported = time.monotonic()
-            say("copied %d files" % self.copied)
 
-    def rewritten(self, source: str, path: str) -> Optional[bytes]:
+    def changed(self, source: str, path: str) -> Optional[bytes]:
         """The content of a file in the copy; None if it does not change."""
         # Bytecode contains its path for tracebacks only, and Python corrects it.
         if path.endswith(".pyc") or not self.names_source(source):
