@@ -35,7 +35,7 @@ from hvdenv.locks import condalock
 probe, request, records, target = sys.argv[1:]
 subprocess.run([sys.executable, probe, "--solve-only", request, records], check=True)
 with open(request) as w, open(records) as r, open(target, "w") as t:
-    t.write(condalock.render(condalock.lock(json.load(r), json.load(w))))
+    t.write(condalock.render(json.load(r), json.load(w)))
 """
 
 

@@ -20,11 +20,10 @@ from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.built import built_with
-from hvdenv.locks.lockfile import CONDA, PYPI, File, Inputs, Locked, Platform, bind
+from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, bind
 from hvdenv.places import find_places
 from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
-from hvdenv.schema import Problem, decode
 
 EXAMPLES = """\
 examples:
@@ -42,7 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(what, "--check", "compare only; exit with 4 if the lock does not match")
     add(what, "--update NAME", "update this package to its newest version")
     add(what, "--upgrade", "update all packages")
-    add(parser, "--platform P", "lock for another machine, such as linux-ppc64le")
+    add(
+        parser, "--platform P", "lock for another machine, such as linux-ppc64le", choices=PLATFORMS
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,14 +78,6 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     prepared = prepare(arguments, thorough=False, anywhere=True)
     if not arguments.platform:
         return prepared
-    try:
-        decode(Platform, arguments.platform)
-    except Problem as problem:
-        raise UsageError(
-            problem.message,
-            where="--platform",
-            remedy="name the system and the architecture, such as linux-x86_64",
-        ) from problem
     machine = arguments.platform.partition("-")[2]
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
@@ -170,7 +163,7 @@ def _conda(
     prefer = condalock.preferring(before, arguments.update) if before else {}
     find_lock.run_steps(arguments, maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
-    return condalock.render(condalock.lock(records, maker.conda_spec))
+    return condalock.render(records, maker.conda_spec)
 
 
 def _pypi(

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
 from hvdenv import schema
 from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable, sha256
+
+if TYPE_CHECKING:
+    from conda_lock.lockfile.v1.models import LockedDependency
 
 _HEADER = """\
 # Written by hvdenv in the format of conda-lock: `conda-lock install` takes it as well.
@@ -66,11 +70,11 @@ class CondaLock(NamedTuple):
 
     platform: Platform
     channels: tuple[Channel, ...]
-    packages: tuple[CondaPackage, ...]
+    packages: tuple[CondaPackage, ...] = ()
 
 
-def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> CondaLock:
-    """A lock of the result of a solve.
+def render(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> str:
+    """The text of a lock of the result of a solve.
 
     Args:
         records: what ``conda_env.py --solve-only`` reports.
@@ -79,51 +83,42 @@ def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> Conda
     Raises:
         RecipeError: a package or channel that a lock cannot contain.
     """
-    packages = [
-        {name: record[name] for name in ("name", "version", "url", "sha256", "md5")}
-        | {"depends": [f"{name} {text}".strip() for name, text in _merged(record["depends"])]}
-        for record in records
-    ]
-    document = {
-        "platform": spec["platform"],
-        "channels": list(spec["channels"]),
-        "packages": packages,
-    }
-    return _decoded(document, "conda packages cannot be locked")
+    import yaml
+    from conda_lock.lockfile.v1.models import LockedDependency, Lockfile, LockMeta
+
+    platform, where = spec["platform"], "conda packages cannot be locked"
+    ordered = sorted(records, key=lambda each: str(each["name"]))
+    # conda-lock compares this hash of the request before it solves; hvdenv compares the request.
+    digest = sha256("".join(each["sha256"] for each in ordered))
+    with _malformed(where):
+        meta = LockMeta(
+            content_hash={platform: digest}, channels=list(spec["channels"]), platforms=[platform],
+            sources=[],
+        )  # fmt: skip
+        packages = [
+            LockedDependency(
+                name=each["name"], version=each["version"], manager="conda", platform=platform,
+                dependencies=_merged(each["depends"]), url=each["url"],
+                hash={"md5": each["md5"], "sha256": each["sha256"]}, category="main", optional=False,
+            )
+            for each in ordered
+        ]  # fmt: skip
+    document = Lockfile(package=packages, metadata=meta).dict_for_output()
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text = str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True))
+    parse(text, where)
+    return _HEADER + text
 
 
-def _merged(depends: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Name and version of each dependency: conda-lock accepts each name once."""
+def _merged(depends: Iterable[str]) -> dict[str, str]:
+    """Version of each dependency by its name, sorted: conda-lock accepts each name once."""
     found: dict[str, str] = {}
     for text in depends:
         name, wanted = _split(text)
         before = found.get(name, "")
         plain = before and wanted and " " not in before + wanted
         found[name] = f"{before},{wanted}" if plain else wanted or before
-    yield from sorted(found.items())
-
-
-def render(found: CondaLock) -> str:
-    import yaml
-    from conda_lock.lockfile.v1.models import LockedDependency, Lockfile, LockMeta
-
-    packages = [
-        LockedDependency(
-            name=each.name, version=each.version, manager="conda", platform=found.platform,
-            dependencies=dict(_merged(each.depends)), url=each.url,
-            hash={"md5": each.md5, "sha256": each.sha256}, category="main", optional=False,
-        )
-        for each in found.packages
-    ]  # fmt: skip
-    # conda-lock compares this hash of the request before it solves; hvdenv compares the request.
-    digest = sha256("".join(each.sha256 for each in found.packages))
-    meta = LockMeta(
-        content_hash={found.platform: digest}, channels=list(found.channels),
-        platforms=[found.platform], sources=[],
-    )  # fmt: skip
-    document = Lockfile(package=packages, metadata=meta).dict_for_output()
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return _HEADER + str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True))
+    return dict(sorted(found.items()))
 
 
 def parse(text: str, where: str = CONDA) -> CondaLock:
@@ -133,38 +128,58 @@ def parse(text: str, where: str = CONDA) -> CondaLock:
         RecipeError: it is malformed, or has packages that hvdenv does not install from it.
     """
     from conda_lock.lockfile.v1.models import Lockfile
-    from pydantic import ValidationError
 
     document = _read_yaml(text, where)
-    version = document.get("version") if isinstance(document, dict) else None
-    if version != 1:
-        raise malformed(f"expected a lock of conda-lock with version 1, found {version}", where)
-    try:
+    with _malformed(where):
         found = Lockfile.model_validate(document)
+        platform = ", ".join(found.metadata.platforms)
+        channels = [each.url for each in found.metadata.channels]
+        lock = schema.decode(CondaLock, {"platform": platform, "channels": channels})
+    packages = []
+    for each in sorted(found.package, key=lambda each: each.name):
+        with _malformed(where, f"{each.name}: "):
+            packages.append(_package(each, platform))
+    for one, other in pairwise(packages):
+        if one.name == other.name:
+            raise malformed(f"{one.name} is listed twice", where)
+    return lock._replace(packages=tuple(packages))
+
+
+@contextmanager
+def _malformed(where: str, subject: str = "") -> Iterator[None]:
+    """Report what is wrong with a lock."""
+    from pydantic import ValidationError
+
+    try:
+        yield
     except ValidationError as error:
         first = error.errors()[0]
-        raise malformed(f"{schema.dotted(first['loc'])}: {first['msg']}", where) from None
+        raise malformed(f"{subject}{schema.dotted(first['loc'])}: {first['msg']}", where) from None
+    except schema.Problem as problem:
+        raise malformed(f"{subject}{problem}", where) from None
     except (AttributeError, KeyError, TypeError):  # of conda-lock's own checks
         raise malformed("it is not in the format that conda-lock writes", where) from None
-    platforms = found.metadata.platforms
-    platform = platforms[0] if len(platforms) == 1 else None
-    for each in found.package:
-        if (each.manager, each.platform, each.category) != ("conda", platform, "main"):
-            raise malformed(
-                f"{each.name} is for {each.manager}, {each.platform}, {each.category}: a lock "
-                "of hvdenv has packages for conda, one platform and the category main",
-                where,
-            )
-    packages = [
-        {
-            "name": each.name, "version": each.version, "url": each.url,
-            "sha256": each.hash.sha256 or "", "md5": each.hash.md5 or "",
-            "depends": [f"{name} {text}".strip() for name, text in sorted(each.dependencies.items())],
-        }
-        for each in found.package
-    ]  # fmt: skip
-    channels = [each.url for each in found.metadata.channels]
-    return _decoded({"platform": platform, "channels": channels, "packages": packages}, where)
+
+
+def _package(found: LockedDependency, platform: str) -> CondaPackage:
+    """A package that hvdenv can install.
+
+    Raises:
+        schema.Problem: a value that it does not accept.
+    """
+    if (found.manager, found.platform, found.category) != ("conda", platform, "main"):
+        raise schema.Problem((), f"expected manager conda, platform {platform}, category main")
+    depends = [f"{name} {text}".strip() for name, text in sorted(found.dependencies.items())]
+    values = {
+        "name": found.name, "version": found.version, "url": found.url, "depends": depends,
+        "sha256": found.hash.sha256 or "", "md5": found.hash.md5 or "",
+    }  # fmt: skip
+    package = schema.decode(CondaPackage, values)
+    if package.subdir not in (platform, "noarch"):
+        raise schema.Problem(("url",), f"{package.url} is not for {platform}")
+    if not package.file_name.startswith(f"{package.name}-{package.version}-"):
+        raise schema.Problem(("url",), f"{package.url} is not {package.name} {package.version}")
+    return package
 
 
 def _read_yaml(text: str, where: str) -> Any:
@@ -182,26 +197,6 @@ def _read_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError) as error:
         raise malformed(f"it is not YAML: {error}", where) from None
-
-
-def _decoded(document: dict[str, Any], where: str) -> CondaLock:
-    document["packages"].sort(key=lambda each: str(each["name"]))
-    names = [each["name"] for each in document["packages"]]
-    for one, other in pairwise(names):
-        if one == other:
-            raise malformed(f"{one} is listed twice", where)
-    try:
-        found = schema.decode(CondaLock, document)
-    except schema.Problem as problem:
-        index = problem.path[1] if problem.path[:1] == ("packages",) else None
-        subject = f"{names[index]}: " if isinstance(index, int) else ""
-        raise malformed(f"{subject}{problem}", where) from None
-    for each in found.packages:
-        if each.subdir not in (found.platform, "noarch"):
-            raise malformed(f"{each.url} is not for {found.platform}", where)
-        if not each.file_name.startswith(f"{each.name}-{each.version}-"):
-            raise malformed(f"{each.url} is not {each.name} {each.version}", where)
-    return found
 
 
 def packages(locked: Locked) -> CondaLock:

@@ -27,9 +27,8 @@ CONDA: File = "conda-lock.yml"
 ANEW = "write it again with `hvdenv lock RECIPE`"
 
 MinorVersion = Annotated[str, Pattern(r"3\.[0-9]+", "a Python version such as 3.11")]
-Platform = Annotated[
-    str, Pattern(r"linux-(x86_64|aarch64|ppc64le)", "a platform such as linux-x86_64")
-]
+PLATFORMS = ("linux-x86_64", "linux-aarch64", "linux-ppc64le")
+Platform = Annotated[str, Pattern("|".join(PLATFORMS), "a platform such as linux-x86_64")]
 
 
 class Horovod(NamedTuple):

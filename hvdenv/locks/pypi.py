@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
 from packaging.specifiers import SpecifierSet
@@ -26,7 +27,23 @@ from hvdenv.model.recipe import Sha256
 from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
 
 if TYPE_CHECKING:
+    from packaging import pylock
+    from packaging.markers import Marker
+    from packaging.pylock import Pylock
     from packaging.requirements import Requirement
+
+
+# What a lock may contain. PEP 751 has more; that is refused.
+Url = Annotated[
+    str,
+    Pattern(
+        r"(https://(?!.*/t/[^/]+/)([A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*(:[0-9]+)?/[^\s@?#*]+)?",
+        "an https:// address without credentials",
+    ),
+]
+Required = Annotated[
+    str, Pattern(r"[a-z0-9][a-z0-9-]*([<>=!~][^\s;@]*)?", "a requirement such as numpy>=1.23")
+]
 
 
 class Package(NamedTuple):
@@ -42,10 +59,10 @@ class Package(NamedTuple):
 
     name: str
     version: str
-    file: str
-    sha256: str
-    url: str = ""
-    requires: tuple[str, ...] | None = None
+    file: Annotated[str, Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*", "the name of a file")]
+    sha256: Sha256
+    url: Url = ""
+    requires: tuple[Required, ...] | None = None
 
     @property
     def is_wheel(self) -> bool:
@@ -78,19 +95,15 @@ def from_report(report: PipReport, hints: Mapping[str, str]) -> tuple[Package, .
         url = hint(download.url.partition("#")[0].partition("?")[0])
         if address.scheme == "file" and name in hints:
             url = f"{hints[name].rstrip('/')}/{quote(file)}"
-        if not re.fullmatch(get_args(Url)[1].regex, url):
-            url = ""
+        known = url if re.fullmatch(get_args(Url)[1].regex, url) else ""
+        version = str(Version(each.metadata.version))
         found.append(
             Package(
-                name=name,
-                version=str(Version(each.metadata.version)),
-                file=file,
-                sha256=download.sha256,
-                url=url,
+                name=name, version=version, file=file, sha256=download.sha256, url=known,
                 requires=requires[name],
             )
-        )
-    return tuple(sorted(found))
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda each: each.name))
 
 
 def _requires(report: PipReport) -> dict[str, tuple[str, ...]]:
@@ -153,7 +166,22 @@ def required(requirement: str) -> str:
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
     """The text of pylock.toml for a minor Python version and a machine such as x86_64."""
     import tomlkit
-    from packaging import markers, pylock, utils
+    from packaging.markers import Marker
+
+    marker = (
+        f"sys_platform == 'linux' and platform_machine == '{machine}'"
+        f" and python_version == '{python}'"
+    )
+    ordered = sorted(packages, key=lambda each: each.name)
+    document = _pylock(ordered, [Marker(marker)], SpecifierSet(f"=={python}.*"))
+    document.validate()
+    return tomlkit.dumps(document.to_dict())
+
+
+def _pylock(
+    packages: Iterable[Package], environments: Sequence[Marker] | None, python: SpecifierSet | None
+) -> Pylock:
+    from packaging import pylock, utils
 
     def entry(package: Package) -> pylock.Package:
         # A file without a URL is beside the lock, or pip finds it elsewhere.
@@ -169,68 +197,13 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
             tool=None if requires is None else {"hvdenv": {"requires": list(requires)}},
         )
 
-    marker = (
-        f"sys_platform == 'linux' and platform_machine == '{machine}'"
-        f" and python_version == '{python}'"
-    )
-    document = pylock.Pylock(
+    return pylock.Pylock(
         lock_version=Version("1.0"),
-        environments=[markers.Marker(marker)],
-        requires_python=SpecifierSet(f"=={python}.*"),
+        environments=environments,
+        requires_python=python,
         created_by="hvdenv",
-        packages=[entry(package) for package in sorted(packages)],
+        packages=[entry(package) for package in packages],
     )
-    document.validate()
-    return tomlkit.dumps(document.to_dict())
-
-
-# What pylock.toml of a lock may contain. PEP 751 has more keys; these are refused.
-Url = Annotated[
-    str,
-    Pattern(
-        r"https://(?!.*/t/[^/]+/)([A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*(:[0-9]+)?/[^\s@?#*]+",
-        "an https:// address without credentials",
-    ),
-]
-FileName = Annotated[str, Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*", "the name of a file")]
-Required = Annotated[
-    str, Pattern(r"[a-z0-9][a-z0-9-]*([<>=!~][^\s;@]*)?", "a requirement such as numpy>=1.23")
-]
-
-
-class _Hashes(NamedTuple):
-    sha256: Sha256
-
-
-class _File(NamedTuple):
-    name: FileName
-    hashes: _Hashes
-    url: Url | None = None
-    path: FileName | None = None
-
-
-class _Own(NamedTuple):
-    requires: tuple[Required, ...]
-
-
-class _Tool(NamedTuple):
-    hvdenv: _Own
-
-
-class _Entry(NamedTuple):
-    name: Annotated[str, Pattern(r"[a-z0-9][a-z0-9-]*", "a normalised name")]
-    version: Annotated[str, Pattern(r"[a-z0-9.!+]+", "a version")]
-    wheels: tuple[_File, ...] = ()
-    sdist: _File | None = None
-    tool: _Tool | None = None
-
-
-class _Document(NamedTuple):
-    lock_version: Literal["1.0"]
-    environments: tuple[str, ...]
-    requires_python: str
-    created_by: Literal["hvdenv"]
-    packages: tuple[_Entry, ...]
 
 
 def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
@@ -239,66 +212,57 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     Raises:
         RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.
     """
-    listed = _read(text, path)
-    if python and listed.requires_python != f"=={python}.*":
-        raise malformed(f"is not for Python {python}", str(path), ANEW)
-    found: list[Package] = []
-    for index, entry in enumerate(listed.packages):
-        if wrong := _problem(entry, {each.name for each in found}):
-            where = f"{path}:{line_of(text, ('packages', index))}"
-            raise malformed(f"{entry.name}: {wrong}", where, ANEW)
-        file = entry.sdist or entry.wheels[0]
-        requires = entry.tool.hvdenv.requires if entry.tool else None
-        found.append(
-            Package(
-                name=entry.name,
-                version=entry.version,
-                file=file.name,
-                sha256=file.hashes.sha256,
-                url=file.url or "",
-                requires=requires,
-            )
-        )
-    return tuple(sorted(found))
-
-
-def _read(text: str, path: Path) -> _Document:
-    """The document of a pylock.toml, which is also one for packaging.
-
-    Raises:
-        RecipeError: it is malformed.
-    """
     from packaging import pylock
 
     try:
         document = parse_toml(text)
-        listed = decode(_Document, {key.replace("-", "_"): v for key, v in document.items()})
-        pylock.Pylock.from_dict(document)
-    except Problem as problem:
-        written = {key.replace("-", "_"): key for key in document}
-        keys = (written.get(str(problem.path[0]), problem.path[0]), *problem.path[1:])
-        where = f"{path}:{line_of(text, keys)}"
-        raise malformed(str(Problem(keys, problem.message)), where, ANEW) from problem
+        read = pylock.Pylock.from_dict(document)
+        found = tuple(map(_package, read.packages))
     except (
         ValueError,
         pylock.PylockValidationError,
         pylock.PylockUnsupportedVersionError,
     ) as error:
-        raise malformed(str(error), str(path), ANEW) from error
-    return listed
+        raise malformed(" ".join(str(error).split()), str(path), ANEW) from error
+    if python and str(read.requires_python) != f"=={python}.*":
+        raise malformed(f"is not for Python {python}", str(path), ANEW)
+    for one, other in pairwise(found):
+        if one.name >= other.name:
+            raise malformed(
+                f"{other.name}: it is in the lock twice, or not sorted", str(path), ANEW
+            )
+    written = dict(_pylock(found, read.environments, read.requires_python).to_dict())
+    entries = zip(document.pop("packages"), written.pop("packages"), strict=True)
+    for index, (given, expected) in enumerate(entries):
+        if given != expected:
+            where = f"{path}:{line_of(text, ('packages', index))}"
+            raise malformed(f"{found[index].name}: {_UNKNOWN}", where, ANEW)
+    if document != written:
+        raise malformed(_UNKNOWN, str(path), ANEW)
+    return found
 
 
-def _problem(entry: _Entry, before: Collection[str]) -> str:
-    """What is wrong with an entry whose keys are all known; or empty."""
-    files = [*entry.wheels, *([entry.sdist] if entry.sdist else ())]
-    if entry.name in before:
-        return "it is in the lock twice"
+_UNKNOWN = "has keys or values that hvdenv does not write"
+
+
+def _package(entry: pylock.Package) -> Package:
+    """A package from its entry; what else the entry has is not looked at.
+
+    Raises:
+        ValueError: it cannot be installed from one file with a hash and an acceptable address.
+    """
+    files = [*(entry.wheels or ()), *([entry.sdist] if entry.sdist else ())]
     if len(files) != 1:
-        return f"expected one file to install it from, found {len(files)}"
-    (file,) = files
-    if bool(file.url) == bool(file.path) or file.path not in (None, file.name):
-        return "expected a file with either a url, or a path that is its name and nothing else"
-    return ""
+        raise ValueError(f"{entry.name}: expected one file to install it from, found {len(files)}")
+    own = (entry.tool or {}).get("hvdenv", {})
+    values = {
+        "name": entry.name, "version": str(entry.version), "file": files[0].name,
+        "sha256": files[0].hashes.get("sha256"), "url": files[0].url, "requires": own.get("requires"),
+    }  # fmt: skip
+    try:
+        return decode(Package, {key: each for key, each in values.items() if each is not None})
+    except Problem as problem:
+        raise ValueError(f"{entry.name}: {problem}") from problem
 
 
 def packages(locked: Locked) -> tuple[Package, ...]:

@@ -13,6 +13,7 @@ complete hvdenv \
         'c/--framework=/(torch tensorflow mxnet)/' \
         'c/--controller=/(MPI Gloo)/' \
         'c/--operation=/(NCCL DDL CCL MPI Gloo)/' \
+        'c/--platform=/(linux-x86_64 linux-aarch64 linux-ppc64le)/' \
         'c/--format=/(text bash)/' \
         'c/--format=/(lua tcl)/' \
         'c/--format=/(singularity docker)/' \
@@ -23,6 +24,7 @@ complete hvdenv \
         'n/--framework/(torch tensorflow mxnet)/' \
         'n/--controller/(MPI Gloo)/' \
         'n/--operation/(NCCL DDL CCL MPI Gloo)/' \
+        'n/--platform/(linux-x86_64 linux-aarch64 linux-ppc64le)/' \
         'n/--format/(text bash)/' \
         'n/--format/(lua tcl)/' \
         'n/--format/(singularity docker)/' \
