@@ -300,6 +300,8 @@ def test_ended_in_the_middle_and_run_again(
         report.unlink()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number], printed
     assert not report.exists()
+    assert "exists already" in run(*words, cache=tmp_path / "cache")[1]
+    shutil.rmtree(target)
     status, printed = run(*words, cache=tmp_path / "cache")
     assert status == 0, printed
     assert output(target / "bin/pip", "--version").startswith("pip ")
@@ -351,7 +353,8 @@ def test_a_copy_killed_in_the_middle_and_made_again(environment: Path, tmp_path:
         if process.returncode:
             break
         shutil.rmtree(copy)
-    assert Path(f"{copy}.unfinished").exists()
+    assert "exists already" in run("--clone", environment, copy)[1]
+    shutil.rmtree(copy)
     status, printed = run("--clone", environment, copy)
     assert status == 0, printed
     assert output(copy / "bin/hello") == f"{copy}/share"

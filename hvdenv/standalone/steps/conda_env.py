@@ -15,12 +15,10 @@ SPEC.json::
      "program": "/sw/conda/bin/conda"}
 
 ``virtual`` describes the machine that runs the environment; the machine that makes it is not
-examined. ``prefer`` (optional) lists packages to keep where they fit. ``program`` (optional) is
-a conda program that installs instead of py-rattler. Without py-rattler the first of $CONDA_EXE,
-micromamba, mamba and conda is used.
+examined. Optional: packages to keep where they fit, and a conda program that installs. Without
+py-rattler the first of $CONDA_EXE, micromamba, mamba and conda installs.
 
---solve-only installs nothing: REPORT.json gets the packages. Such packages, or those of a lock,
-can replace the specs; then nothing is solved::
+REPORT.json gets the packages. They, or those of a lock, can replace the specs::
 
     {"platform": "linux-64", "explicit": [
       {"name": "numpy", "version": "1.22.0", "sha256": "6ab9...", "depends": ["..."],
@@ -31,10 +29,7 @@ nothing that was unpacked before is used. --fetch-only puts the packages into a 
 named in $HVDENV_FILES, they are taken from there and no network is used.
 
 --clone copies an environment, which may be read-only, and replaces its path in the copied files.
-REPORT.json lists the conda packages of the result: name, version, build, url and sha256.
-
-While PREFIX is incomplete, there is a folder PREFIX.unfinished beside it; the next run then starts
-from the beginning.
+Temporary files are in PREFIX.unfinished. After a kill, remove PREFIX before the next run.
 """
 
 import argparse
@@ -118,23 +113,6 @@ def make(spec: Spec, prefix: str, work: str) -> None:
         write_whole(path, {k: v for k, v in record.items() if k not in TEMPORARY})
 
 
-def begin(prefix: str) -> str:
-    """Mark the environment as unfinished, and remove the result of an interrupted run.
-
-    Returns:
-        The mark: a folder for temporary files, removed at the end.
-    """
-    mark = prefix + ".unfinished"
-    if os.path.exists(mark):
-        say("an earlier run did not finish %s: starting from the beginning" % prefix)
-        shutil.rmtree(prefix, ignore_errors=True)
-        shutil.rmtree(mark)
-    if os.path.lexists(prefix) and not (os.path.isdir(prefix) and not os.listdir(prefix)):
-        raise Failure("%s exists already; remove it or name another folder" % prefix)
-    os.makedirs(mark, mode=0o700)
-    return mark
-
-
 def main(arguments: List[str]) -> None:
     parser = argparse.ArgumentParser(description="Make a conda environment.")
     modes = parser.add_mutually_exclusive_group()
@@ -155,24 +133,27 @@ def main(arguments: List[str]) -> None:
     if options.fetch_only:
         collect(spec["explicit"], target, installer(spec, target).download)
         return
-    mark = begin(target)
+    if os.path.lexists(target):
+        raise Failure("%s exists already; remove it or name another folder" % target)
+    work = target + ".unfinished"
+    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+    os.makedirs(work, mode=0o700)
     try:
         if options.clone:
             # It can contain a $NAME that a module sets.
             clone(os.path.expandvars(options.source), target)
         else:
-            make(spec, target, mark)
+            make(spec, target, work)
         packages = [{key: r.get(key) or "" for key in REPORTED} for _, r in read_records(target)]
         if not packages:
             raise Failure("no environment was made in %s" % target)
         if options.report:
             write_whole(options.report, packages)
     except Exception:
-        # Threads of rattler may still write into it. Then the next run starts from the beginning.
         shutil.rmtree(target, ignore_errors=True)
-        shutil.rmtree(mark, ignore_errors=True)
         raise
-    shutil.rmtree(mark)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # threads of rattler may still write there
     say("%d packages in %s" % (len(packages), target))
 
 
