@@ -20,7 +20,7 @@ examples:
   hvdenv diff local local+torch
   hvdenv diff local@3f2a9c81 local           what changed since that generation
   hvdenv diff ~/envs/horovod /proj/group/envs/horovod --json
-  hvdenv diff lockfiles/local/py3.11-linux-x86_64-cpu local
+  hvdenv diff lockfiles/local/py3.11-linux-x86_64 local
   hvdenv diff local ./venv --exit-code       1 if they differ
 
 The output is the change from A to B. diff does not compare unknown hashes: those of packages that

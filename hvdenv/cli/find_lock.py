@@ -61,32 +61,11 @@ def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
 
 def find(arguments: argparse.Namespace, prepared: Prepared) -> Locked | None:
     """The lock in the recipe's folder of locks; None if there is none."""
-    recipe, root = prepared.resolved.recipe, root_of(arguments, prepared)
-    return choose(
-        root, inputs_of(prepared), _refuse_others(arguments, root),
-        gpu=recipe.horovod.gpu is not None, cpu_packages=cpu_packages(recipe),
-    )  # fmt: skip
-
-
-def choose(
-    root: Path,
-    inputs: Inputs,
-    judge: Callable[[Content], None] | None = None,
-    *,
-    gpu: bool,
-    cpu_packages: Sequence[str] = (),
-) -> Locked | None:
-    """The lock for a recipe, Python and platform.
-
-    There can be several: one for each build of the frameworks, by label. The first that
-    satisfies the recipe is chosen; a recipe without GPUs prefers the label ``cpu``, any
-    other a lock without it.
-    """
-    candidates = folders.candidates(root, inputs)
-    preferred = sorted(candidates, key=lambda each: each.name.endswith("-cpu") == gpu)
-    locks = [folders.read(each, judge) for each in preferred]
-    fitting = (each for each in locks if not compare.problems(each, inputs, cpu_packages))
-    return next(fitting, locks[0] if locks else None)
+    root = root_of(arguments, prepared)
+    folder = folders.place(root, inputs_of(prepared))
+    if not (folder / MAIN).is_file():
+        return None
+    return folders.read(folder, _refuse_others(arguments, root))
 
 
 def required(arguments: argparse.Namespace, prepared: Prepared, named: Path | None) -> Locked:
@@ -116,15 +95,13 @@ def with_recorded_lock(
     """Add the lock that a generation was built from, if it was built from one."""
     if record.lock is None:
         return prepared
-    root = root_of(arguments, prepared)
-    for folder in folders.candidates(root, inputs_of(prepared)):
-        locked = folders.read(folder, _refuse_others(arguments, root))
-        if locked.digest == record.lock.digest:
-            _check(locked, prepared)
-            return prepared._replace(locked=locked)
+    locked = find(arguments, prepared)
+    if locked and locked.digest == record.lock.digest:
+        _check(locked, prepared)
+        return prepared._replace(locked=locked)
     raise LockError(
         "the lock that this environment was built from is not here, or was rewritten since",
-        where=str(root),
+        where=str(root_of(arguments, prepared)),
         remedy="name the folder that has it with --lockfiles, or run `hvdenv build` with --locked"
         " first",
     )

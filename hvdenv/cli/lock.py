@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -27,7 +26,7 @@ from hvdenv.reading import RESULT, read_json
 
 EXAMPLES = """\
 examples:
-  hvdenv lock local                      resolve, and write lockfiles/local/py3.11-linux-x86_64-cpu
+  hvdenv lock local                      resolve, and write lockfiles/local/py3.11-linux-x86_64
   hvdenv lock local --check              exit with 4 if the lock no longer matches
   hvdenv lock local --update numpy       update one package, keep all others
   hvdenv lock local --upgrade            resolve everything again
@@ -117,16 +116,13 @@ def _resolve(arguments: argparse.Namespace, prepared: Prepared, present: Locked 
     inputs, root = find_lock.inputs_of(prepared), find_lock.root_of(arguments, prepared)
     kept = None if arguments.upgrade else present
     texts: dict[File, str] = {}
-    packages: tuple[pypi.Package, ...] = ()
     with scratch.folder(find_places().scratch, "resolving") as work:
         maker = find_lock.resolution_of(prepared, work.path)
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
             texts[PYPI] = _pypi(arguments, prepared, maker, kept, texts.get(CONDA), work)
-            packages = pypi.parse(texts[PYPI], Path(PYPI))
-    names = [each.package or name for name, each in prepared.resolved.recipe.frameworks.items()]
-    found = bind(folders.place(root, inputs, pypi.labels(packages, names)), inputs, texts)
+    found = bind(folders.place(root, inputs), inputs, texts)
     if problems := compare.package_problems(found, inputs):
         raise LockError(
             "pip or conda resolved versions that the recipe does not allow",

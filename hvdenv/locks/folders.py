@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from hvdenv.errors import LockError, RecipeError
@@ -20,21 +20,9 @@ from hvdenv.places import blocked, make_folder, named_folder, reporting, write_t
 from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
-def place(root: Path, inputs: Inputs, labels: Sequence[str] = ()) -> Path:
-    """The folder of one lock below the folder of all.
-
-    Builds with other local versions of frameworks (``cpu``) are different packages with their own
-    locks.
-    """
-    name = "-".join([f"py{inputs.python}", inputs.platform, *sorted(set(labels))])
-    return root / inputs.name / name
-
-
-def candidates(root: Path, inputs: Inputs) -> tuple[Path, ...]:
-    """Folders of the locks for a recipe, Python and platform: one for each label, sorted."""
-    plain = place(root, inputs)
-    found = [plain, *plain.parent.glob(f"{plain.name}-*")]
-    return tuple(sorted(each for each in found if (each / MAIN).is_file()))
+def place(root: Path, inputs: Inputs) -> Path:
+    """The folder of the lock for a recipe, Python and platform, below the folder of all locks."""
+    return root / inputs.name / f"py{inputs.python}-{inputs.platform}"
 
 
 def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked:

@@ -277,13 +277,6 @@ def packages(locked: Locked) -> tuple[Package, ...]:
     return parse(text, path, locked.lock.inputs.python)
 
 
-def labels(packages: Iterable[Package], frameworks: Iterable[str]) -> tuple[str, ...]:
-    """Local versions of the frameworks, such as ``cpu``."""
-    names = set(frameworks)
-    found = {Version(each.version).local for each in packages if each.name in names}
-    return tuple(sorted(label for label in found if label))
-
-
 def with_urls_of(packages: Iterable[Package], before: Iterable[Package]) -> tuple[Package, ...]:
     """Packages with the known URLs of the same files, since a new URL alone is no change."""
     known = {each.sha256: each.url for each in before}

@@ -23,7 +23,7 @@ from tests.real.conftest import home
 __all__ = ["home"]
 
 ROOT = Path(__file__).parents[2]
-LOCKED = ROOT / "lockfiles" / "local" / "py3.11-linux-x86_64-cpu"
+LOCKED = ROOT / "lockfiles" / "local" / "py3.11-linux-x86_64"
 PACKAGES = "gcc,g++,libc6-dev,ca-certificates,procps,openssh-client"
 # What an interpreter of another machine links.
 LIBRARIES = "libbz2-1.0,libffi8,liblzma5,libsqlite3-0"

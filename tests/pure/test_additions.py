@@ -257,7 +257,7 @@ def prepared_for(*words: str) -> tuple[argparse.Namespace, Prepared]:
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     arguments, prepared = prepared_for("local", "--python", "3.11", "tqdm")
     assert with_recorded_lock(arguments, prepared, GenerationRecord()) == prepared
-    (folder,) = folders.candidates(root_of(arguments, prepared), resolution_of(prepared).inputs(()))
+    folder = folders.place(root_of(arguments, prepared), resolution_of(prepared).inputs(()))
     record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
     found = with_recorded_lock(arguments, prepared, record)
     assert found.locked and found.locked.folder == folder

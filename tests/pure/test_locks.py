@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from hvdenv.cli import find_lock
 from hvdenv.cli.main import main
 from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
@@ -349,25 +348,18 @@ def test_where_a_file_was_seen_last_is_no_change() -> None:
     assert pypi.with_urls_of([other, TORCH], [NINJA]) == (NINJA, TORCH)
 
 
-def test_labels_are_the_local_versions_of_frameworks() -> None:
-    other = NINJA._replace(version="1.13.2+x")
-    assert pypi.labels([TORCH, other], ["torch", "tensorflow-cpu"]) == ("cpu",)
-
-
 def test_requirements_have_a_hash_each() -> None:
     assert pypi.requirements([NINJA]) == f"ninja===1.13.2 --hash=sha256:{HASH}\n"
 
 
 def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
-    folder = folders.place(tmp_path, INPUTS, ["cpu"])
-    assert folder == tmp_path / "local+torch" / "py3.11-linux-x86_64-cpu"
+    folder = folders.place(tmp_path, INPUTS)
+    assert folder == tmp_path / "local+torch" / "py3.11-linux-x86_64"
     one = locked(folder)
     one = one._replace(lock=one.lock._replace(built=BUILT))
     assert folders.write(one)
     assert folders.read(folder) == one
     assert not folders.write(one)
-    assert folders.candidates(tmp_path, INPUTS) == (folder,)
-    assert folders.candidates(tmp_path, INPUTS._replace(python="3.12")) == ()
     assert pypi.packages(folders.read(folder)) == (NINJA, TORCH)
 
 
@@ -527,24 +519,6 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
     named = [installed.named_contents(str(each), find_places()) for each in (one, two)]
     changes = difference.compare(*(each.contents for each in named))
     assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
-
-
-def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
-    cpu, plain = (folders.place(tmp_path, INPUTS, labels) for labels in (["cpu"], []))
-    newer = TORCH._replace(version="2.14.0", file="torch-2.14.0-cp311-cp311-linux_x86_64.whl")
-    folders.write(locked(cpu))
-    folders.write(locked(plain, (NINJA, newer)))
-
-    def chosen(torch: str, *, gpu: bool) -> Path | None:
-        wanted = INPUTS._replace(packages=("ninja>=1.11", torch))
-        found = find_lock.choose(tmp_path, wanted, gpu=gpu)
-        return found.folder if found else None
-
-    assert chosen("torch>2", gpu=False) == cpu
-    assert chosen("torch>2", gpu=True) == plain
-    assert chosen("torch==2.14.0", gpu=False) == plain
-    assert chosen("torch==1.0", gpu=False) == cpu
-    assert find_lock.choose(tmp_path, INPUTS._replace(python="3.12"), gpu=False) is None
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_another_file_under_the_same_name_stops_the_build(
 
 def test_pip_and_uv_take_the_python_packages(locks: Path, tmp_path: Path) -> None:
     shipped = folders.read(
-        Path(__file__).parents[2] / "lockfiles" / "local" / "py3.11-linux-x86_64-cpu"
+        Path(__file__).parents[2] / "lockfiles" / "local" / "py3.11-linux-x86_64"
     )
     small = [each for each in pypi.packages(shipped) if each.name in ("idna", "six")]
     assert len(small) == 2
