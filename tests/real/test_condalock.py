@@ -284,6 +284,18 @@ def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_pa
     assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
 
 
+def test_what_the_cache_has_is_not_fetched_again(server: Site, tmp_path: Path) -> None:
+    records = solved(spec_of(server.url), tmp_path)
+    spec, path = {"platform": "linux-64", "explicit": records}, tmp_path / "spec.json"
+    variables = {"RATTLER_CACHE_DIR": str(tmp_path / "cache")}
+    good(spec, tmp_path / "env", path=path, **variables)
+    server.asked = []
+    good(spec, "--fetch-only", tmp_path / "offline", path=path, **variables)
+    assert server.asked == []
+    fetched = {each.name for each in (tmp_path / "offline").glob("packages/*/*")}
+    assert fetched == {each["url"].rpartition("/")[2] for each in records}
+
+
 @pytest.mark.parametrize(
     ("page", "printed"),
     [

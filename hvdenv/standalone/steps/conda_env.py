@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, List, Union
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from conda_clone import clone
-from conda_files import collect
+from conda_files import Files, collect
 from conda_program import Program, find_program
 from conda_spec import (
     Failure,
@@ -90,7 +90,7 @@ def installer(spec: Spec, work: str) -> Union[Program, "Rattler"]:
             "and newer, or load the module of this site that has conda"
             % (sys.executable, sys.executable)
         )
-    return Program(program, spec, work)
+    return Program(program, spec, CACHE, work)
 
 
 def make(spec: Spec, prefix: str, work: str) -> None:
@@ -113,6 +113,17 @@ def make(spec: Spec, prefix: str, work: str) -> None:
         write_whole(path, {k: v for k, v in record.items() if k not in TEMPORARY})
 
 
+def fetch(spec: Spec, target: str) -> None:
+    """Put the packages of a lock into a folder, from the cache where it has them."""
+    packages, download = spec["explicit"], installer(spec, target).download
+
+    def copy(files: Files) -> None:
+        for (_, path), kept in zip(files, collect([r for r, _ in files], CACHE, download)):
+            shutil.copyfile(kept, path)
+
+    collect(packages, target, copy if CACHE else download)
+
+
 def main(arguments: List[str]) -> None:
     parser = argparse.ArgumentParser(description="Make a conda environment.")
     modes = parser.add_mutually_exclusive_group()
@@ -131,7 +142,7 @@ def main(arguments: List[str]) -> None:
         write_whole(target, sorted(rattler(spec).solve(), key=lambda each: str(each["name"])))
         return
     if options.fetch_only:
-        collect(spec["explicit"], target, installer(spec, target).download)
+        fetch(spec, target)
         return
     if os.path.lexists(target):
         raise Failure("%s exists already; remove it or name another folder" % target)

@@ -29,15 +29,17 @@ class Program:
     Args:
         program: its path: conda, mamba or micromamba.
         spec: the request.
+        cache: keeps what the program downloads when it solves; may be empty.
         work: folder for temporary files.
     """
 
-    def __init__(self, program: str, spec: Spec, work: str) -> None:
-        self.program, self.spec, self.work = program, spec, work
+    def __init__(self, program: str, spec: Spec, cache: str, work: str) -> None:
+        self.program, self.spec, self.cache, self.work = program, spec, cache, work
 
     def solve_and_install(self, prefix: str) -> None:
         channels = [word for name in self.spec["channels"] for word in ("--channel", name)]
-        self.create(prefix, "--override-channels", *channels, *self.spec["specs"])
+        packages = os.path.join(self.cache or self.work, "pkgs")
+        self.create(prefix, packages, "--override-channels", *channels, *self.spec["specs"])
 
     def download(self, files: Files) -> None:
         for record, path in files:
@@ -53,28 +55,28 @@ class Program:
         with open(explicit, "w", encoding="utf-8") as stream:
             stream.write("@EXPLICIT\n")
             stream.writelines("file://%s\n" % urllib.request.pathname2url(p) for p in paths)
-        self.create(prefix, "--file", explicit, "--offline")
+        # The program trusts what is unpacked: nothing is yet.
+        self.create(prefix, os.path.join(self.work, "unpacked"), "--file", explicit, "--offline")
 
-    def create(self, prefix: str, *words: str) -> None:
-        """Make an environment from what is unpacked for it alone."""
+    def create(self, prefix: str, packages: str, *words: str) -> None:
         say("by " + self.program)
         command = [self.program, "create", "--yes", "--prefix", prefix, *words]
-        variables = variables_of(self.spec, os.path.join(self.work, "unpacked"))
-        status = subprocess.call(command, env=dict(os.environ, **variables))
+        environment = dict(os.environ, **variables_of(self.spec, packages))
+        status = subprocess.call(command, env=environment)
         if status:
             reason = "%s create failed with exit status %d; see its output above"
             lines = [reason % (self.program, status), "Requested:"]
             raise Failure("\n".join(lines + requested(self.spec)))
 
 
-def variables_of(spec: Spec, unpacked: str) -> Dict[str, str]:
+def variables_of(spec: Spec, packages: str) -> Dict[str, str]:
     """Variables that describe the target machine, and forbid links into the program's cache."""
     virtual = virtual_packages(spec)
     machine = {name[2:].upper(): version for name, version, _ in virtual[:-1]}
     machine["ARCHSPEC"] = virtual[-1][2]
     machine.setdefault("CUDA", "")  # empty: none
     variables = {"CONDA_OVERRIDE_" + name: value for name, value in machine.items()}
-    variables.update(CONDA_SUBDIR=spec["platform"], CONDA_PKGS_DIRS=unpacked)
+    variables.update(CONDA_SUBDIR=spec["platform"], CONDA_PKGS_DIRS=packages)
     for family in ("CONDA_", "MAMBA_"):
         variables[family + "ALWAYS_COPY"] = "true"
         variables[family + "CHANNEL_PRIORITY"] = "strict"
