@@ -13,7 +13,7 @@ from hvdenv.environments.activation import KINDS, activate_script
 from hvdenv.knowledge.flags import nccl_of_torch, split
 from hvdenv.knowledge.patches import Patch
 from hvdenv.locks import condalock, pypi
-from hvdenv.locks.lockfile import CONDA, Locked
+from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Framework, Recipe, Version
 from hvdenv.plans.additions import Additions
@@ -359,11 +359,10 @@ class Steps(NamedTuple):
         """Compare the lock with the metadata of what it installed: that is not in the lock."""
         assert self.locked
         listed = TextFile(self.build / "packages.txt", pypi.listing(pypi.packages(self.locked)))
-        conda = ("--conda",) if CONDA in self.locked.texts else ()
         return Step(
             name="requirements",
             reason="a lock that lacks a requirement installs without an error, so check",
-            commands=(self._run("check_requirements.py", str(listed.path), *conda),),
+            commands=(self._run("check_requirements.py", str(listed.path)),),
             files=(*self._programs("check_requirements.py"), listed),
             effect="closure",
         )

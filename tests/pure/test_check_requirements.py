@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from tests.standalone import load
 
 PACKAGES = {
     "app-1.0": ("Lib[conf]<3,>=2", 'old ; python_version < "3.6"', 'no ; extra == "no"'),
@@ -72,16 +70,3 @@ def test_what_is_missing(
         # What is not of the lock is not judged, whatever it lacks.
         install(folder, made, *(["nothing"] if made == "bad-1" else []))
     assert judged(folder, packages) == (int("have all" not in printed[0]), printed)
-
-
-def test_what_conda_packages_lack(tmp_path: Path) -> None:
-    records = {
-        "numpy": ["python >=3.10", "LIBBLAS>=3.9", "__glibc >=2.17", "conda-forge::deep 1.*"],
-        "python": [], "libblas": [],
-    }  # fmt: skip
-    for name, depends in records.items():
-        record = {"name": name, "version": "1.0", "depends": depends}
-        (tmp_path / f"{name}-1.0-0.json").write_text(json.dumps(record))
-    (tmp_path / "history").write_text("")
-    found = load("check_requirements").conda_problems(str(tmp_path))
-    assert list(found) == ["numpy 1.0 requires conda-forge::deep 1.*, which is not installed"]

@@ -2,14 +2,13 @@
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, with any pip.
 
-    check_requirements.py PACKAGES.txt [--conda]
+    check_requirements.py PACKAGES.txt
 
 The file has a line NAME VERSION for each package to check; other packages, such as the
-site's, only satisfy requirements. With --conda, conda packages are checked too, by their own
-records. Prints a line for each problem; the exit status is 1 if there is one.
+site's and conda's, only satisfy requirements. Prints a line for each problem; the exit status is
+1 if there is one.
 """
 
-import json
 import os
 import re
 import sys
@@ -98,32 +97,12 @@ def problems(wanted: Dict[str, str], found: Dict[str, Package]) -> List[str]:
     return lines + sorted(unmet)
 
 
-def conda_problems(folder: str) -> Iterator[str]:
-    """Requirements of conda packages for which no package of that name is installed."""
-    records = []
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".json"):
-            with open(os.path.join(folder, name), encoding="utf-8") as stream:
-                records.append(json.load(stream))
-    names = {each["name"] for each in records}
-    for each in records:
-        for text in each.get("depends", ()):
-            name = re.split(r"[\s=<>!~\[]", text.strip(), maxsplit=1)[0].rpartition("::")[2].lower()
-            # Names with two underscores stand for features of the machine.
-            if name not in names and name[:2] != "__":
-                yield "%s %s requires %s, which is not installed" % (
-                    each["name"], each["version"], text,
-                )  # fmt: skip
-
-
-def main(path: str, conda: str = "") -> int:
+def main(path: str) -> int:
     with open(path, encoding="utf-8") as stream:
         wanted = dict(line.split() for line in stream)
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this folder: its files must not shadow modules
     lines = problems(wanted, installed())
-    if conda:
-        lines += conda_problems(os.path.join(sys.prefix, "conda-meta"))
     print("\n".join(lines) or "%d packages have all that they require" % len(wanted))
     return 1 if lines else 0
 
