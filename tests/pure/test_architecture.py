@@ -241,11 +241,11 @@ def test_large_types_are_made_by_keyword() -> None:
 SLOW = {
     "dataclasses", "inspect", "rich", "psutil", "packaging", "asyncio", "logging",
     "urllib.request", "shtab", "uuid", "difflib", "tempfile", "concurrent", "jinja2", "xml",
-    "cyclonedx", "packageurl",
+    "cyclonedx", "packageurl", "conda_lock", "pydantic", "rattler", "yaml",
 }  # fmt: skip
 SLOW_LIBRARIES = {
     "rich", "psutil", "asyncio", "urllib.request", "shtab", "difflib", "jinja2", "cyclonedx",
-    "packageurl",
+    "packageurl", "conda_lock", "pydantic", "rattler", "yaml",
 }  # fmt: skip
 
 
@@ -283,4 +283,4 @@ def test_little_is_loaded_at_start(words: list[str], slow: set[str]) -> None:
 def test_a_plan_loads_no_more_than_it_needs(cases: Path) -> None:
     loaded = loaded_by("plan", "local", "--facts", str(cases / "facts.json"))
     assert "hvdenv.plans.plan" in loaded
-    assert not {"rich", "psutil", "hvdenv.building.engine"} & loaded
+    assert not {"rich", "psutil", "conda_lock", "hvdenv.building.engine"} & loaded
