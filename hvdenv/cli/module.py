@@ -6,25 +6,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import pwd
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.cli.options import (
-    add,
-    add_options,
-    environment_of,
-    refuse_foreign_prefix,
-    report,
-    resolved_of,
-)
-from hvdenv.cli.target import damaged
-from hvdenv.environments import generations, modulefile, registry
-from hvdenv.environments.generations import Environment
-from hvdenv.environments.modulefile import WRITTEN_BY, Entry
+from hvdenv.cli.options import add, add_options, report
+from hvdenv.cli.target import choose_built, take_active
+from hvdenv.environments import modulefile
 from hvdenv.errors import UsageError
-from hvdenv.places import blocked, find_places, make_folder, named_file, named_folder, write_text
+from hvdenv.places import make_folder, named_file, named_folder, reporting, user_name, write_text
 from hvdenv.reading import OWN, read_text
 from hvdenv.runner import environment
 from hvdenv.sites.module_systems import BACKENDS
@@ -35,6 +26,10 @@ examples:
   hvdenv module neuron --to /proj/group/modulefiles
   hvdenv module --prefix /proj/group/envs/horovod --format tcl --name horovod/0.28.1-2026a
 """
+
+
+# Both templates begin with it.
+_OWN = "Written by hvdenv"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,101 +47,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not (arguments.recipe or arguments.prefix):
-        return _list()
-    if arguments.recipe:
-        environment = environment_of(arguments, resolved_of(arguments))
-    else:
-        environment = generations.at(arguments.prefix)
-    # module executes none of its files, but loading the modulefile does.
-    refuse_foreign_prefix(environment.prefix, arguments)
-    entry = _entry(environment, arguments.name)
-    form = arguments.format or _local_format()
-    text = {"lua": modulefile.lua, "tcl": modulefile.tcl}[form](entry)
-    if arguments.to:
-        _publish(arguments.to, entry, text, ".lua" if form == "lua" else "")
-    else:
-        print(text, end="")
-    return 0
-
-
-def _list() -> int:
-    listed = registry.list_environments(find_places())
-    complete = [each.prefix for each in listed if each.state == "complete"]
-    for prefix in complete:
-        print(shlex.join(("hvdenv", "module", "--prefix", prefix)))
-    if not complete:
-        print("no complete environment yet; build one with `hvdenv build local`")
-    return 0
-
-
-def _entry(environment: Environment, name: str) -> Entry:
-    active = environment.active()
-    if not active:
-        if damage := environment.damage(environment.pointed()):
-            raise damaged(environment, damage, "RECIPE")
-        raise UsageError(
-            "this is not an environment that hvdenv built"
-            if os.path.lexists(environment.prefix)
-            else "there is no environment here",
-            where=str(environment.prefix),
-            remedy="`hvdenv envs` lists the environments that exist",
-        )
+    take_active(arguments)
+    installed, active, record = choose_built(arguments)
     # Not the prefix, since what a module provides must not change while jobs use it.
-    generation = environment.generation(active)
-    user, home = _owner(generation)
-    record = generations.read_record(environment.record(active))
-    return modulefile.from_record(record, generation, name, user=user, home=home)
-
-
-def _owner(path: Path) -> tuple[str, str]:
-    number = os.stat(path).st_uid
-    try:
-        found = pwd.getpwuid(number)
-    except KeyError:
-        return str(number), ""
-    return found.pw_name, found.pw_dir
-
-
-def _local_format() -> str:
-    """The language of the module system of this shell; Lua if it has none."""
-    variables = environment()
-    return next((each.modulefile for each in BACKENDS if each.variable in variables), "lua")
-
-
-def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
-    named_folder(folder)
-    folder = Path(os.path.abspath(folder.expanduser()))
-    path = folder / f"{entry.name}{suffix}"
-    _refuse_foreign(path)
-    make_folder(path.parent)
-    write_text(named_file(path), text)
+    generation = installed.generation(active)
+    user = user_name(generation.stat().st_uid)
+    entry = modulefile.from_record(record, generation, arguments.name, user)
+    here = [each.modulefile for each in BACKENDS if each.variable in environment()]
+    language: modulefile.Language = arguments.format or (here[0] if here else "lua")
+    text = modulefile.render(entry, language)
+    if not arguments.to:
+        print(text, end="")
+        return 0
+    named_folder(arguments.to)
+    folder = Path(os.path.abspath(arguments.to.expanduser()))
+    path = folder / f"{entry.name}{'.lua' if language == 'lua' else ''}"
+    _write(path, text)
     print(f"wrote {path}")
     print(f"use it with: module use {shlex.quote(str(folder))}; module load {entry.name}")
     python = entry.environment / "bin" / "python"
-    _report_unreadable(path, python, Path(os.path.realpath(python)))
+    files = (path, python, Path(os.path.realpath(python)))
+    for each in dict.fromkeys(each for file in files for each in _closed(file)):
+        report(f"note: other users cannot use it: the mode of {each}")
+    return 0
 
 
-def _refuse_foreign(path: Path) -> None:
-    try:
-        head = read_text(path, OWN, errors="replace")[:100]
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise blocked(path, error, "read") from error
-    if WRITTEN_BY not in head:
+def _write(path: Path, text: str) -> None:
+    """Write a modulefile, unless there is one that hvdenv did not write."""
+    with reporting(path, "read"):
+        head = read_text(path, OWN, errors="replace")[:100] if path.exists() else _OWN
+    if _OWN not in head:
         raise UsageError(
-            "this modulefile was not written by hvdenv",
-            where=str(path),
+            "this modulefile was not written by hvdenv", where=str(path),
             remedy="move it away, or choose another version with --name",
-        )
+        )  # fmt: skip
+    make_folder(path.parent)
+    write_text(named_file(path), text)
 
 
-def _report_unreadable(*files: Path) -> None:
-    for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
-        if not os.path.exists(path):
-            continue
+def _closed(file: Path) -> Iterator[str]:
+    """The file and the folders above it that keep other users out, each with its mode."""
+    for path in filter(os.path.exists, (file, *file.parents)):
         mode = path.stat().st_mode
         needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP
         if not mode & (needed | needed >> 3):
-            report(f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}")
+            yield f"{path} is {stat.filemode(mode)}"

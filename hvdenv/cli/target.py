@@ -126,6 +126,23 @@ def choose(
     return _at(arguments, installed, name, recipe, built=built, judged=judged)
 
 
+def choose_built(arguments: argparse.Namespace) -> tuple[Environment, str, GenerationRecord]:
+    """The environment that the options name, its active generation, and the record of that.
+
+    Raises:
+        UsageError: hvdenv did not build it.
+    """
+    chosen = choose(arguments, built=True)
+    if chosen.record is None:
+        raise UsageError(
+            "hvdenv did not build this environment",
+            where=str(chosen.prefix),
+            remedy="name one that `hvdenv envs` lists",
+        )
+    installed = generations.at(chosen.prefix)
+    return installed, installed.active(), chosen.record
+
+
 def _at(
     arguments: argparse.Namespace,
     installed: Environment,

@@ -310,7 +310,6 @@ def test_verbose_shows_every_line_and_quiet_none(capsys: Captured) -> None:
     [
         ((), 2, "hvdenv build local "),
         (("wheels", "list"), 0, "no wheels yet"),
-        (("module",), 0, "no complete environment yet"),
         (("envs",), 0, "no environments yet; build one with `hvdenv build local`"),
         (("container",), 0, "hvdenv container singularity "),
         (("completion",), 0, "hvdenv completion bash > "),

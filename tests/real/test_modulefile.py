@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments.modulefile import Entry, lua, tcl
+from hvdenv.environments.modulefile import Entry, Language, render
 from hvdenv.model.cluster import Modules, Swap
 from tests.modulesystems import KINDS, Installed, install, write_module
 from tests.real.conftest import Cli
@@ -46,10 +46,10 @@ def bash(
 
 
 def publish(system: Installed, folder: Path, entry: Entry) -> None:
-    lmod = system.kind == "lmod"
-    path = folder / (f"{entry.name}.lua" if lmod else entry.name)
+    language: Language = "lua" if system.kind == "lmod" else "tcl"
+    path = folder / (f"{entry.name}.lua" if language == "lua" else entry.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text((lua if lmod else tcl)(entry), encoding="utf-8")
+    path.write_text(render(entry, language), encoding="utf-8")
 
 
 def entry_in(folder: Path, name: str, modules: Modules = Modules(), **variables: str) -> Entry:  # noqa: B008
