@@ -6,16 +6,15 @@ mount it in the place of the environment, for their own processes only."""
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from hvdenv.cli.options import add, add_options, give, report
-from hvdenv.cli.target import choose, named
-from hvdenv.environments import generations, last_used
+from hvdenv.cli.target import choose_built
+from hvdenv.command import Command
+from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
-from hvdenv.packing import image, use
-from hvdenv.packing.manifest import Packed, default_image
-from hvdenv.packing.use import Host
+from hvdenv.packing import image
+from hvdenv.packing.image import Packed
 from hvdenv.places import find_places, named_file
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
@@ -54,38 +53,25 @@ def run(arguments: argparse.Namespace) -> int:
             f"{folder!r} is not an absolute path", where="--copy-to",
             remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
         )  # fmt: skip
-    chosen = choose(arguments, built=True)
-    if chosen.record is None:
-        raise UsageError(
-            "modules provide this environment, so hvdenv has nothing to pack",
-            where=named(arguments),
-            remedy="name an environment that hvdenv built; `hvdenv envs` lists them",
-        )
-    environment, runner = generations.at(chosen.prefix), Runner()
-    identity = environment.active()
-    last_used.note(find_places(), chosen.prefix)
-    to = named_file(arguments.to) if arguments.to else default_image(environment, identity)
-    cores = len(os.sched_getaffinity(0))
-    packed = image.make(environment, identity, to, runner, cores=cores, copy_to=folder)
-    host = use.detect(environment, runner)  # whether this host can mount it
-    document = {
-        "image": str(packed.image), "manifest": encode(packed.manifest), "host": encode(host),
-    }  # fmt: skip
+    environment, identity, record = choose_built(arguments)
+    last_used.note(find_places(), environment.prefix)
+    packed = image.default(environment, identity)
+    if arguments.to:
+        packed = Packed(named_file(arguments.to))
+    runner = Runner()
+    manifest = image.make(environment, record, packed.image, runner, folder)
+    # Without a copy, which may be meant for the memory of other hosts.
+    before = image.before(packed, manifest._replace(copy_to=""), environment)
+    problem = runner.run(Command((*before, "true"))).output.strip()
+    document = {"image": str(packed.image), "manifest": encode(manifest), "problem": problem}
     give(arguments, document, str(packed.image))
-    if not (arguments.json or arguments.quiet):
-        report("\n".join(_lines(packed, host)))
-    return 0
-
-
-def _lines(packed: Packed, host: Host) -> list[str]:
-    manifest = packed.manifest
-    sizes = f"{manifest.bytes / 1e9:.2f} GB for {manifest.files} files of {manifest.unpacked_bytes / 1e9:.2f} GB"
-    lines = [f"{sizes}, sha256 {manifest.sha256}"]
-    lines += [f"also holds {each.at}" for each in manifest.mounts[1:]]
+    if arguments.json or arguments.quiet:
+        return 0
+    sizes = f"{manifest.bytes / 1e9:.2f} GB for {record.files} files of {record.bytes / 1e9:.2f} GB"
+    report(f"{sizes}, sha256 {manifest.sha256}")
+    for folder in manifest.mounts[1:]:
+        report(f"also holds {folder}")
     if manifest.outside:
-        lines.append(f"not in the image: {', '.join(manifest.outside)}")
-    if host.lacks:
-        lines.append(f"this host cannot mount it: it lacks {host.lacks}")
-    else:
-        lines.append(f"this host can mount it with {host.squashfuse}")
-    return lines
+        report(f"not in the image: {', '.join(manifest.outside)}")
+    report(problem or "this host can mount it")
+    return 0

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from hvdenv.cli.options import add, refuse_foreign_path, report
 from hvdenv.environments import generations
-from hvdenv.errors import UsageError
+from hvdenv.environments.generations import IMAGE
+from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.model.recipe import Recipe
-from hvdenv.packing import use
+from hvdenv.packing import image
+from hvdenv.packing.image import Packed
 
 
 class Entry(NamedTuple):
@@ -44,27 +46,36 @@ def entry_of(
 
     Args:
         recipe: of the environment; None if hvdenv did not build it.
-        job: see use.words(); by default a new name.
+        job: see image.before().
 
     Raises:
-        UsageError: a named image does not fit.
+        HvdenvError: a named image does not fit, or cannot be read.
         UntrustedError: another user could change it.
     """
     environment = generations.at(prefix)
     identity = environment.active()
-    if arguments.no_image or not (identity and recipe):
-        if arguments.image:
-            raise UsageError(
-                "only an environment that hvdenv built can have an image",
-                where=f"--image {arguments.image}", remedy="omit --image",
-            )  # fmt: skip
+    if arguments.image and not (identity and recipe):
+        raise UsageError(
+            "only an environment that hvdenv built can have an image",
+            where=f"--image {arguments.image}", remedy="omit --image",
+        )  # fmt: skip
+    # The one of this generation first: others only say that there is an older one.
+    found = environment.store.glob(f"*{IMAGE}")
+    images = sorted(found, key=lambda each: each != image.default(environment, identity).image)
+    if arguments.image:
+        images = [arguments.image.absolute()]
+    if arguments.no_image or not (identity and recipe and images):
         return Entry()
-    packed, why = use.find(environment, identity, arguments.image)
-    if why:
-        report(f"note: the image beside the environment is not used: {why}")
-    if packed is None:
+    packed = Packed(images[0])
+    try:
+        manifest = image.fitting(packed, environment, identity)
+    except HvdenvError as error:
+        if arguments.image:
+            raise
+        report(f"note: the image beside the environment is not used: {error.message}")
+        report("for a new image: hvdenv pack RECIPE")
         return Entry()
     for path in (packed.path, packed.image, packed.program):
         refuse_foreign_path(path, arguments)
-    words = use.words(packed, environment, job or use.new_job())
-    return Entry(words, packed.source, str(packed.image))
+    words = image.before(packed, manifest, environment, job)
+    return Entry(words, f"hvdenv:{manifest.sha256}", str(packed.image))

@@ -1,8 +1,9 @@
-"""Makes the image of a generation with mksquashfs.
+"""Images of environments: made by mksquashfs, and used by hvdenv/standalone/image/enter.py.
 
-The same generation gives the same bytes: mksquashfs sorts the names, files belong to the owner of
-the generation, and nothing in the image depends on the time or the host. The times of files stay,
-since Python compares those of a module and of its bytecode.
+The image of a generation is beside it in the store, so that `envs prune` removes both. The same
+generation gives the same bytes: mksquashfs sorts the names, files belong to the owner of the
+generation, and nothing in the image depends on the time or the host. The times of files stay, since
+Python compares those of a module and of its bytecode.
 """
 
 from __future__ import annotations
@@ -10,43 +11,108 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from hvdenv import IMAGE_PROGRAMS
 from hvdenv.command import Command
-from hvdenv.environments import generations
-from hvdenv.environments.generations import Environment
-from hvdenv.errors import StepError
-from hvdenv.packing.manifest import (
-    FORMAT,
-    Manifest,
-    Mounted,
-    Packed,
-    contents,
-    manifest_of,
-    program_of,
-    read,
-    record_digest,
-)
-from hvdenv.places import replacing, sweep, sync, write_json, write_text
-from hvdenv.reading import GIB, OWN, Kind, hash_file, read_text
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments.generations import IMAGE, Environment, read_record
+from hvdenv.environments.installation import inspect_prefix, recorded
+from hvdenv.errors import StepError, UsageError
+from hvdenv.places import replacing, reporting, sweep, sync, write_json, write_text
+from hvdenv.reading import GIB, OWN, STATE, Kind, hash_file, read_json, read_text
 from hvdenv.runner import Runner
-from hvdenv.schema import encode
+from hvdenv.schema import Problem, decode, encode
 
 FILE = Kind("an image", 1024 * GIB)
-# Level 6 takes three times as long and saves a few per cent.
-LEVEL = 3
 _PROGRAM = IMAGE_PROGRAMS / "enter.py"
+# Level 6 takes three times as long and saves a few per cent.
+_LEVEL = 3
+# Folders in which every host has its own Python.
+_OF_THE_SYSTEM = ("/usr", "/usr/local", "/")
+# A Python that starts without the environment, whose files should not be read twice; or else the
+# environment's, on hosts without.
+_START = 'first=$1; [ -x "$first" ] || first=$2; shift 2; exec "$first" -I -S "$@"'
+_SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+class Manifest(NamedTuple):
+    """What is known of an image.
+
+    Attributes:
+        built: when the build of the generation finished.
+        mounts: the folders that the image holds, each under its last name.
+        outside: what programs of the environment use and the image does not hold.
+        copy_to: folder on each host to which the image is copied first; $NAME is replaced there.
+    """
+
+    generation: str
+    built: str
+    mounts: tuple[str, ...]
+    outside: tuple[str, ...]
+    sha256: str
+    bytes: int
+    copy_to: str
+
+
+class Packed(NamedTuple):
+    """An image, and the two files beside it."""
+
+    image: Path
+
+    @property
+    def path(self) -> Path:
+        """The manifest."""
+        return self.image.with_name(f"{self.image.name}.json")
+
+    @property
+    def program(self) -> Path:
+        """The program that runs others from the image, which needs no hvdenv."""
+        return self.image.with_name(f"{self.image.name}.enter.py")
+
+    def manifest(self) -> Manifest:
+        """Read the manifest.
+
+        Raises:
+            StepError: there is none, or it is malformed.
+        """
+        try:
+            with reporting(self.path, "read"):
+                return decode(Manifest, read_json(self.path, STATE))
+        except (ValueError, RecursionError, Problem) as error:
+            raise StepError(
+                f"this manifest of an image is malformed: {error}", where=str(self.path),
+                remedy="make the image again: hvdenv pack RECIPE; or omit it: --no-image",
+            ) from error  # fmt: skip
+
+
+def default(environment: Environment, identity: str) -> Packed:
+    """Where `hvdenv pack` puts the image of a generation."""
+    return Packed(environment.store / f"{identity}{IMAGE}")
+
+
+def contents(
+    environment: Environment, record: GenerationRecord
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the image of a generation holds, and what its programs use outside of it.
+
+    Of an interpreter that is not the system's, the image holds the standard library, which Python
+    reads at every start. The program itself and libpython are two files.
+    """
+    here = environment.generation(record.generation).resolve()
+    python = Path(recorded(here, record).python).resolve()
+    if python.is_relative_to(here):
+        return (str(here),), ()
+    base = python.parent.parent
+    library = base / "lib" / python.name
+    if str(base) in _OF_THE_SYSTEM or not (library / "os.py").is_file():
+        return (str(here),), (str(python),)
+    return (str(here), str(library)), (str(python),)
 
 
 def make(
-    environment: Environment,
-    identity: str,
-    to: Path,
-    runner: Runner,
-    *,
-    cores: int,
-    copy_to: str = "",
-) -> Packed:
+    environment: Environment, record: GenerationRecord, to: Path, runner: Runner, copy_to: str = ""
+) -> Manifest:
     """Make the image of a generation, and the manifest beside it.
 
     Args:
@@ -55,50 +121,41 @@ def make(
     Raises:
         StepError: mksquashfs is missing or fails, or the file cannot be written.
     """
-    record = generations.read_record(environment.record(identity))
-    mounts, outside = contents(environment.generation(identity), record)
+    mounts, outside = contents(environment, record)
     sweep(to.parent, to.name)
     with replacing(to) as temporary:
-        made_by = _squash(mounts, temporary, runner, cores)
+        _squash(mounts, temporary, runner)
         digest, size = hash_file(temporary, FILE)
         sync(temporary)
-        manifest = Manifest(
-            recipe=record.recipe,
-            variants=record.variants,
-            generation=identity,
-            record_sha256=record_digest(environment, identity),
-            mounts=mounts,
-            outside=outside,
-            sha256=digest,
-            bytes=size,
-            files=record.files,
-            unpacked_bytes=record.bytes,
-            copy_to=copy_to,
-            made_by=made_by,
-            program_sha256=hash_file(_PROGRAM, OWN)[0],
-        )
+    manifest = Manifest(
+        generation=record.generation,
+        built=record.created,
+        mounts=mounts,
+        outside=outside,
+        sha256=digest,
+        bytes=size,
+        copy_to=copy_to,
+    )
     # The manifest comes last: without it, nothing uses the image.
-    write_text(program_of(to), read_text(_PROGRAM, OWN))
-    write_json(manifest_of(to), {"format": FORMAT, **encode(manifest)})
-    return read(to)
+    write_text(Packed(to).program, read_text(_PROGRAM, OWN))
+    write_json(Packed(to).path, encode(manifest))
+    return manifest
 
 
-def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -> str:
-    """Run mksquashfs; returns its version."""
-    program = shutil.which("mksquashfs")
-    if not program:
+def _squash(mounts: tuple[str, ...], to: Path, runner: Runner) -> None:
+    if not shutil.which("mksquashfs"):
         raise StepError(
             "this host has no mksquashfs",
             remedy="install squashfs-tools, or pack the environment on a host that has it",
         )
-    owner = os.stat(mounts[0].at)
+    owner = os.stat(mounts[0])
     words = (
         # It takes times from this variable.
-        *("env", "-u", "SOURCE_DATE_EPOCH", program, *(each.at for each in mounts), str(to)),
-        *("-comp", "zstd", "-Xcompression-level", str(LEVEL), "-mkfs-time", "0", "-no-xattrs"),
+        *("env", "-u", "SOURCE_DATE_EPOCH", "mksquashfs", *mounts, str(to)),
+        *("-comp", "zstd", "-Xcompression-level", str(_LEVEL), "-mkfs-time", "0", "-no-xattrs"),
         *("-root-mode", "755", "-root-time", "0", "-keep-as-directory", "-noappend"),
         *("-force-uid", str(owner.st_uid), "-force-gid", str(owner.st_gid)),
-        *("-processors", str(cores), "-no-progress", "-quiet"),
+        *("-processors", str(len(os.sched_getaffinity(0))), "-no-progress", "-quiet"),
         # By default, a file that cannot be read is empty in the image.
         "-exit-on-error",
     )
@@ -109,5 +166,41 @@ def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -
             remedy="it needs version 4.5 or newer with zstd, and permission to read all files;"
             " or pack on another host",
         )  # fmt: skip
-    version = runner.run(Command((program, "-version"))).output.splitlines()
-    return version[0] if version else ""
+
+
+def fitting(packed: Packed, environment: Environment, identity: str) -> Manifest:
+    """The manifest of an image, if it is one of this generation at this path.
+
+    Raises:
+        StepError: the manifest cannot be read.
+        UsageError: it is of something else.
+    """
+    manifest, record = packed.manifest(), read_record(environment.record(identity))
+    there = packed.image.exists() and packed.program.exists()
+    for what, found, expected in (
+        ("generation", manifest.generation, identity),
+        ("mount points", manifest.mounts, contents(environment, record)[0]),
+        ("time of the build", manifest.built, record.created),
+        ("size", packed.image.stat().st_size if there else 0, manifest.bytes),
+    ):
+        if found != expected:
+            raise UsageError(
+                f"the {what} of this image is {found}, expected {expected}",
+                where=str(packed.image),
+                remedy="make it again: hvdenv pack RECIPE; or omit it: --no-image",
+            )
+    return manifest
+
+
+def before(
+    packed: Packed, manifest: Manifest, environment: Environment, job: str = ""
+) -> tuple[str, ...]:
+    """The words before a program that runs from the image.
+
+    Args:
+        job: the same for all ranks; by default a new name.
+    """
+    own = os.path.realpath(inspect_prefix(str(environment.prefix)).python)
+    start = ("sh", "-c", _START, "hvdenv", _SYSTEM_PYTHON, own, str(packed.program))
+    image = (str(packed.image), manifest.sha256, manifest.copy_to)
+    return (*start, *image, job or os.urandom(8).hex(), *manifest.mounts, "--")

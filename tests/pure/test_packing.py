@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import itertools
 import os
-import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hvdenv import IMAGE_PROGRAMS
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import UsageError
-from hvdenv.packing import use
-from hvdenv.packing.manifest import (
-    FORMAT,
-    Manifest,
-    Mounted,
-    contents,
-    default_image,
-    manifest_of,
-    program_of,
-    record_digest,
-)
+from hvdenv.errors import HvdenvError, UsageError
+from hvdenv.packing import image
+from hvdenv.packing.image import Manifest, Packed
 from hvdenv.places import write_json
 from hvdenv.schema import encode
 from tests.environments import ONE, TWO, build_active
@@ -39,65 +26,63 @@ enter = load("enter")
 
 
 @pytest.fixture
-def image(environment: Environment) -> Path:
+def packed(environment: Environment) -> Packed:
     build_active(environment, ONE, environment="")
-    image = default_image(environment, ONE)
-    image.write_bytes(b"image")
-    program_of(image).write_text("")
+    packed = image.default(environment, ONE)
+    packed.image.write_bytes(b"image")
+    packed.program.write_text("")
+    write_manifest(packed, environment)
+    return packed
+
+
+def write_manifest(packed: Packed, environment: Environment, **changes: Any) -> None:
     record = generations.read_record(environment.record(ONE))
-    mounts, outside = contents(environment.generation(ONE), record)
-    write_manifest(image, environment, mounts, outside)
-    return image
-
-
-def write_manifest(
-    image: Path, environment: Environment, mounts: tuple[Mounted, ...], outside: tuple[str, ...]
-) -> None:
+    mounts, outside = image.contents(environment, record)
     manifest = Manifest(
-        recipe="local", variants=(), generation=ONE, record_sha256=record_digest(environment, ONE),
-        mounts=mounts, outside=outside, sha256="0" * 64, bytes=5, files=1, unpacked_bytes=1,
-        copy_to="", made_by="", program_sha256=hashlib.sha256(b"").hexdigest(),
+        generation=ONE, built=record.created, mounts=mounts, outside=outside, sha256="0" * 64,
+        bytes=5, copy_to="",
     )  # fmt: skip
-    write_json(manifest_of(image), {"format": FORMAT, **encode(manifest)})
+    write_json(packed.path, encode(manifest._replace(**changes)))
 
 
-def test_the_image_beside_the_environment_fits(environment: Environment, image: Path) -> None:
-    packed, why = use.find(environment, ONE, None)
-    assert (packed and packed.image, why) == (image, "")
+def test_the_image_beside_the_environment_fits(environment: Environment, packed: Packed) -> None:
+    assert image.fitting(packed, environment, ONE).generation == ONE
 
 
-def test_an_image_of_an_older_generation_is_not_used_silently(
-    environment: Environment, image: Path
+def test_an_image_of_an_older_generation_does_not_fit(
+    environment: Environment, packed: Packed
 ) -> None:
-    build_active(environment, TWO)
-    packed, why = use.find(environment, TWO, None)
-    assert packed is None
-    assert why.startswith(f"it holds generation {ONE}, and the active one is {TWO}")
-    assert "hvdenv pack" in why
+    build_active(environment, TWO, environment="")
+    with pytest.raises(UsageError, match=f"generation of this image is {ONE}, expected {TWO}"):
+        image.fitting(packed, environment, TWO)
 
 
-def test_an_image_without_its_program_is_not_used(environment: Environment, image: Path) -> None:
+@pytest.mark.parametrize("name", ["image", "program"])
+def test_an_image_without_one_of_its_files_does_not_fit(
+    environment: Environment, packed: Packed, name: str
+) -> None:
     """pack was killed, or only two of the files were copied."""
-    program_of(image).unlink()
-    assert "enter.py cannot be read: No such file" in use.find(environment, ONE, None)[1]
-    with pytest.raises(UsageError, match=r"enter\.py cannot be read: No such file"):
-        use.find(environment, ONE, image)
+    getattr(packed, name).unlink()
+    with pytest.raises(UsageError, match="is 0, expected 5"):
+        image.fitting(packed, environment, ONE)
 
 
-def test_an_image_with_another_program_is_not_used(environment: Environment, image: Path) -> None:
-    program_of(image).write_text("another")
-    assert "enter.py differs from the one" in use.find(environment, ONE, None)[1]
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', "[" * 100_000])
+def test_a_malformed_manifest(environment: Environment, packed: Packed, text: str) -> None:
+    packed.path.write_text(text)
+    with pytest.raises(HvdenvError, match="manifest of an image is malformed"):
+        image.fitting(packed, environment, ONE)
 
 
 @pytest.mark.parametrize("also", ["/usr", "/root"])
 def test_a_manifest_that_covers_other_folders_is_not_used(
-    environment: Environment, image: Path, also: str
+    environment: Environment, packed: Packed, also: str
 ) -> None:
-    own = Mounted(ONE, str(environment.generation(ONE).resolve()))
-    write_manifest(image, environment, (own, Mounted("x", also)), ())
-    assert f"{own.at} and {also}" in use.find(environment, ONE, None)[1]
-    write_manifest(image, environment, (), ())
-    assert "no folder" in use.find(environment, ONE, None)[1]
+    own = str(environment.generation(ONE).resolve())
+    for mounts in ((own, also), ()):
+        write_manifest(packed, environment, mounts=mounts)
+        with pytest.raises(UsageError, match="mount points"):
+            image.fitting(packed, environment, ONE)
 
 
 def listening(name: str) -> socket.socket:
@@ -117,82 +102,65 @@ def connected(name: str) -> socket.socket:
 NAME = f"\0hvdenv-test-{os.getpid()}"
 
 
-def test_the_keeper_outlives_a_rank_that_ends_before_its_answer(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("used", [True, False])
+def test_the_keeper_outlives_ranks_that_end_or_close_their_descriptors(
+    used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enter, "began", lambda pid: "")
-    with listening(f"{NAME}-serve") as listener:
-        connected(f"{NAME}-serve").close()
-        with connected(f"{NAME}-serve") as rank:
-            keeper = threading.Thread(target=enter.serve, args=(listener, b"answer"), daemon=True)
+    left = [True] if used else []
+    monkeypatch.setattr(enter, "is_used", lambda space: bool(left and left.pop()))
+    name = f"{NAME}-serve-{used}"
+    with listening(name) as listener, open("/proc/self/ns/mnt") as space:
+        connected(name).close()
+        with connected(name) as rank:
+            words = (listener, b"answer", [space.fileno()])
+            keeper = threading.Thread(target=enter.serve, args=words, daemon=True)
             keeper.start()
-            assert rank.recv(100) == b"answer"
+            answer, rights, _, _ = rank.recvmsg(100, socket.CMSG_SPACE(4))
+            assert (answer, len(rights)) == (b"answer", 1)
+            os.close(int.from_bytes(rights[0][2], "little"))
         keeper.join(timeout=20)
         assert not keeper.is_alive()
-
-
-def test_the_keeper_ends_though_another_process_has_the_number_of_its_last_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    times = itertools.count(1)
-    monkeypatch.setattr(enter, "began", lambda pid: str(next(times)))
-    with listening(f"{NAME}-reuse") as listener:
-        connected(f"{NAME}-reuse").close()
-        keeper = threading.Thread(target=enter.serve, args=(listener, b"answer"), daemon=True)
-        keeper.start()
-        keeper.join(timeout=20)
-        assert not keeper.is_alive()
-
-
-def test_a_rank_does_not_join_a_process_that_has_the_number_of_the_keeper() -> None:
-    rank, keeper = socket.socketpair()
-    keeper.close()
-    with rank, pytest.raises(OSError, match="has ended"):
-        enter.join(enter.Answer(os.getpid()), rank.fileno())
+        assert not left
 
 
 def test_a_name_that_another_user_holds_is_given_up_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other user never answers."""
-    image = enter.Image("/image", "0" * 64, "", [])
     monkeypatch.setattr(enter, "READ_SECONDS", 0.5)
     with listening(f"{NAME}-held"):
         user = os.geteuid()
         monkeypatch.setattr(enter.os, "geteuid", lambda: user + 1)
         with pytest.raises(enter.CannotMount, match="another user"):
-            enter.ask_keeper(f"{NAME}-held", image)
-
-
-def test_signals_that_warn_a_job_do_not_end_the_keeper() -> None:
-    """Slurm sends those of --signal to all processes of a step."""
-    program = (
-        "import enter, os, signal\n"
-        "enter.let_go(set())\n"
-        "for name in ('INT', 'TERM', 'HUP', 'QUIT', 'USR1', 'USR2', 'ALRM', 'XCPU', 'TSTP'):\n"
-        "    os.kill(os.getpid(), getattr(signal, 'SIG' + name))\n"
-        "os._exit(7)\n"
-    )
-    done = subprocess.Popen(
-        [sys.executable, "-c", program], env={"PYTHONPATH": str(IMAGE_PROGRAMS)}
-    )
-    assert done.wait(timeout=20) == 7, signal.Signals(-done.returncode).name
+            enter.ask_keeper(f"{NAME}-held", [])
 
 
 def test_no_part_of_a_copy_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would fill /dev/shm, which the ranks need, until the job ends."""
     (tmp_path / "image").write_bytes(b"image")
-    image = enter.Image(str(tmp_path / "image"), "0" * 64, str(tmp_path), [])
+    words = (str(tmp_path / "image"), "0" * 64, str(tmp_path))
+    made = tempfile.TemporaryFile
 
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full:
+        def __init__(self, **words: Any) -> None:
+            self.file = made(**words)
+            self.fileno = self.file.fileno
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patched:
-        patched.setattr(enter.os, "write", full)
+        patched.setattr(enter.tempfile, "TemporaryFile", Full)
         with pytest.raises(enter.CannotMount, match="No space left"):
-            enter.checked_file(image)
+            enter.checked_file(*words)
     with pytest.raises(enter.WrongImage):
-        enter.checked_file(image)
+        enter.checked_file(*words)
     assert os.listdir("/proc/self/fd") == before
     assert os.listdir(tmp_path) == ["image"]
