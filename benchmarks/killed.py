@@ -73,6 +73,7 @@ def main() -> None:
         (prefix,) = (each for each in (home / "envs").iterdir() if each.is_symlink())
         environment = generations.at(prefix)
         for _ in range(arguments.times):
+            prefix.unlink()
             shutil.rmtree(environment.store)
             shutil.rmtree(home / "cache/wheels")
             moment = chance.uniform(0, first.seconds)
