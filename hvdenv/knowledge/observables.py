@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from packaging.version import Version as Parsed
 
 from hvdenv.errors import IncompatibleError
-from hvdenv.knowledge.flags import compute_capabilities, horovod_variables
+from hvdenv.knowledge.flags import GPU_VARIABLES, compute_capabilities, horovod_variables
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Observable, Observables
@@ -176,14 +176,25 @@ def _of_archive(wanted: Horovod) -> Found:
     }
 
 
+# Variables that keys of [horovod], [horovod.gpu] and [target] decide.
+_OF_KEYS = re.compile(
+    r"HOROVOD_(WITH(OUT)?_\w+|GPU|CPU_OPERATIONS|BUILD_(CUDA_CC_LIST|ARCH_FLAGS))|"
+    + "|".join(GPU_VARIABLES.values())
+)
+
+
 def _contradicted(recipe: Recipe, machine: str) -> frozenset[str]:
-    """Variables of environment.build to which the rest of the recipe gives another value."""
+    """Variables of environment.build that other keys of the recipe decide, with another value."""
     try:
         flags = horovod_variables(recipe, machine)
     except IncompatibleError:  # a command that makes a plan says so
         return frozenset()
-    build = recipe.environment.build.items()
-    return _assignments({k: v for k, v in build if flags.get(k, v).upper() != v.upper()})
+    decided = {
+        name: value
+        for name, value in recipe.environment.build.items()
+        if name in flags or _OF_KEYS.fullmatch(name)
+    }
+    return _assignments({k: v for k, v in decided.items() if flags.get(k, "").upper() != v.upper()})
 
 
 def _of_framework(name: Framework, recipe: Recipe, version: Version) -> Found:

@@ -25,7 +25,8 @@ Observables = Mapping[str, Observable]
 Condition = Annotated[
     str,
     Pattern(
-        r"(has|lacks|is|is not|below|at least|matches|allows|denies|differs from|newer than"
+        r"(has|lacks|is|is not|below|at least|matches|allows|denies|outside|differs from"
+        r"|newer than"
         r"|another major than|newer major than|more than) \S.*|any|none|[<>=!~][^ ].*",
         'a condition: a version specifier, "any", "none", or a verb and a word, such as "has X"',
     ),
@@ -159,6 +160,15 @@ def _in_range(version: str, specifier: str) -> bool:
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
+def _is_outside(specifier: str, lowest: str, highest: str) -> bool:
+    """Whether a specifier allows no version between the lowest and the highest."""
+    stated = [each.version.removesuffix(".*") for each in SpecifierSet(specifier)]
+    # Where it allows some, one of these is among them: its ranges begin at or after what it states.
+    ends = [lowest, highest, *stated, *(f"{Version(each).base_version}.1" for each in stated)]
+    within = (each for each in ends if Version(lowest) <= Version(each) <= Version(highest))
+    return not any(_in_range(each, specifier) for each in within)
+
+
 def _version(value: Observable) -> Any:
     return Version(str(value))
 
@@ -175,6 +185,7 @@ _VERBS: dict[str, Callable[[Any, str], bool]] = {
     # The value is a specifier.
     "allows": lambda value, word: _in_range(word, value),
     "denies": lambda value, word: not _in_range(word, value),
+    "outside": lambda value, word: _is_outside(value, *word.split("-")),
 }
 
 # Functions of the value and another observable.

@@ -128,6 +128,7 @@ VERSIONS = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
 KINDS: dict[str, tuple[type, ...]] = {
     "has": (frozenset,), "lacks": (frozenset,), "matches": (frozenset, str), "is": (str,),
     "is not": (str,), "below": (int,), "at least": (int,), "allows": (str,), "denies": (str,),
+    "outside": (str,),
     "more than": (int,), "differs from": (str,), "newer than": (str,),
     "another major than": (str,), "newer major than": (str,),
 }  # fmt: skip
