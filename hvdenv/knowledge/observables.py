@@ -248,7 +248,13 @@ def _of_compiler(recipe: Recipe, facts: Facts) -> Found:
             for name in _modules(recipe)
             if (match := re.fullmatch(r"gcc(?:core)?/\.?([0-9.]+)", name.lower()))
         ]
-        return {**found, "cxx": "of the modules", "gcc": versions[-1] if versions else None}
+        named = re.findall(r"(?i)\bgcc(?:core)?[/-]\.?(\d+\.\d+)", "\n".join(_modules(recipe)))
+        return {
+            **found,
+            "cxx": "of the modules",
+            "gcc": versions[-1] if versions else None,
+            "gcc_modules": len({*named}),
+        }
     if facts.cxx is None:
         return found
     return {**found, "cxx": facts.cxx.path, "gcc": facts.cxx.version}
@@ -273,11 +279,22 @@ def _of_cuda(recipe: Recipe, facts: Facts) -> Found:
         "gpu_allow_mixed": "yes" if gpu.allow_mixed else "no",
         "nccl_link": gpu.nccl_link or "unset",
         "nccl": _module_version(recipe, "nccl"),
+        "nccl_from": _nccl_from(recipe, gpu),
         "rocm": _module_version(recipe, "rocm") or _number(gpu.rocm_home or ""),
         "capabilities": frozenset(capabilities),
         "capability_missing": _capability_missing(gpu, target.capability if target else None),
         **_toolkit(recipe, facts, gpu),
     }
+
+
+def _nccl_from(recipe: Recipe, gpu: Gpu) -> str:
+    """What of the recipe provides NCCL, as far as names show it."""
+    if gpu.nccl or gpu.nccl_home or recipe.container:
+        return "torch, a folder or an image"
+    conda = recipe.conda.packages if recipe.conda else ()
+    names = (*_modules(recipe), *conda, *recipe.packages, *recipe.build_tools)
+    provides = any(re.search("(?i)nccl|nvhpc|hpcsdk", each) for each in names)
+    return "a module or package" if provides else "nowhere"
 
 
 def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
@@ -335,6 +352,7 @@ def _of_job(recipe: Recipe) -> Found:
         "ranks_per_node": job.ranks_per_node,
         "cpus_per_rank": job.cpus_per_rank,
         "gpus_per_node": job.gpus_per_node,
+        "gpus_requested": None if job.gpu_option == "none" else job.gpus_per_node,
         "exclusive": "yes" if job.exclusive else "no",
         "partition_gpus": target.gpus if target else None,
         "partition_glibc": _number(target.glibc or "") if target else None,
