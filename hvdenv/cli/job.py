@@ -141,8 +141,9 @@ def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
         raise RecipeError(
             "this recipe has no scheduler",
             where=resolved.where("scheduler"),
-            remedy=f'in a recipe with extends = "{resolved.recipe.name}", set scheduler to one of'
-            f" {', '.join(resolved.recipe.dialects)} and add a table [job]; or run the command without a job",
+            remedy="name it: --set scheduler=slurm (known:"
+            f" {', '.join(resolved.recipe.dialects)}); for good, set it in a recipe with"
+            f' extends = "{resolved.recipe.name}"; without a job: hvdenv run',
         )
     return name, dialect
 

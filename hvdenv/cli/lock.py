@@ -30,7 +30,7 @@ examples:
   hvdenv lock local --check              exit with 4 if the lock no longer matches
   hvdenv lock local --update numpy       update one package, keep all others
   hvdenv lock local --upgrade            resolve everything again
-  hvdenv lock taurus --platform linux-ppc64le --lockfiles ~/locks
+  hvdenv lock neuron --platform linux-x86_64 --lockfiles ~/locks      on any machine
 """
 
 
