@@ -115,6 +115,7 @@ def _of_machine(recipe: Recipe, facts: Facts) -> Found:
         # Libraries for CUDA hardly get smaller in a wheel.
         "tmp_needed_mb": needed // (2 if needed > _CUDA_MB else 5),
         "inodes_free": facts.inodes_free,
+        "noexec": "yes" if facts.noexec else "no",
         "memory_per_core_mb": facts.memory // facts.cores // 1_000_000 if facts.memory else None,
         "variables": frozenset(facts.variables),
     }

@@ -45,6 +45,7 @@ class Facts(NamedTuple):
         variables: names of set variables that change how programs of the environment work.
             Values are left out, because they can contain passwords.
         tmp_free: free bytes in TMPDIR; None if unknown.
+        noexec: whether programs cannot run from the file system of the environment.
     """
 
     origin: Literal["observed", "declared"]
@@ -70,6 +71,7 @@ class Facts(NamedTuple):
     memory: int | None = None
     variables: tuple[str, ...] = ()
     tmp_free: int | None = None
+    noexec: bool = False
 
 
 def of_partition(name: str, nodes: Partition, here: Facts) -> Facts:

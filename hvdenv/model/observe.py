@@ -79,6 +79,7 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         disk_free=disk_free,
         inodes_free=inodes_free,
         tmp_free=_temporary_space(),
+        noexec=_is_noexec(place),
         cc=tools["cc"],
         cxx=tools["cxx"],
     )
@@ -243,14 +244,27 @@ def _glibc() -> str:
 
 def space(place: Path) -> tuple[int | None, int | None]:
     """Free bytes and inodes of a folder that need not exist yet; None if unknown."""
-    while not os.path.exists(place) and place != place.parent:
-        place = place.parent
     try:
-        found = os.statvfs(place)
+        found = os.statvfs(_existing(place))
     except OSError:
         return None, None
     # Btrfs and some network file systems report 0 of 0 inodes.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def _is_noexec(place: Path) -> bool:
+    """Whether the file system of a folder, which need not exist yet, was mounted with noexec."""
+    try:
+        return bool(os.statvfs(_existing(place)).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
+def _existing(place: Path) -> Path:
+    """A folder, or the nearest one above it that exists."""
+    while not os.path.exists(place) and place != place.parent:
+        place = place.parent
+    return place
 
 
 def _temporary_space() -> int | None:
