@@ -108,7 +108,8 @@ class Observer:
         self.script = self.home = ""
         self.wanted, self.short = 20, False
         self.clock = self.sent = self.fed = 0
-        self.steps: List[int] = []
+        self.steps: Dict[int, int] = {}
+        self.optimizers: List[str] = []
         self.phase, self.left = 0, TAIL_STEPS
         self.initialised = self.over = self.by_local_rank = False
         self.sources_read: Dict[str, Source] = {}
@@ -126,7 +127,7 @@ class Observer:
     @property
     def most_steps(self) -> int:
         """The steps of the optimizer that has taken most."""
-        return max(self.steps or [0])
+        return max(self.steps.values(), default=0)
 
     # Reporting
 
@@ -272,10 +273,16 @@ class Observer:
         return result
 
     def optimizer(self, **facts: Any) -> int:
-        """Report an optimizer; returns its number."""
-        self.steps.append(0)
-        self.emit(events.Optimizer(number=len(self.steps), **facts))
-        return len(self.steps)
+        """Report an optimizer; returns its number.
+
+        All ranks know one by the same number, also if some of them have made others before.
+        """
+        made = "{kind} {site}".format(**facts)
+        self.optimizers.append(made)
+        number = zlib.crc32("{} {}".format(made, self.optimizers.count(made)).encode())
+        self.steps[number] = 0
+        self.emit(events.Optimizer(number=number, **facts))
+        return number
 
     def stepped(self, number: int, count: int = 1, **facts: Any) -> None:
         """Report a step of an optimizer, and end the program after enough of them."""
@@ -284,8 +291,8 @@ class Observer:
         self.feeding.add(self.fed)
         if not self.first:
             self.first, self.spent = now, 0.0
-        self.steps[number - 1] += count
-        step = self.steps[number - 1]
+        self.steps[number] += count
+        step = self.steps[number]
         if step <= self.wanted:
             self.last, self.spent_then = now, self.spent
             read = self.batch or self.batches
@@ -311,11 +318,11 @@ class Observer:
 
     def observes(self, number: int) -> bool:
         """Whether the next step of an optimizer is reported."""
-        return not self.over and os.getpid() == self.pid and self.steps[number - 1] < self.wanted
+        return not self.over and os.getpid() == self.pid and self.steps[number] < self.wanted
 
     def shows_tensors(self, number: int) -> bool:
         """Whether the next step is reported with the digest of each tensor."""
-        return self.steps[number - 1] + 1 in (1, 2, self.wanted)
+        return self.steps[number] + 1 in (1, 2, self.wanted)
 
     def shows_gradients(self) -> bool:
         """Whether the next step is reported with what became of its gradients."""
@@ -329,7 +336,7 @@ class Observer:
                 return
             self.emit(
                 events.ProgramEnd(
-                    steps=self.steps,
+                    steps=list(self.steps.values()),
                     reason=reason,
                     error=error,
                     device=self.device,

@@ -112,7 +112,7 @@ class KerasObserver:
         seen.supply(count)
         if observer.observes(state.number):
             # One call may take more steps than are observed: its end is the last of these.
-            count = min(count, observer.wanted - observer.steps[state.number - 1])
+            count = min(count, observer.wanted - observer.steps[state.number])
             sums = [sum(seen.sums(each.numpy())) for each in state.variables]
             facts.update(after=digest(sums), rate=self.target or state.rate())
             if observer.shows_tensors(state.number):

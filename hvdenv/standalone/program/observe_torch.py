@@ -117,7 +117,7 @@ class TorchObserver:
         if not observer.observes(state.number):
             return
         tensors = self.parameters(optimizer)
-        first = not observer.steps[state.number - 1]
+        first = not observer.steps[state.number]
         if first and state.depth == 1 and not hasattr(optimizer, "_starting_models"):
             state.before = digest([self.checksum(each) for each in tensors])
             sums = list(self.state(optimizer))
@@ -155,7 +155,7 @@ class TorchObserver:
             if state.reduced and all(own):
                 facts["own"] = [sum(column) for column in zip(*own)]
                 facts["reduced"] = state.reduced
-            if observer.steps[state.number - 1] == 0:
+            if observer.steps[state.number] == 0:
                 facts["state"] = state.state
                 self.place(tensors)
             rate = optimizer.param_groups[0].get("lr")

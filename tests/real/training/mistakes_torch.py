@@ -165,6 +165,13 @@ RIGHT = (
          ("model(inputs), labels", "extra(model(inputs)), labels"),
          (_STEP, _STEP + "        second.step(); second.zero_grad()\n")),
     ),
+    _torch(
+        "warm-up on rank 0 alone",
+        ((_WRAP, "if hvd.rank() == 0:\n"
+          "    first = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+          "    model(features[:8]).sum().backward()\n"
+          "    first.step()\n    first.zero_grad()\n" + _WRAP),),
+    ),
     _torch("frozen layer", ((_WRAP, "model[0].weight.requires_grad_(False)\n" + _WRAP),)),
     _torch(
         "clipped",
