@@ -266,10 +266,10 @@ def _cannot_start(command: Command, error: OSError) -> StepError:
     )
 
 
-# By these a scheduler announces the end of a job. They go to the launcher only, which knows its
-# ranks; the others go to all processes of its group, as Ctrl-C does.
+# Signals that end a program go to all processes of its group, as Ctrl-C does. Those by which a
+# scheduler announces the end of a job go to the launcher only, which knows its ranks.
+_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TO_FIRST = (signal.SIGUSR1, signal.SIGUSR2)
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *_TO_FIRST)
 
 
 def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = False) -> int:
@@ -287,25 +287,28 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
     """
     token = os.urandom(16).hex()
     mark = {TOKEN_VARIABLE: token} if alone else {}
-    heard = {each for each in _FORWARDED if signal.getsignal(each) is not signal.SIG_IGN}
+    terminal = _own_terminal()
     # A signal that arrives now waits until there is a process to forward it to.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*heard, signal.SIGCHLD})
-    own_group = not _is_in_foreground()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TO_ALL, *_TO_FIRST))
     try:
+        # No session of its own: that would have no terminal.
         process = subprocess.Popen(
             command.argv,
             env={**environ, **dict(command.env), **mark},
             cwd=command.cwd or None,
-            preexec_fn=lambda: _prepare(before, own_group=own_group),
+            preexec_fn=lambda: _lead(terminal, before),
         )
-        code = _forward(process, heard, own_group=own_group)
     except OSError as error:
-        raise _cannot_start(command, error) from error
-    finally:
-        while signal.sigtimedwait(heard, 0):  # what came too late, and would end this process
-            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    code = code if code >= 0 else 128 - code
+        raise _cannot_start(command, error) from error
+    with _forwarding(process.pid):
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            status = _wait(process.pid, terminal)
+        finally:
+            _take_terminal(terminal, os.getpgrp())
+    code = os.waitstatus_to_exitcode(status)
+    process.returncode = code = code if code >= 0 else 128 - code
     if code and alone:
         try:
             end_marked(token)
@@ -314,28 +317,12 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
     return code
 
 
-def _is_in_foreground() -> bool:
-    """Whether this process is in the foreground of its terminal."""
+def _own_terminal() -> int:
+    """The descriptor of the terminal, if this process is in its foreground; or -1."""
     try:
-        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else -1
     except OSError:
-        return False
-
-
-def _forward(process: subprocess.Popen[bytes], heard: Iterable[int], *, own_group: bool) -> int:
-    """Wait for a process, and pass signals to it; its return code.
-
-    Those of its terminal, which the kernel sends, reach it without that.
-    """
-    while process.poll() is None:
-        received = signal.sigwaitinfo({*heard, signal.SIGCHLD})
-        by_kernel = received.si_code > 0
-        if received.si_signo == signal.SIGCHLD or (by_kernel and not own_group):
-            continue
-        with suppress(ProcessLookupError):
-            to_all = own_group and received.si_signo not in _TO_FIRST
-            (os.killpg if to_all else os.kill)(process.pid, received.si_signo)
-    return process.returncode
+        return -1
 
 
 _umask: list[int] = []
@@ -353,13 +340,36 @@ def forbid_world_writes() -> None:
         _umask.append(before)
 
 
-def _prepare(blocked: Iterable[signal.Signals | int], *, own_group: bool) -> None:
-    """In a new process, before its program starts."""
+def _lead(terminal: int, blocked: Iterable[signal.Signals | int]) -> None:
+    """In a new process: a group of its own, in the foreground."""
     if _umask:
         os.umask(_umask[0])
-    if own_group:
-        os.setpgid(0, 0)
+    os.setpgid(0, 0)
+    _take_terminal(terminal, os.getpid())
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _take_terminal(terminal: int, group: int) -> None:
+    """Put a process group into the foreground of the terminal."""
+    if terminal < 0:
+        return
+    with (
+        handled((signal.SIGTTOU,), signal.SIG_IGN),
+        suppress(OSError),  # the terminal has gone
+    ):
+        os.tcsetpgrp(terminal, group)
+
+
+@contextmanager
+def _forwarding(group: int) -> Iterator[None]:
+    """Pass signals to a process group."""
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            (os.kill if number in _TO_FIRST else os.killpg)(group, number)
+
+    with handled((*_TO_ALL, *_TO_FIRST), forward):
+        yield
 
 
 @contextmanager
@@ -432,6 +442,18 @@ def undisturbed() -> Iterator[None]:
     finally:
         if late:
             signal.raise_signal(late[0])
+
+
+def _wait(pid: int, terminal: int) -> int:
+    """The exit status of a process; while it is stopped, this process is stopped too."""
+    while True:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            return status
+        _take_terminal(terminal, os.getpgrp())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        _take_terminal(_own_terminal(), pid)
+        os.killpg(pid, signal.SIGCONT)
 
 
 def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:
