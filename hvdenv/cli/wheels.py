@@ -214,7 +214,10 @@ def _entries(
     """The caches with the entries to publish, by their keys."""
     found: dict[str, Cache] = {}
     for cache in _caches(arguments):
-        found = dict.fromkeys(wheelcache.names(cache), cache) | found
+        try:
+            found = dict.fromkeys(wheelcache.names(cache), cache) | found
+        except HvdenvError as error:
+            report(f"error: {error}")
     if not arguments.recipes:
         if not found:
             remedy = "build an environment: hvdenv build RECIPE"

@@ -61,7 +61,10 @@ def from_record(record: GenerationRecord, generation: Path, name: str, user: str
         for each in recipe.horovod.frameworks
     ]
     name = name or "-".join((f"horovod/{version}", record.recipe, *record.variants))
-    if "/" not in name or not re.fullmatch(get_args(ModuleName)[1].regex, name):
+    # Files that begin with a dot configure the folder, as the one named default does.
+    last = name.rpartition("/")[2]
+    special = last.startswith(".") or last == "default"
+    if special or "/" not in name or not re.fullmatch(get_args(ModuleName)[1].regex, name):
         raise UsageError(
             f"this cannot be the name of a module with a version: {name!r}",
             remedy="give a name such as horovod/0.28.1: --name NAME/VERSION",

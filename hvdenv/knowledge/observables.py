@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from packaging.version import Version as Parsed
 
 from hvdenv.errors import IncompatibleError
-from hvdenv.knowledge.flags import GPU_VARIABLES, compute_capabilities, horovod_variables
+from hvdenv.knowledge.flags import compute_capabilities, horovod_variables
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Observable, Observables
@@ -177,11 +177,8 @@ def _of_archive(wanted: Horovod) -> Found:
     }
 
 
-# Variables that keys of [horovod], [horovod.gpu] and [target] decide.
-_OF_KEYS = re.compile(
-    r"HOROVOD_(WITH(OUT)?_\w+|GPU|CPU_OPERATIONS|BUILD_(CUDA_CC_LIST|ARCH_FLAGS))|"
-    + "|".join(GPU_VARIABLES.values())
-)
+# Variables that keys of [horovod] and [horovod.gpu] decide, also by their absence.
+_OF_KEYS = re.compile(r"HOROVOD_(WITH(OUT)?_\w+|GPU(_\w+)?)")
 
 
 def _contradicted(recipe: Recipe, machine: str) -> frozenset[str]:
@@ -249,7 +246,9 @@ def _of_compiler(recipe: Recipe, facts: Facts) -> Found:
             for name in _modules(recipe)
             if (match := re.fullmatch(r"gcc(?:core)?/\.?([0-9.]+)", name.lower()))
         ]
-        named = re.findall(r"(?i)\bgcc(?:core)?[/-]\.?(\d+\.\d+)", "\n".join(_modules(recipe)))
+        # GCC itself, and the toolchains in names of EasyBuild. Spack's name what built a module.
+        names = "\n".join(recipe.modules.load)
+        named = re.findall(r"(?m)(?:^(?i:gcc(?:core)?)/|-GCC(?:core)?-)\.?(\d+\.\d+)", names)
         return {
             **found,
             "cxx": "of the modules",
@@ -288,13 +287,17 @@ def _of_cuda(recipe: Recipe, facts: Facts) -> Found:
     }
 
 
+# NVIDIA's HPC SDK has it, and conda's PyTorch for GPUs requires it.
+_HAS_NCCL = "(?i)nccl|nvhpc|hpc-?sdk|^nvidia|PrgEnv-nvidia|pytorch"
+
+
 def _nccl_from(recipe: Recipe, gpu: Gpu) -> str:
     """What of the recipe provides NCCL, as far as names show it."""
     if gpu.nccl or gpu.nccl_home or recipe.container:
         return "torch, a folder or an image"
     conda = recipe.conda.packages if recipe.conda else ()
     names = (*_modules(recipe), *conda, *recipe.packages, *recipe.build_tools)
-    provides = any(re.search("(?i)nccl|nvhpc|hpcsdk", each) for each in names)
+    provides = any(re.search(_HAS_NCCL, each) for each in names)
     return "a module or package" if provides else "nowhere"
 
 
@@ -333,13 +336,18 @@ def _of_mpi(recipe: Recipe, facts: Facts) -> Found:
     host = facts.mpirun.version if facts.mpirun else ""
     if mpi is None:
         return {"host_mpirun": host}
-    named = re.search(r"openmpi[/-](\d+\.\d+\.\d+)", "\n".join(_modules(recipe)).lower())
+    # Not the one that a library was built with: hdf5/1.14.3-openmpi-4.1.4.
+    names = "\n".join(_modules(recipe)).lower()
+    found = re.search(r"(?m)^(?:[\w.+-]+/)?openmpi[/-](\d+\.\d+\.\d+)", names)
+    module = found[1] if found else None
+    if module and module.startswith(f"{mpi.version}."):
+        module = mpi.version
     return {
         "mpi": mpi.kind,
         mpi.kind: mpi.version,
         "mpi_package": mpi.package,
         "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
-        "openmpi_module": named[1] if named else None,
+        "openmpi_module": module,
         "host_mpirun": host,
     }
 

@@ -148,7 +148,7 @@ def read_record(raw: bytes) -> tuple[Record, dict[str, object]]:
         record = decode(Record, document)
         same = record.key == key(inputs) and isinstance(inputs, dict)
     except (KeyError, TypeError, AttributeError, RecursionError, Problem) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError("its record is malformed") from error
     if not same:
         raise ValueError("its key is not that of its inputs")
     return record, inputs
