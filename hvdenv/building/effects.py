@@ -95,15 +95,25 @@ def look_up_horovod(state: State, step: Step, output: str) -> Done:
     """Look for a wheel of Horovod, if the frameworks are those that the recipe says."""
     stack = _last_line(output)
     _compare_stack(state, stack)
-    inputs = {**state.plan.wheel_inputs, "stack": stack}
+    inputs = _inputs(step, stack)
     state.refuse_drift(state.known()._replace(stack=inputs))
-    return look_up_framework(state, step, output)
+    return _look_up(state, step, inputs)
 
 
 def look_up_framework(state: State, step: Step, output: str) -> Done:
-    """Look for a cached wheel that was compiled against what the commands report."""
+    """Look for a wheel of a framework."""
+    return _look_up(state, step, _inputs(step, _last_line(output)))
+
+
+def _inputs(step: Step, stack: Record) -> dict[str, object]:
+    """All that goes into the wheel that a step looks for."""
     assert step.wheel
-    inputs = {**step.wheel.inputs, "stack": _last_line(output)}
+    return {**step.wheel.inputs, "stack": stack}
+
+
+def _look_up(state: State, step: Step, inputs: dict[str, object]) -> Done:
+    """Take a wheel that was made from the same inputs from a cache, if one has it."""
+    assert step.wheel
     taken = wheelcache.take(state.caches, inputs, make_folder(step.wheel.folder))
     for note in taken.notes:
         state.progress.note(note)

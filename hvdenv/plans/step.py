@@ -73,7 +73,7 @@ class Step(NamedTuple):
             ``manifest`` lists every file, ``record`` marks the generation as complete
             and points the prefix at it.
         spared_by: the step that looks for a cached wheel; if it finds one, this step is skipped.
-        wheel: for the steps that look for it and store it.
+        wheel: for the steps that look for it, and store that of a framework.
     """
 
     name: str

@@ -571,7 +571,6 @@ class Steps(NamedTuple):
             commands=(self._run("inspect_wheel.py", *words),),
             files=self._programs("inspect_wheel.py", "archives.py"),
             effect="keep",
-            wheel=Wheel(self.wheel_path.parent, self.wheel_inputs),
         )
 
     def installation(self) -> Step:

@@ -12,7 +12,7 @@ from typing import Callable, List, Optional, Tuple
 from conda_spec import Failure, Record, file_name, say
 from digest import sha256_of
 
-# Packages, and where each is to be.
+# Packages, each with the path of its file.
 Files = List[Tuple[Record, str]]
 Download = Callable[[Files], None]
 
