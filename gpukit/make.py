@@ -77,18 +77,19 @@ def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
     """Build the recipe, or find it built, and take its wheel of Horovod from the cache."""
     words = [sys.executable, "-m", "hvdenv", "build", "local-cuda", *variant]
     subprocess.run(words, check=True, cwd=ROOT)
-    places = find_places()
-    prefix = places.prefix("local-cuda", variant[1:])
-    record = json.loads((prefix / "hvdenv.json").read_text(encoding="utf-8"))
-    folder.mkdir()
-    cache = cache_entry.Cache(places.wheels)
-    wheel = folder / f"horovod-0.28.1-cp312-cp312-linux_{_machine()}.whl"
-    taken = wheelcache.take([cache], record["stack"], wheel)
-    if taken.entry is None:
+    if not take_wheel(find_places().prefix("local-cuda", variant[1:]), folder):
         raise SystemExit(
-            f"error: the wheel of {prefix} is no longer in {places.wheels}\n"
+            f"error: the wheel of local-cuda is no longer in {find_places().wheels}\n"
             f"what to do: {' '.join(words[2:])} --rebuild"
         )
+
+
+def take_wheel(prefix: Path, folder: Path) -> bool:
+    """Copy the wheel of an environment's Horovod to a new folder; False if no cache has it."""
+    record = json.loads((prefix / "hvdenv.json").read_text(encoding="utf-8"))
+    folder.mkdir()
+    cache = cache_entry.Cache(find_places().wheels)
+    return wheelcache.take([cache], record["stack"], folder).entry is not None
 
 
 def _machine() -> str:

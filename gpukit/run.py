@@ -34,7 +34,7 @@ GRACE_SECONDS = 10
 CODES = {"pass": 0, "fail": 1, "unproven": 7}
 LEAST_FOR_SETS = 3  # ranks; verify cannot prove process sets with two
 # NCCL refuses two ranks on one GPU of a host, but not if they have different host names.
-HOSTS = ("kit-a", "kit-b", "kit-c")
+HOSTS = ("kit-a", "kit-b", "kit-c", "kit-d")
 ALONE = "right on one rank; NCCL between ranks needs two GPUs, or host names (unshare --uts)"
 IN_HOST = "right in the host's memory; there is no GPU here"
 NOT_USED = "this node has a GPU, but the tensors were in the host's memory"

@@ -528,7 +528,7 @@ def _samplers(program: Program) -> Iterator[Finding]:
         shares = [each for each in sources if each.replicas is not None]
         for each in shares[:1]:
             wrong = ""
-            by_node = joined and each.replicas == joined.local_size != size
+            by_node = joined and 1 < joined.local_size == each.replicas != size
             if each.local and not by_node:
                 wrong = "was given hvd.local_rank() as its rank, which repeats on each host"
             elif each.replicas != size and not by_node:

@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 
 from gpukit import make
+from hvdenv.places import find_places
+from hvdenv.wheels.wheelcache import own, store
+from tests.wheels import wheel_in
 
 KIT = Path(__file__).parents[2] / "gpukit"
 
@@ -54,7 +57,7 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
 
 def test_with_host_names_ranks_share_a_single_gpu_over_nccl(kit: ModuleType) -> None:
     found = stages(kit, 1, kit.HOSTS)
-    slots = "kit-a:1,kit-b:1,kit-c:1"
+    slots = "kit-a:1,kit-b:1,kit-c:1,kit-d:1"
     for name, option in (
         ("nccl", "--hosts"),
         ("bench", "--hosts"),
@@ -63,7 +66,7 @@ def test_with_host_names_ranks_share_a_single_gpu_over_nccl(kit: ModuleType) -> 
     ):
         stage = found[name]
         assert stage.words[stage.words.index(option) + 1] == slots
-        assert stage.ranks == (2 if name == "horovod-tests" else 3)
+        assert stage.ranks == 4
     assert not any(slots in found[name].words for name in ("shared-gpu", "cases-shared-gpu"))
     assert "not process_sets" not in " ".join(found["horovod-tests"].words)
 
@@ -256,3 +259,14 @@ def test_the_page_and_the_program_name_the_same_stages(kit: ModuleType) -> None:
     rows = page.split("| stage |")[1].split("\n\n")[0].splitlines()[2:]
     named = re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1] for row in rows))
     assert set(named) == set(stages(kit, 1))
+
+
+def test_the_kit_takes_the_wheel_of_an_environment_from_the_cache(tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    prefix.mkdir()
+    (prefix / "hvdenv.json").write_text(json.dumps({"stack": {"torch": "2.11.0"}}))
+    assert not make.take_wheel(prefix, tmp_path / "none")
+    wheel = wheel_in(tmp_path)
+    store(own(find_places()), {"torch": "2.11.0"}, wheel)
+    assert make.take_wheel(prefix, tmp_path / "nccl")
+    assert (tmp_path / "nccl" / wheel.name).read_bytes() == wheel.read_bytes()

@@ -499,9 +499,14 @@ def alltoalls(size: int, full: bool) -> List[Case]:
 
 
 def adasums() -> List[Case]:
-    """Adasum in the types that it supports."""
+    """Adasum in the types that it supports, of one tensor and of several."""
     types = ("float16", "float32", "float64")
-    return [case("allreduce", each, (1003,), reduce="Adasum") for each in types]
+    shapes = ((1003,), (1003,), (77,), (5,))
+    return [
+        case("allreduce", each, *some, reduce="Adasum")
+        for each in types
+        for some in (shapes[:1], shapes[1:])
+    ]
 
 
 def variables() -> List[Case]:

@@ -92,7 +92,7 @@ class Tally:
 
 def adasum_limit(context: Context) -> str:
     """Why Adasum cannot be compared with numpy's here; empty if it can."""
-    if context.device:
+    if context.device and context.hvd.local_size() > 1:
         return "on GPUs it averages within each host first"
     if context.controller == "Gloo":
         return "on CPUs only MPI supports it"
