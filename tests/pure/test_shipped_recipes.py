@@ -31,7 +31,7 @@ EXCLUSIVE = {
     "local": [{"tensorflow", "torch"}],
     "neuron": [{"cpu", "nccl"}],
     "singularity": [{"cpu", "gpu"}],
-    "taurus": [{"alpha", "conda", "module", "venv"}, {"mpi", "nccl"}],
+    "taurus": [{"alpha", "conda", "module", "module-018", "venv"}, {"mpi", "nccl"}],
     "theta": [{"pytorch", "tensorflow"}],
     "thetagpu": [{"conda", "pytorch", "tensorflow"}],
 }
