@@ -45,6 +45,7 @@ def main() -> int:
         _packages(kit)
         for name in ("run.py", "cuda_cases.py", "horovod_tests.txt"):
             shutil.copy(ROOT / "gpukit" / name, kit)
+        shutil.copy(ROOT / "examples/pytorch_mnist.py", kit)
         (kit / "hosts").mkdir()
         shutil.copy(ROOT / "gpukit/ssh", kit / "hosts")
         for path in TESTS if arguments.tests else ():

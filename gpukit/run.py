@@ -44,7 +44,7 @@ class Stage(NamedTuple):
     """One program to run.
 
     Attributes:
-        kind: verify, cases or tests, which print a report of verify, JSON lines, and pytest's words.
+        kind: verify or program, which print a report of verify, cases (JSON lines), or tests (pytest).
         words: the command.
         seconds: its time limit.
         ranks: how many it starts.
@@ -67,6 +67,7 @@ def stages(out, gpus, hosts=()):
     """
     hvdenv = [str(KIT / "envs/hvdenv/bin/hvdenv"), "verify", "--framework", "torch", "--json"]
     cases = str(KIT / "cuda_cases.py")
+    program = ["--program-only", "--", "python", str(KIT / "pytorch_mnist.py")]
 
     def slots(env):
         return ",".join(f"{host}:1" for host in hosts) if env == "nccl" else ""
@@ -76,7 +77,9 @@ def stages(out, gpus, hosts=()):
         # torch may belong to another user; whoever runs this file with it trusts them.
         words = [*hvdenv, "--trust", "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files]
         words += ["--hosts", slots(env)] if slots(env) else []
-        return Stage(name, "verify", [*words, *more], 240, ranks)
+        return Stage(
+            name, "program" if name == "program" else "verify", [*words, *more], 240, ranks
+        )
 
     def mpirun(name, kind, env, ranks, seconds, *words):
         folder = KIT / "envs" / env / "bin"
@@ -90,6 +93,7 @@ def stages(out, gpus, hosts=()):
     yield verify("shared-gpu", "host", shared, *both)
     yield mpirun("cases-nccl", "cases", "nccl", each, 60, cases)
     yield mpirun("cases-shared-gpu", "cases", "host", max(2, gpus), 60, cases)
+    yield verify("program", "nccl", each, "--controller", "MPI", "--operation", "NCCL", *program)
     yield verify("bench", "nccl", each, "--controller", "MPI", "--quick", "--bench", "--time", "3")
     if (KIT / "test").is_dir():
         chosen = f"({' or '.join((KIT / 'horovod_tests.txt').read_text().split())})"
@@ -213,9 +217,8 @@ def judge(out, stage, code, gpu):
     if code == 124:
         return "fail", f"did not finish in time; last line: {''.join(log[-1:])}"
     try:
-        status, why, devices = {"verify": of_verify, "cases": of_cases, "tests": of_tests}[
-            stage.kind
-        ](out, stage, code, log)
+        judges = {"verify": of_verify, "program": of_program, "cases": of_cases, "tests": of_tests}
+        status, why, devices = judges[stage.kind](out, stage, code, log)
     except (OSError, ValueError, KeyError) as error:
         return "fail", f"no report ({error!r}); exit code {code}; last line: {''.join(log[-1:])}"
     if status == "fail":
@@ -237,6 +240,14 @@ def of_verify(out, stage, code, log):
     found = [each for each in report["findings"] if each["status"] in wrong]
     why = "; ".join(f"{each['subject']}: {each['message']}" for each in found)
     return status, why, [rank["device"] for rank in report["ranks"]]
+
+
+def of_program(out, stage, code, log):
+    """The same; the report says where the program's parameters were, not the ranks."""
+    status, why, _ = of_verify(out, stage, code, log)
+    report = json.loads((out / f"{stage.name}.json").read_text())
+    found = [each["status"] for each in report["findings"] if each["check"] == "program-device"]
+    return status, why, ["cpu" if each == "skip" else "cuda" for each in found]
 
 
 def of_cases(out, stage, code, log):

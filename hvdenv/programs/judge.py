@@ -197,6 +197,12 @@ def _whole(program: Program) -> Iterator[Finding]:
     if not program.optimizers() or not all(counts):
         yield program.finding("", "unproven", f"no training step was seen: {_unseen(ends)}")
         return
+    if program.run.size < 2:
+        yield program.finding(
+            "", "unproven", "a single rank trains, which shows nothing about its distribution",
+            remedy="start at least two ranks: -n 2",
+        )  # fmt: skip
+        return
     seconds = [end.seconds for end in ends if end and len(end.seconds) == 2]
     times = max((total / max(total - spent, 0.001) for total, spent in seconds), default=1.0)
     watched = len(program.steps(program.optimizers()[0].number))

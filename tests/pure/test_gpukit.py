@@ -47,11 +47,11 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
     kit: ModuleType, gpus: int, ranks: int, shared: int
 ) -> None:
     found = stages(kit, gpus)
-    own = dict.fromkeys(("nccl", "cases-nccl", "bench", "horovod-tests"), ranks)
+    own = dict.fromkeys(("nccl", "cases-nccl", "program", "bench", "horovod-tests"), ranks)
     several = {"shared-gpu": shared, "cases-shared-gpu": max(2, gpus)}
     assert {name: stage.ranks for name, stage in found.items()} == own | several
     for stage in found.values():
-        option = stage.words.index("-n" if stage.kind == "verify" else "-np")
+        option = stage.words.index("-n" if stage.kind in ("verify", "program") else "-np")
         assert stage.words[option + 1] == str(stage.ranks)
 
 
@@ -100,7 +100,7 @@ def judged(
 ) -> tuple[str, str]:
     """The status of a stage that printed this, on a node with so many GPUs, and the reason."""
     stage, log = stages(kit, gpus)[name], ""
-    if stage.kind == "verify":
+    if stage.kind in ("verify", "program"):
         (kit.KIT / f"{name}.json").write_text(json.dumps(printed))
     elif stage.kind == "cases":
         assert isinstance(printed, list)
@@ -117,6 +117,11 @@ def report(*unproven: str, failed: Sequence[str] = (), device: str = "cuda:0") -
     found += [("fail", each) for each in failed]
     findings = [{"status": s, "subject": name, "message": "says why"} for s, name in found]
     return {"findings": findings, "ranks": [{"device": device}] * 3}
+
+
+def of_program(device: str) -> dict[str, Any]:
+    finding = {"check": "program-device", "subject": "x", "message": "says why"}
+    return {"findings": [{**finding, "status": device}], "ranks": []}
 
 
 def case(rank: int, status: str = "pass", device: str = "cuda:0") -> dict[str, Any]:
@@ -136,6 +141,9 @@ def case(rank: int, status: str = "pass", device: str = "cuda:0") -> dict[str, A
         ("shared-gpu", report(device="cpu"), 0, 1, "fail", "tensors were in the host's memory"),
         ("shared-gpu", {}, 70, 1, "fail", "no report"),
         ("shared-gpu", report(), 124, 1, "fail", "did not finish in time"),
+        ("program", of_program("pass"), 0, 2, "pass", ""),
+        ("program", of_program("skip"), 0, 2, "fail", "tensors were in the host's memory"),
+        ("program", of_program("fail"), 1, 2, "fail", "x: says why"),
         ("cases-shared-gpu", [case(0), case(1)], 0, 1, "pass", ""),
         ("cases-shared-gpu", [case(0)], 0, 1, "fail", "gradients: not reported by all ranks"),
         ("cases-shared-gpu", [case(0), case(1, "fail")], 1, 1, "fail", "gradients on rank 1: says"),
@@ -161,6 +169,7 @@ def test_what_a_stage_proves_on_a_node_with_gpus(
     ("name", "printed"),
     [
         ("shared-gpu", report(device="cpu")),
+        ("program", of_program("skip")),
         ("cases-shared-gpu", [case(0, device="cpu"), case(1, device="cpu")]),
         ("cases-nccl", [case(0, "skip", "cpu")]),
         ("horovod-tests", "41 passed, 30 skipped in 9s"),

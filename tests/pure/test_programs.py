@@ -66,6 +66,16 @@ def judged(*changes: Change, reference: float = 0.1) -> list[Finding]:
     return judge(Program("train.py", run(*messages, size=SIZE), {1: reference}))
 
 
+def test_a_single_rank_proves_nothing() -> None:
+    own = [Joined(0, 1, 0, 1) if isinstance(one, Joined) else one for one in right(0)]
+    messages = [started(0), *(event(0, one) for one in own), exited(0)]
+    found = judge(Program("train.py", run(*messages, size=1)))
+    assert [(one.check, one.status) for one in found] == [
+        ("program", "unproven"),
+        ("program-init", "pass"),
+    ]
+
+
 def each(kind: type[RankEvent], only: int | None = None, **fields: Any) -> Change:
     """Replace fields of all events of a type, on all ranks or one."""
 
@@ -110,6 +120,9 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         "init", "fail", "before hvd.init()",
     ),
     "one GPU": ((each(ProgramEnd, device="GPU-1"),), "device", "fail", "rank 0 on n1, rank 1 on n1"),
+    "not divided, one rank per host": (
+        (each(Joined, local_size=1), each(DataSource, replicas=1, rank=0)), "data", "fail", "divides the data by 1"
+    ),
     "own GPUs": ((each(ProgramEnd, device=str),), "device", "pass", "of its own"),
     "rate": ((each(TrainingStep, rate=0.1),), "rate", "pass", "note: learning rate 0.1 is the same"),
     "other start": ((each(TrainingStep, before=str, after=str),), "start", "fail", "differ between"),
