@@ -8,12 +8,10 @@ all rounds together.
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
-import collective_cases  # these three are beside rank_work.py
+import collective_cases  # these two are beside rank_work.py
 import collectives
-import events
 
 BULK_EVERY = 10
 
@@ -27,8 +25,8 @@ def in_round(case: Any, number: int) -> Any:
 def is_bulky(case: Any) -> bool:
     """Whether a case is as large as those of collective_cases.bulky()."""
     width = collective_cases.WIDTHS.get(case.dtype, 1)
-    most = max(map(collective_cases.elements, case.shapes)) * width
-    return case.rows in collective_cases.BULK_ROWS or most >= collective_cases.BULK_BYTES
+    most = max(map(collective_cases.elements, case.shapes), default=0) * width
+    return case.rows == "large rows" or most >= collective_cases.BULK_BYTES
 
 
 def add(total: Any, tally: Any) -> None:
@@ -36,19 +34,17 @@ def add(total: Any, tally: Any) -> None:
     total.right += tally.right
     total.types |= tally.types
     total.wrong += tally.wrong
-    total.unproven = tally.unproven
+    total.unproven, total.ended = tally.unproven, tally.ended
     for (dtype, why), count in tally.skipped.items():
         total.skip(why, dtype, count)
 
 
 def run(context: Any, option: str) -> None:
     """Try all operations `option` times, and report each at the end."""
-    began = time.time()
     caller = collectives.Caller(context)
     totals: dict[str, Any] = {}
-    ended = ""
     for number in range(int(option)):
-        for name, batches in collective_cases.operations(context.framework, caller.size, False):
+        for name, batches in collective_cases.operations(caller.size):
             total = totals.setdefault(name, collectives.Tally(name))
             chosen = [
                 [
@@ -61,10 +57,8 @@ def run(context: Any, option: str) -> None:
             try:
                 add(total, caller.try_all(name, [batch for batch in chosen if batch]))
             except collectives.Ended as error:
-                ended, tally = error.args
-                add(total, tally)
-        if ended:
+                add(total, error.args[0])
+        if any(total.ended for total in totals.values()):
             break
     for total in totals.values():
-        context.report(total.event(ended=ended))
-    context.report(events.OperationsDone(round(time.time() - began, 2)))
+        context.report(total.event())

@@ -59,7 +59,7 @@ from hvdenv.verification.collection import (
     Progress,
     Setup,
 )
-from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
+from hvdenv.verification.verify import EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
 examples:
@@ -129,9 +129,8 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     add(extent, "--quick", "test allreduce only: no other operations, no training")
     add(
         extent, "--full",
-        "test every operation with every type and shape, tensors above the fusion"
-        " threshold, the timeline, and training with every option (takes a minute more per"
-        " framework and controller)",
+        "train with each framework over every controller, and also start ranks with"
+        " horovodrun --mpi",
     )  # fmt: skip
     add(
         parser, "--bench",
@@ -181,7 +180,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         entry = entry_of(arguments, Path(installation.prefix), recipe)
         installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
-    exercises = FULL_EXERCISES if arguments.full else DEFAULT_EXERCISES
     if not arguments.quiet:
         report(f"verifying {installation.prefix}")
     setup = Setup(
@@ -190,7 +188,8 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         expectation=expectation,
         launch=launch,
         launchers=launchers,
-        exercises=() if arguments.quick else exercises,
+        exercises=() if arguments.quick else EXERCISES,
+        full=arguments.full,
         effort=effort,
         seconds=timeout,
         without_shell=_without_shell(arguments.words),

@@ -81,6 +81,8 @@ class Setup(NamedTuple):
         launch: how many ranks every run has, and where.
         launchers: names in LAUNCHERS; the first for each controller is used.
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
+        full: whether each framework trains over every controller, and horovodrun starts ranks
+            over MPI, too.
         effort: what benchmarks may take; None for no benchmarks.
         cores: how many may be used.
         seconds: for everything.
@@ -95,6 +97,7 @@ class Setup(NamedTuple):
     launch: Launch = TWO_RANKS
     launchers: tuple[str, ...] = DEFAULT_LAUNCHERS
     exercises: tuple[str, ...] = ()
+    full: bool = False
     effort: Effort | None = None
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT

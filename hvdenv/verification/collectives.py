@@ -1,7 +1,4 @@
-"""Judges what ranks report of Horovod's operations, and of what scripts call besides them.
-
-The rank programs are hvdenv/standalone/ranks/collectives.py and scripts.py.
-"""
+"""Judges what ranks report of Horovod's operations (hvdenv/standalone/ranks/collectives.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from hvdenv.verification import ranks
 from hvdenv.verification.ranks import Judgement, RankRun, listed
 
 EXERCISE = "collectives"
-FULL = f"{EXERCISE}=full"
-SCRIPTS = "scripts"
 
 _PROCESS_SETS = "process sets"
 _MORE_RANKS = "verify with three ranks or more: -n 3"
@@ -31,17 +26,11 @@ _GLOO_REDUCESCATTER = (
     " `hvdenv build` applies the patch gloo-reducescatter, which fixes it: rebuild Horovod, or"
     " use MPI for CPU tensors. Earlier results of hvd.reducescatter over Gloo may be wrong"
 )
-_OF_SCRIPTS = {
-    "forked processes": (
-        "programs that fork after hvd.init() fail here, such as DataLoaders with workers: start the"
-        " workers with multiprocessing_context='forkserver' or before hvd.init(); over InfiniBand,"
-        " try RDMAV_FORK_SAFE=1"
-    ),
-    "second init": (
-        "initialise Horovod once in each process here: notebooks and elastic training, which call"
-        " hvd.init() again, fail. Rebuild Horovod for this machine"
-    ),
-}
+_FORK = (
+    "programs that fork after hvd.init() fail here, such as DataLoaders with workers: start the"
+    " workers with multiprocessing_context='forkserver' or before hvd.init(); over InfiniBand, try"
+    " RDMAV_FORK_SAFE=1"
+)
 _SECOND_JOIN = (
     "a known bug of Horovod up to 0.28.1 with TensorFlow: only the first hvd.join() of a process"
     " waits for the other ranks. `hvdenv build` applies the patch tensorflow-join, which fixes it:"
@@ -74,8 +63,6 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
         if (found := _wrong(reports[name]))
     }
     yield from wrong.items()
-    if SCRIPTS in run.exercises and (broken := ranks.judge_exercise(run, SCRIPTS)):
-        yield SCRIPTS, broken
     if broken := ranks.judge_exercise(run, EXERCISE):
         yield "", broken
     elif silent := [rank.name for rank in run.ranks if not rank.all(Operation)]:
@@ -93,8 +80,8 @@ def _remedy(operation: str, controller: str, message: str) -> str:
     """What to do about an operation that is wrong over a controller."""
     if operation == "join" and "a second time" in message:
         return _SECOND_JOIN
-    if operation in _OF_SCRIPTS:
-        return _OF_SCRIPTS[operation]
+    if operation == "forked processes":
+        return _FORK
     known = controller == "Gloo" and operation.endswith("reducescatter")
     return _GLOO_REDUCESCATTER if known else _REMEDY
 

@@ -39,7 +39,7 @@ from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
 from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts, decode, read
-from hvdenv.verification import bench, collectives, drift, ranks, training
+from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
 from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
@@ -274,9 +274,8 @@ def rank_run(
     installation, expectation = setup.installation, setup.expectation
     name, exercises = setup.launcher(controller), setup.exercises
     startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
-    if training.USUAL in exercises and not _trains(framework, controller, startable, expectation):
-        once = (training.USUAL, collectives.SCRIPTS)
-        exercises = tuple(word for word in exercises if word not in once)
+    if not (setup.full or _trains(framework, controller, startable, expectation)):
+        exercises = tuple(word for word in exercises if word != training.EXERCISE)
     # Whether ranks may use GPUs; they find out themselves whether they can.
     host_only = expectation.operations is not None and "NCCL" not in expectation.operations
     token = uuid.uuid4().hex
@@ -323,7 +322,7 @@ def _deadline(seconds: float) -> str:
 
 def _over_mpi(libraries: Extensions, setup: Setup, mpi: HostMpi) -> list[str]:
     """The frameworks whose ranks `horovodrun --mpi` is to start: with --full, on this host."""
-    wanted = collectives.FULL in setup.exercises and not setup.installation.inside
+    wanted = setup.full and not setup.installation.inside
     if not wanted or mpi[0].kind != "Open MPI" or setup.launcher("MPI") == _HOROVODRUN_MPI:
         return []
     return [each for each in FRAMEWORKS if _can_run(libraries, setup, mpi, each, "MPI")]

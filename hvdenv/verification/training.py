@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,12 +10,8 @@ from hvdenv.standalone.ranks.events import Training
 from hvdenv.verification.ranks import Judgement, RankRun, apart, judge_exercise, listed
 
 EXERCISE = "training"
-# What Horovod's examples use. Each framework trains over one controller: what differs between
-# controllers are the operations.
-USUAL = f"{EXERCISE}=usual"
 
 _SINGLE = 2.0**-23  # distance of neighbouring numbers of float32, relative to them
-_RATE = 1e-5  # a learning rate may be that wrong, relative to it
 _SHOWN = 20
 _REMEDY = (
     "do not train with this environment: rebuild Horovod for this machine and these versions; if the"
@@ -92,9 +87,7 @@ def _evidence(run: RankRun, problems: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-_SHOWN_FACTS = (
-    "seconds", "steps", "losses", "difference", "bound", "checksums", "rate", "metrics", "same",
-)  # fmt: skip
+_SHOWN_FACTS = ("seconds", "steps", "losses", "own_loss", "difference", "bound", "checksums")
 
 
 def _checksums(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -126,33 +119,17 @@ def _losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
             return
 
 
-def _rates(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    for one in outcomes:
-        rate, wanted = one.facts.rate, one.facts.rate_wanted
-        if rate is not None and not math.isclose(rate, wanted, rel_tol=_RATE):
-            found, right = apart(rate, wanted, 3)
-            yield f"the learning rate on {one.name} is {found} at the end, not {right}"
-            return
-
-
-def _metrics(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Whether what ranks were given as averages are the averages of what they had."""
-    for name in outcomes[0].facts.metrics:
-        mean = sum(one.facts.metrics[name][0] for one in outcomes) / len(outcomes)
-        bound = _SINGLE * (len(outcomes) + 4) * abs(mean)
-        off = [one for one in outcomes if not abs(one.facts.metrics[name][1] - mean) <= bound]
-        if off:
-            own, got = off[0].facts.metrics[name]
-            where = f"{name} is not averaged on {listed([one.name for one in off])}"
-            found, right = apart(got, mean, 3)
-            yield f"{where}: {found} instead of {right} (its own is {apart(own, mean, 3)[0]})"
-
-
-def _checkpoints(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    for one in outcomes:
-        if one.facts.same is False:
-            yield f"load_model() on {one.name} does not give the model that BestModelCheckpoint saved"
+def _averages(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Whether the averaged loss is the average of the ranks' own."""
+    mean = sum(one.facts.own_loss for one in outcomes) / len(outcomes)
+    bound = _SINGLE * (len(outcomes) + 4) * abs(mean)
+    if off := [one for one in outcomes if not abs(one.facts.losses[1] - mean) <= bound]:
+        found, right = apart(off[0].facts.losses[1], mean, 3)
+        yield (
+            f"the loss is not averaged on {listed([one.name for one in off])}: {found} instead of"
+            f" {right} (its own is {apart(off[0].facts.own_loss, mean, 3)[0]})"
+        )
 
 
 # In the order in which they explain each other.
-_TESTS = (_checksums, _difference, _losses, _rates, _metrics, _checkpoints)
+_TESTS = (_checksums, _difference, _losses, _averages)

@@ -36,9 +36,7 @@ from hvdenv.verification.datapath import records
 from hvdenv.verification.ranks import RankRun, listed
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
-# The scripts are last: they may shut Horovod down.
-DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.USUAL, collectives.SCRIPTS)
-FULL_EXERCISES = (collectives.FULL, training.EXERCISE, collectives.SCRIPTS)
+EXERCISES = (collectives.EXERCISE, training.EXERCISE)
 # Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
 _USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
 # Seconds that hosts have to report orphaned processes. A batch system that ends verify does not wait.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from docs import horovod_api
 from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS
-from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES
+from hvdenv.verification.verify import EXERCISES
 from tests.standalone import load
 
 CASES = load("collective_cases")
@@ -18,10 +16,9 @@ COMMON = ("rank_work", "context", "allreduce", "datapath", "gpus")
 PROGRAMS = ("horovodrun",)
 
 
-def called(exercises: tuple[str, ...]) -> set[str]:
+def called() -> set[str]:
     """Names in the syntax trees of programs, and those that cases of operations are made of."""
-    names = [each.partition("=")[0] for each in exercises]
-    files = [RANK_PROGRAMS / f"{name}.py" for name in (*COMMON, *names, "collective_cases")]
+    files = [RANK_PROGRAMS / f"{name}.py" for name in (*COMMON, *EXERCISES, "collective_cases")]
     found: set[str] = set()
     for path in (*files, INSPECT_PROGRAMS / "extension.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -29,16 +26,14 @@ def called(exercises: tuple[str, ...]) -> set[str]:
                 found.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.add(node.value)
-    full = "collectives=full" in exercises
-    for framework in ("torch", "tensorflow"):
-        for _, batches in CASES.operations(framework, 3, full):
-            cases = (case for batch in batches for case in batch)
-            found |= {CASES.function_of(case, framework == "torch") for case in cases}
+    for _, batches in CASES.operations(3):
+        cases = [case for batch in batches for case in batch]
+        found |= {CASES.function_of(case, torch) for case in cases for torch in (True, False)}
     return found
 
 
 EXERCISED = [
-    (group.exercised, module, name)
+    (module, name)
     for group in horovod_api.groups()
     for module in group.modules
     for name in group.names
@@ -46,10 +41,9 @@ EXERCISED = [
 ]
 
 
-@pytest.mark.parametrize("exercised", ["default", "full"])
-def test_a_name_that_is_exercised_is_called(exercised: str) -> None:
-    names = called(DEFAULT_EXERCISES if exercised == "default" else FULL_EXERCISES)
-    listed = {name for when, _, name in EXERCISED if when == exercised}
+def test_a_name_that_is_exercised_is_called() -> None:
+    names = called()
+    listed = {name for _, name in EXERCISED}
     assert listed
     missing = {name for name in listed if name.split(".")[-1] not in names}
     built = {name for name in missing if name.endswith("_built")}  # NAME_built, for each NAME
@@ -65,4 +59,4 @@ def test_each_name_says_how_or_why() -> None:
     for group in horovod_api.groups():
         assert group.how and group.names and group.modules
     page = horovod_api.page()
-    assert all(f"`{name}`" in page for _, _, name in EXERCISED)
+    assert all(f"`{name}`" in page for _, name in EXERCISED)

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import collectives  # beside rank_work.py, as events is
-import scripts
 import training
 from events import Operation
 
@@ -26,14 +25,12 @@ class Recorded(ModuleType):
 def run(context: Any, option: str) -> None:
     """Run the exercises, and report the names as types of an operation for each module."""
     if context.framework == "tensorflow":
-        importlib.import_module("horovod.keras")
         importlib.import_module("horovod.tensorflow.keras")
     for name, module in list(sys.modules.items()):
         if name.startswith("horovod."):
             module.__class__ = Recorded
     collectives.run(context, "")
-    training.run(context, "usual")
-    scripts.run(context, "")
+    training.run(context, "")
     for name, names in READ.items():
         public = sorted(each for each in names if not each.startswith("_"))
         context.report(Operation(operation=f"read: {name}", right=1, wrong=0, types=public))

@@ -28,38 +28,24 @@ class Ranks:
     def __init__(self, plan: Any, factor: float) -> None:
         self.plan, self.factor = plan, one(factor)
         self.velocity = plan.velocity
-        self.square = (plan.velocity**2 + 1) * one(bool(plan.steps_before))
-        self.step = plan.steps_before
 
     def parameters(self) -> Any:
         """Those at the end."""
         weights = self.plan.starts.copy()
-        rates = numpy.ones((training.FEATURES + 1, 1), "float32")
-        rates[-1] = self.plan.part.bias_rate
-        for rate, rows in self.plan.steps:
+        for rows in self.plan.steps:
             gradients = []
             for rank, samples in enumerate(rows):
                 x, y = (array[samples] for array in self.plan.data)
-                scale = one(2 / y.size * self.plan.factor)
-                share = scale * (x.T @ (x @ weights[rank] - y))
-                gradients.append(share.astype("float16") if self.plan.part.half else share)
-            weights[:] = weights[0] - one(rate) * rates * self.update(gradients)
+                share = one(2 / y.size) * (x.T @ (x @ weights[rank] - y))
+                gradients.append(share.astype("float16") if self.plan.half else share)
+            weights[:] = weights[0] - one(training.RATE) * self.update(gradients)
         return weights[0]
 
     def update(self, gradients: list[Any]) -> Any:
-        part, count = self.plan.part, gradients[0].dtype.type(len(gradients))
+        count = gradients[0].dtype.type(len(gradients))
         mean = self.factor * (sum(gradients) / count).astype("float32")
-        if part.optimizer == "SGD":
-            mean = training.clipped(mean, part.clip).astype("float32")
-            self.velocity = one(part.momentum) * self.velocity + mean
-            return self.velocity
-        first, second = map(one, training.BETAS)
-        self.step += 1
-        self.velocity = first * self.velocity + (1 - first) * mean
-        self.square = second * self.square + (1 - second) * mean * mean
-        factor = numpy.sqrt(1 - second**self.step) / (1 - first**self.step)
-        epsilon = one(1e-8 if self.plan.steps_before else 1)
-        return factor * self.velocity / (numpy.sqrt(self.square) + epsilon)
+        self.velocity = one(training.MOMENTUM) * self.velocity + mean
+        return self.velocity
 
 
 def main() -> None:

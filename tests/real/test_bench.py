@@ -16,7 +16,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import Setup
-from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
+from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.doctored import TIMEOUT, found
 from tests.standin import Cluster
 
@@ -31,7 +31,7 @@ def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> N
     ended: list[str] = []
     report = verify(
         Setup(
-            original, runner, expectation, launchers=("mpirun",), exercises=DEFAULT_EXERCISES,
+            original, runner, expectation, launchers=("mpirun",), exercises=EXERCISES,
             effort=Effort(0.5, str(tmp_path)), seconds=5 * TIMEOUT,
         ),
         lambda what, label, _: ended.append(label) if what == "finished" else None,

@@ -52,19 +52,19 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
 # framework, operation: on which ranks (or all), and what is wrong there
 WRONG = [
     ("torch", "allreduce Min", "each of 2 ranks", "Min int32 17: got "),
+    ("torch", "Adasum", "rank 1 on {host}", "in 3 of 6 cases: allreduce Adasum float16 1003+77+5: got "),
     ("torch", "grouped allreduce", "rank 1 on {host}", " are wrong"),
-    ("torch", "allgather", "rank 1 on {host}", "in 2 of 17 cases: int8 3 uneven rows: got "),
+    ("torch", "allgather", "rank 1 on {host}", "in 2 of 16 cases: int8 3 uneven rows: got "),
     ("torch", "broadcast", "rank 1 on {host}", " are wrong"),
     ("torch", "alltoall", "rank 1 on {host}", " are wrong"),
     ("torch", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
     ("torch", "grouped reducescatter", "each of 2 ranks", "RuntimeError: a bad day"),
     ("torch", "barrier", "each of 2 ranks", "got 1, wanted 0"),
-    ("torch", "in-place forms", "rank 1 on {host}", "allreduce Sum float32 17 in place: got "),
+    ("torch", "forked processes", "each of 2 ranks", "hvd.init(): RuntimeError: it ended with exit code -11"),
     ("tensorflow", "grouped allreduce", "rank 1 on {host}", "got 2 tensors, wanted 3"),
     ("tensorflow", "broadcast", "rank 1 on {host}", " are wrong"),
     ("tensorflow", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
-    ("tensorflow", "in-place forms", "each of 2 ranks", "broadcast float64 17x2+5x3+1003 from -1 in place: got "),
-    ("tensorflow", "Keras", "each of 2 ranks", "Horovod has been shut down"),
+    ("tensorflow", "grouped reducescatter", "each of 2 ranks", "Horovod has been shut down"),
 ]  # fmt: skip
 
 
@@ -79,27 +79,18 @@ def test_what_does_wrong_is_found(
     assert what in judgement.message
 
 
-@pytest.mark.parametrize(
-    ("framework", "shared"),
-    [
-        ("torch", {"repeated names", "process sets"}),
-        ("tensorflow", {"repeated names", "process sets", "one graph"}),
-    ],
-)
-def test_nothing_else_is_wrong(
-    wrong_run: Callable[[str], RankRun], framework: str, shared: set[str]
-) -> None:
-    """Operations that share a function may be wrong with it, others must not."""
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_nothing_else_is_wrong(wrong_run: Callable[[str], RankRun], framework: str) -> None:
     named = {operation for other, operation, *_ in WRONG if other == framework}
-    judged = dict(collectives.judge(wrong_run(framework)))
-    assert named <= judged.keys() <= named | shared
+    judged = collectives.judge(wrong_run(framework))
+    assert {name for name, each in judged if each.status == "fail"} == named
 
 
 @pytest.mark.parametrize(
     ("framework", "operation", "why"),
     [
         ("torch", "grouped allgather", "there is no horovod.torch.grouped_allgather_async"),
-        ("tensorflow", "join", "there is no horovod.tensorflow.join"),
+        ("tensorflow", "grouped allgather", "there is no horovod.tensorflow.grouped_allgather"),
     ],
 )
 def test_what_is_not_there_is_skipped(
@@ -127,8 +118,8 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     wrong = findings["alltoall, torch over Gloo"]
     assert (wrong.check, wrong.status) == ("collectives", "fail")
     assert "wrong on each of 3 ranks, in " in wrong.message
-    others = {"repeated names", "process sets"}
-    assert findings.keys() <= {f"{name}, torch over Gloo" for name in {"alltoall", *others}}
+    named = {f"{name}, torch over Gloo" for name in ("alltoall", "process sets")}
+    assert findings.keys() <= named
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +136,10 @@ def wrong_mpi(original: Installation, tmp_path_factory: pytest.TempPathFactory) 
 WRONG_IN_MPI = {
     **{f"allreduce {each}": f"in 1 of 16 cases: {each} float32 1114113: " for each in REDUCED},
     "grouped allreduce": "in 1 of 4 cases: Sum float32 1114113+5x3: ",
-    "allgather": "in 1 of 17 cases: float32 92843 large rows: ",
+    "allgather": "in 1 of 16 cases: float32 92843 large rows: ",
     "grouped allgather": "in 1 of 5 cases: float32 92843+5x3 large rows: ",
     "broadcast": "in 4 of 23 cases: int8 262145 from 1: ",  # rank 0 has what it gave itself
-    "alltoall": "in 1 of 18 cases: float32 92843 large rows: ",
+    "alltoall": "in 1 of 17 cases: float32 92843 large rows: ",
     "reducescatter": "in 1 of 16 cases: Sum float32 7x185686: ",
     "grouped reducescatter": "in 1 of 4 cases: Sum float32 7x185686+5x3: ",
     "process sets": "in 6 of 14 cases: allreduce Sum float32 1003 among all but the last: ",

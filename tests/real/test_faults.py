@@ -29,7 +29,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.verification import checks, collectors, ranks
 from hvdenv.verification.collection import TWO_RANKS, Setup
 from hvdenv.verification.datapath import records
-from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
+from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
@@ -333,9 +333,7 @@ def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -
     for name in ("mpirun", "horovodrun"):
         program(Path(installation.prefix) / "bin" / name, "trap '' TERM; while :; do sleep 1; done")
     timeout, began = 20 * PATIENCE, time.monotonic()
-    report = verify(
-        Setup(installation, runner, TORCH, exercises=DEFAULT_EXERCISES, seconds=timeout)
-    )
+    report = verify(Setup(installation, runner, TORCH, exercises=EXERCISES, seconds=timeout))
     assert time.monotonic() - began < timeout + MARGIN
     assert report.verdict in ("fail", "error")
     for controller in ("MPI", "Gloo"):
@@ -357,9 +355,7 @@ def test_a_noisy_child_of_a_rank_holds_nobody_up(copy: Copy, runner: Runner) -> 
             " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
         )
     )
-    report = verify(
-        Setup(installation, runner, OVER_MPI, exercises=DEFAULT_EXERCISES, seconds=TIMEOUT)
-    )
+    report = verify(Setup(installation, runner, OVER_MPI, exercises=EXERCISES, seconds=TIMEOUT))
     assert report.seconds < TIMEOUT / 2, "it was waited for"
     assert found(report, "allreduce")["torch over MPI"].status == "pass"
     left = found(report, "orphans")[HERE]
@@ -436,10 +432,10 @@ import json, sys
 from hvdenv.environments.installation import Installation, Expectation
 from hvdenv.runner import Runner
 from hvdenv.verification.collection import Setup
-from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
+from hvdenv.verification.verify import EXERCISES, verify
 prefix, token, *path = sys.argv[1:]
 installation = Installation(prefix, prefix + "/bin/python", tuple(path))
-report = verify(Setup(installation, Runner(token=token), Expectation(("torch",)), exercises=DEFAULT_EXERCISES))
+report = verify(Setup(installation, Runner(token=token), Expectation(("torch",)), exercises=EXERCISES))
 print(json.dumps(report.to_json()))
 sys.exit(130 if report.verdict == "error" else 1)
 """
@@ -510,7 +506,7 @@ def verify_on(
             runner,
             expectation,
             launch._replace(network=network),
-            exercises=DEFAULT_EXERCISES,
+            exercises=EXERCISES,
             seconds=timeout,
         )
     )

@@ -53,9 +53,7 @@ def test_every_option_of_horovodrun_is_listed(original: Installation) -> None:
 
 
 # Over MPI only, and what every rank asks before its exercises.
-ELSEWHERE = re.compile(
-    r"Adasum|mpi_threads_supported|\w+_(built|enabled)|init|shutdown|cross_\w+|local_\w+"
-)
+ELSEWHERE = re.compile(r"Adasum|\w+_(built|enabled)|init|shutdown|cross_\w+|local_\w+")
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
@@ -80,7 +78,7 @@ def test_ranks_read_every_name_that_is_exercised_by_default(
         for module, name in horovod_api.known(chosen)
         if module.startswith(packages) and "." not in name and not ELSEWHERE.fullmatch(name)
     }
-    assert len(listed) > 30
+    assert len(listed) > 20
     # The packages for Keras have the functions of horovod.tensorflow.
     inherited = {pair for pair in listed if ("horovod.tensorflow", pair[1]) in read}
     assert listed - read - inherited == set()

@@ -69,46 +69,15 @@ FAULTS = [
     ("torch", "alone", "as if it had trained alone"),
     ("torch", "added", "as if gradients were added and not averaged"),
     ("torch", "coarse", "DistributedOptimizer with Compression.fp16: parameters of rank 0"),
-    ("torch", "metric", "DistributedOptimizer: loss is not averaged on rank 0"),
-    ("torch", "passes", "DistributedOptimizer with backward_passes_per_step: parameters of rank 0"),
-    ("torch", "clip", "DistributedOptimizer with skip_synchronize: parameters of rank 0"),
-    ("torch", "adam", "DistributedOptimizer with Adam and two groups: parameters of rank 0"),
-    ("torch", "rates", "DistributedOptimizer with Adam and two groups: parameters of rank 0"),
-    (
-        "torch",
-        "sparse",
-        "DistributedOptimizer with sparse gradients: parameters of rank 0 on",
-    ),
+    ("torch", "metric", "DistributedOptimizer: the loss is not averaged on rank 0"),
     ("tensorflow", "variables", "DistributedGradientTape: variables after broadcast_variables"),
-    ("tensorflow", "variables", "Keras fit: parameters of rank 0"),
-    ("tensorflow", "alone", "DistributedGradientTape: variables at the end are not equal: rank 1"),
+    ("tensorflow", "alone", "DistributedGradientTape: parameters at the end are not equal: rank 1"),
     ("tensorflow", "alone", "Keras fit: weights after BroadcastGlobalVariablesCallback are not"),
-    ("tensorflow", "alone", "DistributedGradientTape with sparse gradients: variables at the end"),
-    ("tensorflow", "alone", "DistributedGradientTape with Compression.fp16: variables at the end"),
-    ("tensorflow", "alone", "DistributedOptimizer with sparse gradients: variables at the end"),
-    ("tensorflow", "alone", "DistributedOptimizer: variables at the end are not equal: rank 1"),
-    ("tensorflow", "alone", "Keras fit with horovod.keras: weights at the end are not equal"),
-    ("tensorflow", "passes", "DistributedOptimizer with backward_passes_per_step: parameters of"),
+    ("tensorflow", "alone", "DistributedGradientTape with Compression.fp16: parameters at the end"),
     ("tensorflow", "added", "DistributedGradientTape: parameters of rank 0"),
-    ("tensorflow", "added", "Keras fit: loss of epoch 1 is not averaged on rank 0"),
+    ("tensorflow", "added", "Keras fit: the loss is not averaged on rank 0"),
     ("tensorflow", "optimizer", "Keras fit: parameters of rank 0"),
-    ("tensorflow", "plain optimizer", "Keras fit: weights at the end are not equal: rank 1"),
-    (
-        "tensorflow",
-        "schedule",
-        "Keras fit: the learning rate on rank 0 on {host} is 0.25 at the end",
-    ),
-    (
-        "tensorflow",
-        "no best model",
-        "Keras fit: load_model() on rank 0 on {host} does not give the",
-    ),
-    ("tensorflow", "plain model", "Keras fit: load_model() on rank 0 on {host} does not give the"),
-    (
-        "tensorflow",
-        "hook",
-        "DistributedOptimizer: variables after BroadcastGlobalVariablesHook are not",
-    ),
+    ("tensorflow", "plain optimizer", "Keras fit: parameters at the end are not equal: rank 1"),
 ]
 
 
@@ -142,22 +111,11 @@ def test_without_a_fault_it_passes(
     assert judged[""].message.count("loss ") == len(PARTS[framework])
 
 
-def test_horovod_keras_that_cannot_be_imported(original: Installation, runner: Runner) -> None:
-    doctored = original._replace(env=(*original.env, ("PYTHONPATH", str(Path(__file__).parent))))
-    run = run_ranks(
-        doctored, runner, "MPI", framework="tensorflow", exercises=("faults=import",), timeout=300
-    )
-    ((_, judgement),) = training.judge(run._replace(exercises=(training.EXERCISE,)))
-    assert judgement.status == "fail"
-    assert "import of horovod.keras halted" in judgement.message
-    assert "in training (Keras fit with horovod.keras)" in judgement.message
-
-
 def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     """Ranks that compute in float32, or send float16, are within it; wrong gradients are not."""
     program = Path(__file__).parent / "rounding.py"
     output = subprocess.check_output([original.python, str(program), str(RANK_PROGRAMS)], text=True)
-    assert int(output) >= 60
+    assert int(output) == 25
 
 
 def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runner) -> None:

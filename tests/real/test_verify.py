@@ -22,7 +22,7 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.verification import checks, collectors, ranks
 from hvdenv.verification.collection import Setup
-from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
+from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.doctored import (
     PATIENCE,
     TIMEOUT,
@@ -43,7 +43,7 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
     events: list[tuple[str, ...]] = []
     report = verify(
         Setup(
-            original, runner, BOTH, Launch((), 3), exercises=DEFAULT_EXERCISES, seconds=3 * TIMEOUT
+            original, runner, BOTH, Launch((), 3), exercises=EXERCISES, seconds=3 * TIMEOUT
         ),
         lambda *event: events.append(event),
     )  # fmt: skip
@@ -54,7 +54,7 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
     for run in runs:
         stages = [detail for what, label, detail in events if (what, label) == ("stage", run)]
         trains = run in ("torch over MPI", "tensorflow over Gloo")
-        once = ("training", "scripts") if trains else ()
+        once = ("training",) if trains else ()
         assert stages == ["start-up", "allreduce", "collectives", *once, "shutdown"]
         assert {("started", run, ""), ("finished", run, "")} <= set(events)
     assert "failed" not in {what for what, _, _ in events}

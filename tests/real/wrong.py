@@ -6,7 +6,8 @@ of its own, so that one start of ranks is enough for all of them.
 
 from __future__ import annotations
 
-import importlib
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,10 @@ def add_one(result: Any) -> Any:
     return result.add_(1)
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def add_one_to_int8(result: Any) -> Any:
     if str(result.dtype) == "torch.int8" and len(result):
         result.view(-1)[-1] += 1
@@ -65,7 +70,6 @@ def torch_faults(context: Any) -> None:
         return plain(*values, op=hvd.Max if op == hvd.Min else op, **more)
 
     hvd.allreduce_async = maximum  # on all ranks
-    hvd.allreduce_async_ = doctored(hvd.allreduce_async_, add_one)
     hvd.allgather_async = doctored(hvd.allgather_async, add_one_to_int8)
     hvd.alltoall_async = doctored(hvd.alltoall_async, lambda both: (both[0].flip(0), both[1]))
     hvd.broadcast_async = doctored(hvd.broadcast_async, add_one)
@@ -74,12 +78,12 @@ def torch_faults(context: Any) -> None:
     hvd.grouped_reducescatter_async = refuse  # on all ranks
     hvd.barrier = lambda: None  # on all ranks
     del hvd.grouped_allgather_async  # on all ranks
+    os.register_at_fork(after_in_child=die)  # on all ranks
 
 
 def tensorflow_faults(context: Any) -> None:
     """Doctor what does an operation."""
     hvd, native = context.hvd, context.native
-    keras: Any = importlib.import_module("horovod.tensorflow.keras")
     shift = hvd.rank() == 1
 
     def doctored(function: Function, change: Function) -> Function:
@@ -92,18 +96,13 @@ def tensorflow_faults(context: Any) -> None:
     def over(*values: Any, **more: Any) -> Any:
         raise RuntimeError("Horovod has been shut down. This was caused by an exception")
 
-    def own(result: Any, mine: Any, *_: Any) -> Any:
-        # In a graph, an operation whose result nobody uses would not be done at all.
-        return mine if native.executing_eagerly() else result
-
-    hvd.broadcast = doctored(hvd.broadcast, own)
+    hvd.broadcast = doctored(hvd.broadcast, lambda result, mine, *_: mine)
     hvd.reducescatter = doctored(
         hvd.reducescatter, lambda result, *_: native.cast(result, "float64")
     )
     hvd.grouped_allreduce = doctored(hvd.grouped_allreduce, lambda results, *_: results[:2])
-    hvd.broadcast_ = lambda *values, **more: None
-    keras.allgather = over  # on all ranks
-    del hvd.join  # on all ranks
+    hvd.grouped_reducescatter = over  # on all ranks
+    del hvd.grouped_allgather  # on all ranks
 
 
 def run(context: Any, option: str) -> None:

@@ -498,7 +498,7 @@ _shtab_hvdenv_verify_options=(
   "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
   "--no-image[run from the environment\'s files, not its image]"
   "--quick[test allreduce only\: no other operations, no training]"
-  "--full[test every operation with every type and shape, tensors above the fusion threshold, the timeline, and training with every option (takes a minute more per framework and controller)]"
+  "--full[train with each framework over every controller, and also start ranks with horovodrun --mpi]"
   "--bench[measure allreduce and training, and compare with MPI or NCCL alone and with the recipe\'s references]"
   "--time[how long each program of --bench measures (default\: 10)]:SECONDS:"
   "--junit[write it as JUnit XML]:FILE:"

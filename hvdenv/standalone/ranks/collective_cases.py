@@ -31,7 +31,6 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float
 
 ODD = (17,)
 SHAPES = ((), (0,), (1,), (3, 5), (1003,), (25013,))
-MORE_SHAPES = ((2, 7, 11), (100003,))
 # Open MPI, UCX and Gloo split or switch protocols at up to 1 MiB, NCCL at its buffer of 4 MiB.
 # Transports do not know types: those besides float32 need a length that is sent in pieces.
 BULK_BYTES, MOST_BULK_BYTES = 2**18, 17 * 2**18
@@ -43,10 +42,8 @@ ROWS: Dict[str, Callable[[int], int]] = {
     "uneven rows": lambda number: number * 3 % 4,
     "rows of one": lambda number: int(number == 0),
     "no rows": lambda number: 0,
-    "2 rows each": lambda number: 2,
+    "large rows": lambda number: 4 + number * 2 % 3,
 }
-MORE_ROWS: Dict[str, Callable[[int], int]] = {"many rows": lambda number: 3000 + number * 7 % 5}
-BULK_ROWS: Dict[str, Callable[[int], int]] = {"large rows": lambda number: 4 + number * 2 % 3}
 # Process sets: they overlap, and each has at least two ranks but not all.
 SETS: Dict[str, Callable[[int], List[int]]] = {
     "all but the last": lambda size: list(range(size - 1)),
@@ -55,17 +52,11 @@ SETS: Dict[str, Callable[[int], List[int]]] = {
 }
 LEAST_FOR_SETS = 3  # ranks; proper subsets of two ranks are single ranks
 REDUCED = ("Sum", "Average", "Min", "Max", "Product")
-STEPS = 5  # under one name: Horovod uses its response cache after the first
-# The most ranks that broadcasts come from in the default selection.
+# The most ranks that broadcasts come from.
 ROOTS = 16
 # Numbers of larger tensors repeat after this prime, of which no block's size is a multiple.
 PATTERN = 16411
 PROCESS_SETS = "process sets"
-WAITING = "forms that wait"
-# Packages for Keras, whose functions have the same names.
-KERAS = ("horovod.tensorflow.keras", "horovod.keras")
-# What a form adds to the name of Horovod's function.
-SUFFIXES = {"": "_async", "in place": "_async_", "in place at once": "_"}
 
 
 class TooLarge(Exception):
@@ -77,19 +68,17 @@ class Case(NamedTuple):
 
     Attributes:
         kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter``,
-            ``barrier`` or ``join``.
+            ``barrier``, ``join`` or ``fork``.
         dtype: of the tensors.
         shapes: of the tensors, several for a grouped operation; without the first dimension
             if ``rows`` is set.
         reduce: the reduction: ``Sum`` and so on.
-        rows: a name in ROWS, MORE_ROWS or BULK_ROWS.
+        rows: a name in ROWS.
         root: of a broadcast, as an index of the members.
         scale: factors before and after the reduction.
-        form: ``at once`` for torch's functions without a handle, ``in place``, ``in place at
-            once``, ``graph``, or a package of KERAS; empty for the usual function.
         among: the process set, a name in SETS; empty for all ranks.
         label: distinguishes cases that are equal otherwise.
-        name: of the tensors, if it is not the title.
+        name: of the tensors, if it is not the title; of a barrier, the function to call.
     """
 
     kind: str
@@ -99,7 +88,6 @@ class Case(NamedTuple):
     rows: str = ""
     root: int = 0
     scale: Tuple[float, float] = (1, 1)
-    form: str = ""
     among: str = ""
     label: str = ""
     name: str = ""
@@ -111,8 +99,8 @@ class Case(NamedTuple):
         root = "from %d" % self.root if self.kind == "broadcast" else ""
         scale = "" if self.scale == (1, 1) else "times %g and %g" % self.scale
         among = "among " + self.among if self.among else ""
-        words = (self.reduce, self.dtype, shapes, self.rows, root, scale, self.form, among)
-        return " ".join(word for word in (*words, self.label) if word)
+        words = (self.reduce, self.dtype, shapes, self.rows, root, scale, among, self.label)
+        return " ".join(word for word in words if word)
 
     def members(self, size: int) -> List[int]:
         """The ranks that take part."""
@@ -127,11 +115,8 @@ def case(kind: str, dtype: str = "float32", *shapes: Shape, **more: Any) -> Case
 
 
 def function_of(case: Case, torch: bool) -> str:
-    """The name of Horovod's function; TensorFlow has no handles, and one function in place."""
-    function = "grouped_" * (len(case.shapes) > 1) + case.kind
-    if torch:
-        return function + SUFFIXES.get(case.form, "")
-    return case.kind + "_" if case.form == "in place" else function
+    """The name of Horovod's function; those of torch return a handle."""
+    return "grouped_" * (len(case.shapes) > 1) + case.kind + "_async" * torch
 
 
 # Inputs.
@@ -196,14 +181,9 @@ def elements(shape: Shape) -> int:
     return count
 
 
-def rows(case: Case, number: int) -> int:
-    """The number of rows for the number of a rank, or of two."""
-    return dict(ROWS, **dict(MORE_ROWS, **BULK_ROWS))[case.rows](number)
-
-
 def splits(case: Case, sender: int, members: Iterable[int]) -> List[int]:
     """The number of rows that a rank sends to each other one in an alltoall."""
-    return [rows(case, sender + 2 * receiver) for receiver in members]
+    return [ROWS[case.rows](sender + 2 * receiver) for receiver in members]
 
 
 def shape_of(case: Case, which: int, rank: int, members: List[int]) -> Shape:
@@ -213,7 +193,7 @@ def shape_of(case: Case, which: int, rank: int, members: List[int]) -> Shape:
         return shape
     if case.kind == "alltoall":
         return (sum(splits(case, rank, members)),) + shape
-    return (rows(case, rank),) + shape
+    return (ROWS[case.rows](rank),) + shape
 
 
 def inputs_of(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
@@ -232,7 +212,7 @@ def inputs_of(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
 
 def expected(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     """The arrays that a rank must receive."""
-    if case.kind == "barrier":
+    if case.kind in ("barrier", "fork"):
         return [numpy.array(0)]
     if case.kind == "join":
         return [*expected_of_join(numpy, rank, size), numpy.array(size - 1)]
@@ -318,7 +298,9 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
     """The expected types; empty where they are not compared."""
-    if case.kind in ("barrier", "join") or (case.reduce == "Average" and case.dtype not in EPSILON):
+    if case.kind in ("barrier", "join", "fork") or (
+        case.reduce == "Average" and case.dtype not in EPSILON
+    ):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
     if case.kind == "alltoall":
         return [case.dtype, "int32"]
@@ -366,31 +348,25 @@ def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, A
 # Cases of each operation.
 
 
-def shapes_for(dtype: str, full: bool) -> Tuple[Shape, ...]:
-    """One odd number of elements; all shapes for float32, or for every type if ``full``."""
-    more = SHAPES + (MORE_SHAPES if full else ())
-    return (ODD,) + more if full or dtype == "float32" else (ODD,)
-
-
-def allreduces(operation: str, full: bool) -> List[Case]:
-    """One kind of allreduce with every type that supports it."""
+def typed(kind: str, dtypes: Sequence[str], **more: Any) -> List[Case]:
+    """A case with one odd number of elements for each type, and all shapes for float32."""
     return [
-        case("allreduce", dtype, shape, reduce=operation)
-        for dtype in (DTYPES if operation in ("Min", "Max") else NUMBERS)
-        for shape in shapes_for(dtype, full)
+        case(kind, dtype, shape, **more)
+        for dtype in dtypes
+        for shape in ((ODD, *SHAPES) if dtype == "float32" else (ODD,))
     ]
 
 
 def scaled() -> List[Case]:
     """Allreduces with factors, which are powers of two for floats to avoid rounding."""
-    factors = {True: ((0.5, 4), (8, 0.25)), False: ((2, 3),)}
-    cases = [
-        case("allreduce", dtype, scale=pair)
-        for dtype in NUMBERS
-        for pair in factors[dtype in EPSILON]
+    floats = ((0.5, 4), (8, 0.25))
+    cases = [case("allreduce", each, scale=(2, 3)) for each in NUMBERS if each not in EPSILON]
+    return cases + [
+        case("allreduce", dtype, scale=pair, reduce=reduce)
+        for reduce in ("Sum", "Average")
+        for dtype in EPSILON
+        for pair in floats
     ]
-    averages = [(dtype, pair) for dtype in EPSILON for pair in factors[True]]
-    return cases + [case("allreduce", d, reduce="Average", scale=pair) for d, pair in averages]
 
 
 def bulky(kind: str, size: int, dtypes: Sequence[str] = NUMBERS, **more: Any) -> List[Case]:
@@ -410,111 +386,38 @@ def bulky(kind: str, size: int, dtypes: Sequence[str] = NUMBERS, **more: Any) ->
     return cases
 
 
-def uneven(kind: str, full: bool) -> List[Case]:
-    """Allgathers or alltoalls with every type and every kind of rows."""
-    more = dict(ROWS, **MORE_ROWS) if full else ROWS
-    return [
-        case(kind, dtype, width, rows=name)
-        for dtype in DTYPES
-        for name in more
-        for width in (((3,), (), (2, 5)) if full else ((3,),))
-        if full or dtype == "float32" or name == "uneven rows"
-    ]
+def uneven(kind: str) -> List[Case]:
+    """Allgathers or alltoalls with every type, and with every kind of small rows."""
+    cases = [case(kind, dtype, (3,), rows="uneven rows") for dtype in DTYPES]
+    return cases + [case(kind, "float32", (3,), rows=name) for name in ("rows of one", "no rows")]
 
 
-def broadcasts(size: int, full: bool) -> List[Case]:
-    """Broadcasts of every type, and from every rank."""
-    step = 1 if full else max(size // ROOTS, 1)
-    roots = sorted({size - 1, *range(0, size, step)})
+def broadcasts(size: int) -> List[Case]:
+    """Broadcasts of every type, and from every rank or, if there are many, from some."""
+    roots = sorted({size - 1, *range(0, size, max(size // ROOTS, 1))})
     cases = [case("broadcast", "float32", (5, 3), root=root) for root in roots]
     for number, dtype in enumerate(DTYPES):
-        for shape in shapes_for(dtype, full):
-            cases.append(case("broadcast", dtype, shape, root=roots[number % len(roots)]))
+        cases += typed("broadcast", [dtype], root=roots[number % len(roots)])
     return cases
 
 
-def reducescatters(size: int, full: bool) -> List[Case]:
+def reducescatters(size: int) -> List[Case]:
     """Reducescatters of every type; rows that do not divide, one per rank, fewer than ranks."""
     odd = (2 * size + 1, 3)
     cases = [case("reducescatter", dtype, odd) for dtype in NUMBERS]
     cases += [case("reducescatter", dtype, odd, reduce="Average") for dtype in EPSILON]
-    others = ((size,), (1,), (4 * size, 5)) + (((0, 3), (100003, 3)) if full else ())
-    return cases + [case("reducescatter", "float32", each) for each in dict.fromkeys(others)]
+    return cases + [
+        case("reducescatter", "float32", shape) for shape in ((size,), (1,), (4 * size, 5))
+    ]
 
 
-def groups(kind: str, size: int, full: bool, form: str = "") -> List[Case]:
-    """Grouped operations; in the usual form, some also with a large tensor."""
+def groups(kind: str, size: int) -> List[Case]:
+    """Grouped operations, one of them with a large tensor."""
     rows = "uneven rows" if kind == "allgather" else ""
-    every = DTYPES if kind == "allgather" else NUMBERS
-    chosen = every if full else ("float32", "int64", "float16", "uint8")
-    cases = [case(kind, dtype, *GROUP, rows=rows, form=form) for dtype in chosen]
-    large = [] if form else bulky(kind, size, ("float32",))
+    types = ("float32", "int64", "float16", "uint8")
+    cases = [case(kind, dtype, *GROUP, rows=rows) for dtype in types]
+    large = bulky(kind, size, ("float32",))
     return cases + [each._replace(shapes=(*each.shapes, (5, 3))) for each in large]
-
-
-def one_of_each(size: int, form: str = "", **more: Any) -> List[Case]:
-    """A case of each operation, in one of its forms."""
-    more["form"] = form
-    return [
-        case("allreduce", "float32", (1003,), **more),
-        case("allreduce", "float64", (3, 5), **dict(more, reduce="Average")),
-        case("allgather", "int64", (3,), rows="uneven rows", **more),
-        case("broadcast", "float32", (3, 5), root=-1, **more),
-        case("alltoall", "float32", (3,), rows="uneven rows", **more),
-        case("reducescatter", "float32", (2 * size + 1, 3), **more),
-    ]
-
-
-def in_place(form: str) -> List[Case]:
-    """Operations that change their input tensors."""
-    return [
-        case("allreduce", "float32", form=form),
-        case("allreduce", "float64", (3, 5), reduce="Average", form=form),
-        case("allreduce", "float32", *GROUP, form=form),
-        case("broadcast", "int64", root=-1, form=form),
-        case("broadcast", "uint8", root=0, form=form),
-    ]
-
-
-def repeated(size: int) -> List[List[Case]]:
-    """Steps of training: one name each, with new values, and with new shapes in the last step."""
-    batches = []
-    for step in range(STEPS + 1):
-        shape, rows = (ODD, "2 rows each") if step < STEPS else ((3, 5), "uneven rows")
-        scattered = (2 * size + 1, 3 if step < STEPS else 5)
-        label = "step %d" % step
-        batches.append([
-            case("allreduce", "float32", shape, label=label, name="repeated.allreduce"),
-            case("allgather", "int32", (3,), rows=rows, label=label, name="repeated.allgather"),
-            case("broadcast", "float64", shape, root=-1, label=label, name="repeated.broadcast"),
-            case("alltoall", "float32", (3,), rows=rows, label=label, name="repeated.alltoall"),
-            case("reducescatter", "float32", scattered, label=label, name="repeated.reducescatter"),
-        ])  # fmt: skip
-    return batches
-
-
-def alltoalls(size: int, full: bool) -> List[Case]:
-    """Alltoalls of every type and every kind of rows, and one without splits."""
-    return [*uneven("alltoall", full), case("alltoall", "float32", (2 * size, 3))]
-
-
-def adasums() -> List[Case]:
-    """Adasum in the types that it supports, of one tensor and of several."""
-    types = ("float16", "float32", "float64")
-    shapes = ((1003,), (1003,), (77,), (5,))
-    return [
-        case("allreduce", each, *some, reduce="Adasum")
-        for each in types
-        for some in (shapes[:1], shapes[1:])
-    ]
-
-
-def variables() -> List[Case]:
-    """Broadcasts into variables of TensorFlow."""
-    return [
-        case("broadcast", "float64", *GROUP, root=-1, form="in place"),
-        case("broadcast", "int64", *GROUP, root=0, form="in place"),
-    ]
 
 
 def in_sets(size: int) -> List[Case]:
@@ -522,46 +425,45 @@ def in_sets(size: int) -> List[Case]:
     cases = []
     for name in SETS:
         members = len(SETS[name](size))
-        cases += one_of_each(members, among=name)
-        cases += bulky("allreduce", members, ("float64",), among=name)
+        cases += [
+            case("allreduce", "float32", (1003,), among=name),
+            case("allreduce", "float64", (3, 5), reduce="Average", among=name),
+            case("allgather", "int64", (3,), rows="uneven rows", among=name),
+            case("broadcast", "float32", (3, 5), root=-1, among=name),
+            case("alltoall", "float32", (3,), rows="uneven rows", among=name),
+            case("reducescatter", "float32", (2 * members + 1, 3), among=name),
+            *bulky("allreduce", members, ("float64",), among=name),
+        ]
     return cases
 
 
-def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[List[Case]]]]:
+def operations(size: int) -> List[Tuple[str, List[List[Case]]]]:
     """The operations in order: names and batches, whose cases run at the same time."""
-    tried = [
-        ("allreduce " + each, [allreduces(each, full), bulky("allreduce", size, reduce=each)])
-        for each in REDUCED
+    tried = []
+    for reduce in REDUCED:
+        types = DTYPES if reduce in ("Min", "Max") else NUMBERS
+        large = bulky("allreduce", size, reduce=reduce)
+        tried.append(("allreduce " + reduce, [typed("allreduce", types, reduce=reduce), large]))
+    adasum = [
+        case("allreduce", dtype, *shapes, reduce="Adasum")
+        for dtype in ("float16", "float32", "float64")
+        for shapes in (((1003,),), ((1003,), (77,), (5,)))
     ]
-    bulk = {kind: bulky(kind, size, DTYPES) for kind in ("allgather", "broadcast", "alltoall")}
-    scattered = [reducescatters(size, full), bulky("reducescatter", size)]
-    tried += [
+    alltoalls = [*uneven("alltoall"), case("alltoall", "float32", (2 * size, 3))]
+    return [
+        *tried,
         ("allreduce with factors", [scaled()]),
-        ("Adasum", [adasums()]),
-        ("grouped allreduce", [groups("allreduce", size, full)]),
-        ("allgather", [uneven("allgather", full), bulk["allgather"]]),
-        ("grouped allgather", [groups("allgather", size, full)]),
-        ("broadcast", [broadcasts(size, full), bulk["broadcast"]]),
-        ("alltoall", [alltoalls(size, full), bulk["alltoall"]]),
-        ("reducescatter", scattered),
-        ("grouped reducescatter", [groups("reducescatter", size, full)]),
-        ("repeated names", repeated(size)),
+        ("Adasum", [adasum]),
+        ("grouped allreduce", [groups("allreduce", size)]),
+        ("allgather", [uneven("allgather"), bulky("allgather", size, DTYPES)]),
+        ("grouped allgather", [groups("allgather", size)]),
+        ("broadcast", [broadcasts(size), bulky("broadcast", size, DTYPES)]),
+        ("alltoall", [alltoalls, bulky("alltoall", size, DTYPES)]),
+        ("reducescatter", [reducescatters(size), bulky("reducescatter", size)]),
+        ("grouped reducescatter", [groups("reducescatter", size)]),
         ("barrier", [[case("barrier")]]),
         # TensorFlow may keep the result of the first join and not wait in the second.
-        ("join", [[case("join")], [case("barrier", form="join", label="a second time")]]),
+        ("join", [[case("join")], [case("barrier", name="join", label="a second time")]]),
         (PROCESS_SETS, [in_sets(size)]),
+        ("forked processes", [[Case("fork", "", (), label="a process forked after hvd.init()")]]),
     ]
-    if framework == "torch":
-        kinds = ("allreduce", "allgather", "reducescatter")
-        together = [groups(kind, size, False, "at once") for kind in kinds]
-        tried += [
-            ("in-place forms", [in_place("in place"), in_place("in place at once")]),
-            (WAITING, [one_of_each(size, "at once"), *together]),
-        ]
-    else:
-        tried += [
-            ("in-place forms", [variables()]),
-            ("one graph", [one_of_each(size, "graph")]),
-            ("Keras", [one_of_each(size, package) for package in KERAS]),
-        ]
-    return tried

@@ -1,24 +1,19 @@
 """The exercise ``collectives``: all operations of this Horovod, on inputs that every rank knows.
 
-Option: empty for a selection, ``full`` for every type with every shape and for tensors past
-the fusion threshold; collective_cases.py has them. All ranks try the same cases in the same
-order. Each rank compares its own results and reports an events.Operation for each operation.
-Runs on Python 3.6 and newer.
+All ranks try the same cases of collective_cases.py in the same order. Each rank compares its own
+results and reports an events.Operation for each operation; the last one is a process that is
+forked while the ranks reduce. Runs on Python 3.6 and newer.
 """
 
-import collections
-import contextlib
 import functools
 import importlib
-import importlib.util
 import inspect
+import multiprocessing
 import re
 import socket
-import threading
 import time
-import types
 import zlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import allreduce
 import collective_cases
@@ -27,18 +22,16 @@ from collective_cases import Case
 from context import Array, Context, numbers_of
 
 Wait = Callable[[], Any]
-# A Case, or a Step of scripts.py.
-Tried = Any
 
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
 BARRIER_SECONDS = 0.05  # the delay of one rank of each host
+CHILD_SECONDS = 60
 
 # Errors of Horovod and the frameworks for unsupported types and operations.
 _ABSENT = re.compile(
     r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
-    r"|_moments\(\) got an unexpected keyword argument 'mask'"
 )
 _OVER = re.compile(r"shut ?down", re.IGNORECASE)
 
@@ -66,11 +59,10 @@ class Tally:
         """Count cases that cannot be tried."""
         self.skipped[dtype, why] = self.skipped.get((dtype, why), 0) + count
 
-    def take(self, case: Tried, problem: str) -> None:
+    def take(self, case: Case, problem: str) -> None:
         """Count a case that was tried; the problem is empty if the result is correct."""
         if problem:
-            kind = getattr(case, "kind", "")
-            named = "" if kind in self.operation else kind + " "
+            named = "" if case.kind in self.operation else case.kind + " "
             self.wrong.append("%s%s: %s" % (named, case.title, problem))
         else:
             self.right += 1
@@ -106,38 +98,17 @@ def gloo_sets_hang(hvd: Any) -> str:
     # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
     if release() < (0, 27):
         return "Horovod before 0.27 can hang when it adds sets that overlap over Gloo"
-    if hvd.cross_size() > 1 and not has_gloo_rendezvous_patch():
+    # The patch gloo-rendezvous also changes compiled code, which cannot be examined.
+    server = importlib.import_module("horovod.runner.http.http_server")
+    if hvd.cross_size() > 1 and "finished_list.clear()" in inspect.getsource(server):
         return "Horovod up to 0.28.1 hangs when it adds such sets over Gloo on several hosts"
     return ""
-
-
-def has_gloo_rendezvous_patch() -> bool:
-    """Whether the rendezvous server of this Horovod is the one of hvdenv's patch gloo-rendezvous.
-
-    The patch also changes compiled code, which cannot be examined. Its server can: when one scope
-    is complete, it keeps the ranks that have left another one.
-    """
-    server = importlib.import_module("horovod.runner.http.http_server")
-    handler = server.RendezvousHandler.__new__(server.RendezvousHandler)
-    handler.send_status_code = lambda code: None
-    handler.server = types.SimpleNamespace(
-        cache={},
-        cache_lock=threading.Lock(),
-        finished_list=collections.defaultdict(list),
-        finished_list_lock=threading.Lock(),
-        scope_size={"one": 2, "other": 1},
-        verbose=False,
-    )
-    for handler.path in ("/one/0", "/other/0"):
-        handler.do_DELETE()
-    return bool(handler.server.finished_list["one"] == ["0"])
 
 
 class Caller:
     """Calls Horovod for any framework and version."""
 
-    def __init__(self, context: Context, exercise: str = "collectives") -> None:
-        self.exercise = exercise
+    def __init__(self, context: Context) -> None:
         self.numpy = context.numpy
         self.context = context
         self.hvd = context.hvd
@@ -173,10 +144,10 @@ class Caller:
         return tally
 
     def attempt(
-        self, tally: Tally, case: Tried, function: Callable[..., Any], *arguments: Any
+        self, tally: Tally, case: Case, function: Callable[..., Any], *arguments: Any
     ) -> Any:
         """Call a function for a case; count exceptions and return None for them."""
-        self.context.stage(self.exercise, "%s: %s" % (tally.operation, case.title))
+        self.context.stage("collectives", "%s: %s" % (tally.operation, case.title))
         try:
             return function(*arguments)
         except (Absent, NotImplementedError, collective_cases.TooLarge) as error:
@@ -230,28 +201,23 @@ class Caller:
     def begin(self, case: Case) -> Wait:
         """Begin a case and return a function that waits for its results."""
         if case.kind == "barrier":
-            return self.barrier(case.form or "barrier")
+            return self.barrier(case.name or "barrier")
         if case.kind == "join":
             return self.join()
+        if case.kind == "fork":
+            return self.fork()
         arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
         members = case.members(self.size)
         function = collective_cases.function_of(case, self.torch)
         values = [tensors if len(tensors) > 1 else tensors[0]]
         arguments = self.arguments(case)
-        if function.endswith("_") and not self.torch:
-            names = ["variable%d" % number for number in range(len(tensors))]
-            values = [[self.native.Variable(t, name=name) for t, name in zip(tensors, names)]]
-            del arguments["name"]
         if case.kind == "broadcast":
             values.append(members[case.root])
         if case.kind == "alltoall" and case.rows:
             arguments["splits"] = collective_cases.splits(case, self.rank, members)
-        if case.form in collective_cases.KERAS:
-            return self.keras(case.form, function, values, arguments)
-        if case.form == "graph":
-            return self.in_graph(function, values, arguments)
-        return self.as_usual(function, values, arguments)
+        found = self.call(function, values, arguments)
+        return lambda: self.context.wait_for(found) if self.torch else found
 
     def finish(self, tally: Tally, case: Case, wait: Wait) -> None:
         """Wait for a case and compare its results."""
@@ -292,29 +258,23 @@ class Caller:
         return len(self.sets)
 
     def call(
-        self,
-        function: str,
-        values: Sequence[Any] = (),
-        arguments: Optional[Dict[str, Any]] = None,
-        module: Any = None,
+        self, function: str, values: Sequence[Any] = (), arguments: Optional[Dict[str, Any]] = None
     ) -> Any:
         """Call a function of Horovod; `name` is left out if the function does not accept it."""
-        module = module or self.hvd
-        called, arguments = self.need(function, module), arguments or {}
+        called, arguments = self.need(function), arguments or {}
         known = parameters(called)
         if not any(each.kind == each.VAR_KEYWORD for each in known):
             names = {each.name for each in known}
             for unknown in sorted(set(arguments) - names - {"name"}):
-                raise Absent("%s.%s has no %s" % (module.__name__, function, unknown))
+                raise Absent("%s.%s has no %s" % (self.hvd.__name__, function, unknown))
             arguments = {key: arguments[key] for key in arguments if key in names}
         return called(*values, **arguments)
 
-    def need(self, name: str, module: Any = None) -> Any:
+    def need(self, name: str) -> Any:
         """An attribute of Horovod; raises Absent if there is none."""
-        module = module or self.hvd
-        if not hasattr(module, name):
-            raise Absent("there is no %s.%s" % (module.__name__, name))
-        return getattr(module, name)
+        if not hasattr(self.hvd, name):
+            raise Absent("there is no %s.%s" % (self.hvd.__name__, name))
+        return getattr(self.hvd, name)
 
     def tensor(self, array: Array, dtype: str) -> Any:
         """The framework's tensor; torch's shares the memory of the array."""
@@ -332,39 +292,6 @@ class Caller:
         if dtype == "bfloat16":
             tensor = tensor.float() if self.torch else self.native.cast(tensor, "float32")
         return dtype, self.context.array(tensor)
-
-    # The forms of operations.
-
-    def as_usual(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """A function that waits by itself or returns a handle, and may change its tensors."""
-        found = self.call(function, values, arguments)
-
-        def wait() -> Any:
-            result = self.context.wait_for(found) if "_async" in function else found
-            return values[0] if function.endswith("_") else result
-
-        return wait
-
-    def keras(
-        self, package: str, function: str, values: List[Any], arguments: Dict[str, Any]
-    ) -> Wait:
-        """The function of a package for Keras, which accepts arrays."""
-        if package == "horovod.keras" and importlib.util.find_spec("keras") is None:
-            raise Absent("there is no package keras")
-        values[0] = self.context.array(values[0])
-        if package == "horovod.keras" and function == "allreduce":
-            if (0, 20) < release() < (0, 28):
-                raise Absent("before 0.28, it calls its own code with too few arguments")
-            # It refuses `op` up to 0.28.1.
-            arguments["average"] = arguments.pop("op", None) == getattr(self.hvd, "Average", "")
-        result = self.call(function, values, arguments, importlib.import_module(package))
-        return lambda: result
-
-    def in_graph(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function in a graph."""
-        call = functools.partial(self.call, function, values, arguments)
-        result = self.native.function(lambda: call(), autograph=False)()
-        return lambda: result
 
     # Operations without tensors.
 
@@ -400,6 +327,26 @@ class Caller:
         known = hasattr(last, "numpy") or isinstance(last, int)
         last = self.array(last)[1] if known else self.size - 1
         return lambda: [*results, self.numpy.array(int(last))]
+
+    def fork(self) -> Wait:
+        """Fork a process while the ranks reduce; raises RuntimeError if it does not answer."""
+        forking: Any = multiprocessing.get_context("fork")
+        receiver, sender = forking.Pipe(duplex=False)
+        child = forking.Process(target=sender.send, args=(0,), daemon=True)
+        child.start()
+        sender.close()
+        self.on_all(True)
+        try:
+            if not receiver.poll(CHILD_SECONDS):
+                raise RuntimeError("it does not answer within %d s" % CHILD_SECONDS)
+            answer = self.numpy.array(receiver.recv())
+            return lambda: answer
+        except EOFError:
+            child.join(CHILD_SECONDS)
+            raise RuntimeError("it ended with exit code %s" % child.exitcode) from None
+        finally:
+            child.terminate()
+            child.join(CHILD_SECONDS)
 
 
 @functools.lru_cache(maxsize=None)
@@ -438,33 +385,12 @@ def release() -> Tuple[int, ...]:
     return numbers_of(importlib.import_module("horovod").__version__)
 
 
-@contextlib.contextmanager
-def polling(context: Context) -> Iterator[None]:
-    """Within this block torch's functions that wait by themselves poll, too."""
-    operations: Any = importlib.import_module("horovod.torch.mpi_ops")
-    real, operations.synchronize = operations.synchronize, context.wait_for
-    try:
-        yield
-    finally:
-        operations.synchronize = real
-
-
-def try_operations(context: Context, full: bool) -> None:
-    """Try all operations and report each."""
+def run(context: Context, option: str) -> None:
+    """Try all operations, with tensors on the rank's device, and report each."""
     caller = Caller(context)
-    for operation, batches in collective_cases.operations(context.framework, caller.size, full):
-        waiting = operation == collective_cases.WAITING or context.framework != "torch"
+    with context.on_device():
         try:
-            with contextlib.ExitStack() if waiting else polling(context):
+            for operation, batches in collective_cases.operations(caller.size):
                 context.report(caller.try_all(operation, batches).event())
         except Ended as error:
             context.report(error.args[0].event())
-            break
-
-
-def run(context: Context, option: str) -> None:
-    """Try all operations, with tensors on the rank's device."""
-    began = time.monotonic()
-    with context.on_device():
-        try_operations(context, option == "full")
-    context.report(events.OperationsDone(round(time.monotonic() - began, 2)))

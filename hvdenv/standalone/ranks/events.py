@@ -212,26 +212,18 @@ class Operation(NamedTuple):
     unproven: str = ""
 
 
-class OperationsDone(NamedTuple):
-    """All operations were tried."""
-
-    seconds: float
-
-
 class Training(NamedTuple):
     """The outcome of one part of the training.
 
     Attributes:
         part: such as ``DistributedOptimizer``.
         skip: why it cannot work with these versions; then nothing else is stated.
-        losses: the first and the last, averaged over the ranks.
+        losses: the first and the last, as Horovod averages them over the ranks.
+        own_loss: the rank's own last one.
         difference: largest distance of a parameter from the one that one process computes.
         bound: what rounding explains of that.
         like: what the difference looks like.
         checksums: of parameters and state, by the point in time.
-        rate, rate_wanted: learning rate at the end.
-        metrics: by name, the rank's own value and the averaged one.
-        same: whether a saved model loads as it was; None on ranks that save none.
     """
 
     part: str
@@ -239,14 +231,11 @@ class Training(NamedTuple):
     skip: str = ""
     steps: int = 0
     losses: List[float] = []
+    own_loss: float = 0.0
     difference: float = 0.0
     bound: float = 0.0
     like: str = ""
     checksums: Dict[str, str] = {}
-    rate: Optional[float] = None
-    rate_wanted: float = 0.0
-    metrics: Dict[str, List[float]] = {}
-    same: Optional[bool] = None
 
 
 class Bench(NamedTuple):
@@ -460,7 +449,7 @@ class Exited(NamedTuple):
 
 
 RankEvent = Union[
-    Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
+    Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, Training,
     Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
@@ -472,7 +461,6 @@ _KINDS: Dict[str, Any] = {
     "result": Result,
     "path": DataPath,
     "collectives": Operation,
-    "collectives-done": OperationsDone,
     "training": Training,
     "bench": Bench,
     "bench_end": BenchEnd,
