@@ -39,7 +39,7 @@ _SECOND_JOIN = (
 
 
 class Report(NamedTuple):
-    """What one rank, by its name, reported of one operation."""
+    """What one rank, by its name, or all of them reported of one operation."""
 
     rank: str
     outcome: Operation
@@ -128,7 +128,7 @@ def _wrong(reports: Sequence[Report]) -> Judgement | None:
         message = f"ranks skipped different cases: {'; '.join(map(_skipped, (reports[0], other)))}"
     else:
         return None
-    return Judgement("fail", message, "\n".join(_lines(reports)))
+    return Judgement("fail", message, _evidence(reports))
 
 
 def _skipped(report: Report) -> str:
@@ -136,22 +136,20 @@ def _skipped(report: Report) -> str:
     return f"{report.rank} skipped {reasons or 'nothing'}"
 
 
-def _lines(reports: Sequence[Report]) -> Iterator[str]:
-    """All that ranks reported of an operation."""
-    for rank, outcome in reports:
-        counts = [f"{outcome.right} right"] * bool(outcome.right)
-        counts += [f"{outcome.wrong} wrong"] * bool(outcome.wrong)
-        yield f"{rank}: {', '.join(counts) or 'no case was tried'}"
-        yield from (f"    {case}" for case in outcome.cases)
-        yield from _skips(outcome)
-        if outcome.ended:
-            yield f"    Horovod gave up: {outcome.ended}"
+def _evidence(reports: Sequence[Report]) -> str:
+    return "\n".join(line for report in reports for line in _lines(*report))
 
 
-def _skips(outcome: Operation) -> Iterator[str]:
+def _lines(name: str, outcome: Operation) -> Iterator[str]:
+    """All that was reported of an operation, under the name of a rank or of the operation."""
+    wrong = f", {outcome.wrong} wrong" if outcome.wrong else ""
+    types = f" in {', '.join(outcome.types)}" if outcome.types else ""
+    yield f"{name}: {outcome.right} right{wrong}{types}"
+    yield from (f"    {case}" for case in outcome.cases)
     for dtype, why, count in outcome.skipped:
-        what = dtype or ("1 case" if count == 1 else f"{count} cases")
-        yield f"    not tried: {what}: {why}"
+        yield f"    not tried: {dtype or ('1 case' if count == 1 else f'{count} cases')}: {why}"
+    if outcome.ended:
+        yield f"    Horovod gave up: {outcome.ended}"
 
 
 def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
@@ -160,12 +158,9 @@ def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
     least = [min((o for _, o in each), key=lambda one: one.right) for each in reports.values()]
     tried = [outcome for outcome in least if outcome.right]
     types = {dtype for outcome in tried for dtype in outcome.types}
-    lines = []
-    for each in least:
-        among = f" in {', '.join(each.types)}" if each.types else ""
-        lines += [f"{each.operation}: {each.right} right{among}", *_skips(each)]
+    evidence = _evidence([Report(each.operation, each) for each in least])
     if not tried:
-        return Judgement("fail", "no operation could be tried", "\n".join(lines), _REMEDY)
+        return Judgement("fail", "no operation could be tried", evidence, _REMEDY)
     absent = [f"{o.operation} ({o.skipped[0].why})" for o in least if o.skipped and not o.right]
     absent += sorted({s.dtype for outcome in least for s in outcome.skipped} - types - {""})
     message = (
@@ -174,4 +169,4 @@ def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
     )
     if absent:
         message += f"; not tried: {', '.join(absent)}"
-    return Judgement("pass", message, "\n".join(lines))
+    return Judgement("pass", message, evidence)

@@ -713,11 +713,7 @@ def _wrong_results(run: RankRun) -> Judgement | None:
     wrong = [(rank.name, rank.result) for rank in run.ranks if rank.result and rank.result.failed]
     if not wrong:
         return None
-    lines = [
-        f"{name}: " + ", ".join(f"{key} {value}" for key, value in test.items())
-        for name, result in wrong[:_SHOWN]
-        for test in result.wrong
-    ]
+    lines = [f"{name}: {each}" for name, result in wrong[:_SHOWN] for each in result.wrong]
     first = wrong[0][1]
     return Judgement(
         "fail",

@@ -169,7 +169,7 @@ def test_a_rank_that_tries_nothing_without_a_reason_is_no_pass() -> None:
 
 
 def test_allreduces_that_are_wrong_come_first() -> None:
-    wrong = result(1, failed=1, wrong=[{}])
+    wrong = result(1, failed=1, wrong=["x"])
     ((_, judgement),) = judge(run_of(report(0), report(1), wrong))
     assert (judgement.status, judgement.message) == (
         "skip", "the ranks did not reach it: see allreduce",

@@ -325,7 +325,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "singletons with numbers of the launcher": (
         run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
-            *(result(r, failed=2, own=2, wrong=[{"test": "int64.Sum"}]) for r in (0, 1))),
+            *(result(r, failed=2, own=2, wrong=["Sum int64"]) for r in (0, 1))),
         "2 processes were started, but each gets its own input back: each is alone", "",
     ),
     "killed": (
@@ -380,8 +380,8 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "wrong sums": (
         run(*good()[:3], started(1), exited(1),
-            result(1, failed=2, wrong=[{"test": "int64.Sum", "got": "3", "wanted": "5"}])),
-        "wrong values on rank 1 on n1: 2 of 30", "test int64.Sum, got 3, wanted 5",
+            result(1, failed=2, wrong=["Sum int64 17: got 3, wanted 5"])),
+        "wrong values on rank 1 on n1: 2 of 30", "rank 1 on n1: Sum int64 17: got 3, wanted 5",
     ),
     "other controller": (
         run(*good()[:3], started(1), result(1, logged={"controller": "GLOO"}), exited(1)),

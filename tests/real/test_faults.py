@@ -180,7 +180,7 @@ def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner, name: str)
 
 
 def test_a_rank_that_feeds_another_name(copy: Copy, runner: Runner) -> None:
-    fault = on_rank_1("kwargs['name'] = kwargs['name'].replace('float32.17.Sum', 'odd')")
+    fault = on_rank_1("kwargs['name'] = kwargs['name'].replace('Sum.float32.17', 'odd')")
     judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI", timeout=36 * PATIENCE))
     assert judgement.status == "fail"
     assert "; results came from no rank" in judgement.message

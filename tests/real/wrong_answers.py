@@ -2,7 +2,7 @@
 
 usage: python wrong_answers.py FOLDER_OF_PROBES
 
-For every case of the exercise ``collectives``, with several numbers of ranks, this takes
+For every case of allreduce.py and of the exercise ``collectives``, with several numbers of ranks, this takes
 what a bad Horovod could give instead. It prints how many kinds of wrong answers it tried.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy  # the environment has it
 
 sys.path.insert(0, sys.argv[1])
+allreduce = importlib.import_module("allreduce")
 cases = importlib.import_module("collective_cases")
 
 SIZES = (2, 3, 7)
@@ -94,6 +95,8 @@ def try_case(case: Any, size: int) -> Iterator[str]:
 def main() -> None:
     tried: set[str] = set()
     for size in SIZES:
+        for case in allreduce.CASES:
+            tried.update(try_case(case, size))
         for operation, batches in cases.operations(size):
             if operation in WITHOUT_TENSORS or (operation == "Adasum" and size & size - 1):
                 continue

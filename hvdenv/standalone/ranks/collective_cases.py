@@ -7,7 +7,6 @@ Horovod. ``numpy`` is a parameter. Runs on Python 3.6 and newer.
 import zlib
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-import allreduce
 from context import Array, Shape
 
 # All whole numbers up to this one are exact in a type.
@@ -326,6 +325,22 @@ def expected_of_join(numpy: Any, rank: int, size: int) -> List[Array]:
     return found
 
 
+def compare(numpy: Any, got: Array, want: Array, relative: float, absolute: float) -> str:
+    """What is wrong with an array; empty if nothing is."""
+    if got.shape != want.shape:
+        return "got shape %s, wanted %s" % (got.shape, want.shape)
+    if relative == absolute == 0.0:
+        wrong = got != want
+    else:
+        wrong = ~(abs(got.astype("float64") - want) <= absolute + relative * abs(want))
+    if not wrong.any():
+        return ""
+    at = int(numpy.flatnonzero(wrong)[0])
+    first, right = (repr(each.reshape(-1)[at].item()) for each in (got, want))
+    counted = "in element %d, %d of %d are wrong" % (at, wrong.sum(), wrong.size)
+    return "got %s, wanted %s %s" % (first, right, counted)
+
+
 def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, Array]]) -> str:
     """What is wrong with the results of a rank, pairs of type and array; empty if nothing is."""
     want = expected(numpy, case, rank, size)
@@ -337,11 +352,9 @@ def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, A
         kind = types(case, want)[which]
         if kind and dtype != kind:
             return "got %s, wanted %s" % (dtype, kind)
-        wrong = allreduce.compare(numpy, "", array, want[which], *bounds(case, size))
+        wrong = compare(numpy, array, want[which], *bounds(case, size))
         if wrong:
-            text = "got {got}, wanted {wanted}".format(**wrong)
-            where = " in element {index}, {elements} of {of} are wrong"
-            return text + (where.format(**wrong) if "index" in wrong else "")
+            return wrong
     return ""
 
 

@@ -96,7 +96,7 @@ def adasum_limit(context: Context) -> str:
 def gloo_sets_hang(hvd: Any) -> str:
     """Why process sets that overlap can hang over Gloo in this Horovod; empty if they do not."""
     # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
-    if release() < (0, 27):
+    if numbers_of(importlib.import_module("horovod").__version__) < (0, 27):
         return "Horovod before 0.27 can hang when it adds sets that overlap over Gloo"
     # The patch gloo-rendezvous also changes compiled code, which cannot be examined.
     server = importlib.import_module("horovod.runner.http.http_server")
@@ -378,11 +378,6 @@ def shortened(text: object, length: int) -> str:
 def microseconds() -> int:
     """The time on a clock that all processes of a host share."""
     return int(time.monotonic() * 1e6)
-
-
-def release() -> Tuple[int, ...]:
-    """The numbers of Horovod's version."""
-    return numbers_of(importlib.import_module("horovod").__version__)
 
 
 def run(context: Context, option: str) -> None:

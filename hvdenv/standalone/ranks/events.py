@@ -120,7 +120,7 @@ class Result(NamedTuple):
         rank, size, local_rank, local_size, cross_rank, cross_size: as in Joined.
         tests: how many reductions were compared.
         failed: how many of them were wrong.
-        wrong: the first of these, with ``test``, ``got`` and ``wanted``.
+        wrong: the first of these, and what is wrong.
         own: in how many wrong ones the rank got its own input back.
         busy: seconds of its own work, without waiting for other ranks or for a core.
         mpi_enabled, gloo_enabled: None where this Horovod cannot be asked.
@@ -133,7 +133,7 @@ class Result(NamedTuple):
     local_size: int
     tests: int
     failed: int
-    wrong: List[Dict[str, str]] = []
+    wrong: List[str] = []
     own: int = 0
     busy: float = 0.0
     cross_rank: Optional[int] = None

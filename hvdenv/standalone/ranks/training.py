@@ -138,11 +138,7 @@ def arguments(context: Context, part: Part) -> Dict[str, Any]:
 
 
 def compared(
-    context: Context,
-    plan: Plan,
-    got: Array,
-    losses: List[List[float]],
-    checksums: Dict[str, str],
+    context: Context, plan: Plan, got: Array, losses: List[List[float]], checksums: Dict[str, str]
 ) -> Dict[str, Any]:
     """What a rank reports of its training, with a comparison to one process.
 
@@ -334,7 +330,8 @@ def keras_model(context: Context, part: Part, horovod: Any, start: Array) -> Any
         # XLA, the default on GPUs, does not support Horovod's operations.
         more["jit_compile"] = False
     else:
-        # Horovod before 0.28 supports no others. Keras 2.10 has a package of this name without them.
+        # With Keras 2.11 and newer, Horovod before 0.28 supports no others (horovod#3860). Keras 2.10
+        # has a package of this name without them.
         legacy = getattr(optimizers, "legacy", None)
         optimizers = legacy if hasattr(legacy, "SGD") else optimizers
     if numbers_of(context.version) < (2, 4):
