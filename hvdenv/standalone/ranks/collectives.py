@@ -235,6 +235,8 @@ class Caller:
         if case.reduce:
             if case.reduce not in ("Sum", "Average"):
                 self.need(case.reduce)
+            if case.reduce == "Adasum" and len(case.shapes) > 1 and not self.torch:
+                raise Absent("grouped Adasum of TensorFlow ends with an UnboundLocalError")
             found.update(allreduce.operation_arguments(self.hvd, case.reduce))
         if case.scale != (1, 1):
             found.update(prescale_factor=case.scale[0], postscale_factor=case.scale[1])
