@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,9 +25,8 @@ def ask_nodes(
     def ask(host: str) -> Node | str:
         peers = peers_of(host, hosts) if ssh else ()
         path = environment().get("PATH", "")
-        python = sys.executable if is_this_host(host) else ""
         try:
-            outcome = runner.run(node_query(host, image, peers, path, python=python))
+            outcome = runner.run(node_query(host, image, peers, path, here=is_this_host(host)))
         except StepError as error:
             return str(error)
         if outcome.timed_out:

@@ -3,70 +3,82 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.launch.launchers import MPI_KINDS, Launcher, Mpi, named, parse_mpi_version
 from hvdenv.model.cluster import Container, OwnLauncher
 from hvdenv.model.recipe import Mpi as RecipeMpi
-from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
-from hvdenv.schema import Problem, decode
 
-PROGRAM = INSPECT_PROGRAMS / "node.py"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # Each node reads all of the image, which has gigabytes.
 SECONDS = 600.0
 OLDEST_SINGULARITY = (3, 0)
+_TOOLS = ("apptainer", "singularity", "ch-run")
+_MARK = "@hvdenv-node "
 
 # An application of one CUDA major release runs with these drivers and newer ones.
 # Source: NVIDIA, CUDA Compatibility, Minor Version Compatibility, table 1.
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 
-
-class Image(NamedTuple):
-    """The image's file on one node.
-
-    Attributes:
-        size: in bytes.
-        problem: why it cannot be read; empty if it can.
-    """
-
-    size: int = 0
-    sha256: str = ""
-    problem: str = ""
+# Prints fields and their values, one in a line. Of an image that is a folder, names, kinds and
+# sizes are hashed.
+_SCRIPT = r"""
+PATH={path}:"$PATH" image={image}
+say() {{ printf '{mark}%s %s\n' "$1" "$(printf %s "$2" | tr -s '[:cntrl:] ' ' ' | tail -c 2000)"; }}
+try() {{ command -v "$1" > /dev/null && timeout 20 "$@" < /dev/null 2>&1; }}
+say name "$(uname -n)"
+say address "$(getent hosts "$(uname -n)")"
+for tool in {tools}; do say "$tool" "$(try "$tool" --version)"; done
+if [ -d "$image" ]; then
+    say sha256 "$(cd "$image" && find . -type f -printf '%p %y %s\n' -o -printf '%p %y\n' | LC_ALL=C sort | sha256sum)"
+else
+    say problem "$(head -c 1 -- "$image" 2>&1 > /dev/null)"
+    [ ! -r "$image" ] || say sha256 "$(sha256sum < "$image")"
+fi
+say mpirun "$(try mpirun --version)"
+say srun "$(try srun --mpi=list)"
+nvidia=/proc/driver/nvidia/version
+[ ! -e $nvidia ] || say driver "$(sed -n 's/.*Kernel Module.* \([0-9]*\.[0-9.]*\) .*/\1/p' $nvidia | grep . || echo unknown)"
+for gpu in /dev/nvidia[0-9]* /dev/kfd; do [ ! -e "$gpu" ] || say gpu "$gpu"; done
+for peer in {peers}; do
+    said=$(try {ssh} "$peer" true) && said= || said="${{said:-cannot start ssh}}"
+    say peer "$peer $said"
+done
+say end
+"""
 
 
 class Node(NamedTuple):
-    """What a node reports about itself; see hvdenv/standalone/inspect/node.py.
+    """What a node reports about itself.
 
     Attributes:
-        resolves: whether it resolves that name to an address.
+        address: that it resolves its name to; empty if it does not.
         tools: what programs that run images print as their version.
+        sha256: of the image; empty if it cannot be read.
+        problem: why it cannot be read.
         mpirun: what ``mpirun --version`` prints.
         srun: what ``srun --mpi=list`` prints.
         driver: version of the NVIDIA driver; empty without one.
-        gpus: how many NVIDIA GPUs there are.
-        rocm: whether there is an AMD GPU.
+        gpus: the devices of GPUs.
         peers: for each other host, why ssh cannot reach it; empty if it can.
     """
 
     name: str
-    resolves: bool
-    tools: dict[str, str]
-    image: Image
-    mpirun: str
-    driver: str
-    gpus: int
-    rocm: bool
-    peers: dict[str, str]
+    address: str = ""
+    tools: Mapping[str, str] = {}
+    sha256: str = ""
+    problem: str = ""
+    mpirun: str = ""
     srun: str = ""
+    driver: str = ""
+    gpus: tuple[str, ...] = ()
+    peers: Mapping[str, str] = {}
 
 
 class Requirements(NamedTuple):
@@ -106,35 +118,40 @@ def peers_of(host: str, hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def node_query(
-    host: str, image: str, peers: Sequence[str], path: str, *, python: str = ""
+    host: str, image: str, peers: Sequence[str], path: str, *, here: bool = False
 ) -> Command:
     """The command that asks a node.
 
     Args:
         path: PATH of this process, which mpirun passes on to its ranks.
-        python: the Python to ask with if the node is this host; empty to ask by ssh.
+        here: the node is this host, and needs no ssh.
     """
-    request = {"image": image, "peers": list(peers), "path": path.split(":") if path else []}
-    argument = base64.b64encode(json.dumps(request).encode("ascii")).decode("ascii")
-    if python:
-        return Command((python, str(PROGRAM), argument), timeout=SECONDS)
-    program = base64.b64encode(read_file(PROGRAM, OWN).data).decode("ascii")
+    script = _SCRIPT.format(
+        path=shlex.quote(path), image=shlex.quote(image), peers=shlex.join(peers),
+        ssh=shlex.join(SSH), tools=" ".join(_TOOLS), mark=_MARK,
+    )  # fmt: skip
     # One word without line breaks and exclamation marks, since the login shell may be csh.
-    code = f"exec(__import__('base64').b64decode('{program}'))"
-    remote = shlex.join(("python3", "-c", code, argument))
-    return Command((*SSH, host, remote), timeout=SECONDS)
+    encoded = base64.b64encode(script.encode("utf-8", "surrogateescape")).decode("ascii")
+    words = ("sh", "-c", f"echo {encoded} | base64 -d | sh")
+    return Command(words if here else (*SSH, host, shlex.join(words)), timeout=SECONDS)
 
 
 def parse_node(output: str) -> Node | None:
-    """The answer in a node's output; None if there is none."""
-    for line in output.splitlines():
-        marker, _, payload = line.partition(" ")
-        if marker == "@hvdenv-node":
-            try:
-                return decode(Node, json.loads(base64.b64decode(payload)))
-            except (ValueError, Problem):
-                return None
-    return None
+    """The answer in a node's output; None if there is none, or only a part."""
+    lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
+    said = [(key, value.strip()) for key, _, value in (line.partition(" ") for line in lines)]
+    texts = dict(said)
+    if not {"name", "end"} <= texts.keys():
+        return None
+    peers = (value.partition(" ") for key, value in said if key == "peer")
+    return Node(
+        **{name: texts.get(name, "") for name in ("name", "address", "mpirun", "srun", "driver")},
+        tools={name: texts.get(name, "") for name in _TOOLS},
+        sha256=texts.get("sha256", "").partition(" ")[0],
+        problem=texts.get("problem", "").rpartition(": ")[2],
+        gpus=tuple(value for key, value in said if key == "gpu"),
+        peers={host: problem for host, _, problem in peers},
+    )
 
 
 def compatible(host: Mpi, image: Mpi) -> tuple[Status, str]:
@@ -176,34 +193,32 @@ class _Verdict(NamedTuple):
 def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]:
     """All findings, host by host within each check."""
     nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
-    source = next((host for host, node in nodes.items() if node.image.sha256), "")
-    sha256 = nodes[source].image.sha256 if source else ""
+    source = next((host for host, node in nodes.items() if node.sha256), "")
     checks: dict[str, Callable[[Requirements, Node], _Verdict | None]] = {
         "name": _name,
         "tool": _tool,
-        "image": partial(_image, source, sha256),
+        "image": partial(_image, source, nodes.get(source)),
         "mpi": _mpi,
         "driver": _driver,
     }
-    verdicts = [("host", host, _answer(answer)) for host, answer in answers.items()]
-    for name, check in checks.items():
-        found = ((host, check(required, node)) for host, node in nodes.items())
-        verdicts += [(name, host, verdict) for host, verdict in found if verdict]
-    for host, node in nodes.items() if required.ssh else ():
-        verdicts += [
-            ("ssh", f"{host} -> {peer}", _ssh(required, p)) for peer, p in node.peers.items()
-        ]
-    return tuple(
-        Finding(check=check, subject=subject, **each._asdict()) for check, subject, each in verdicts
-    )
+    found = [("host", host, _answer(answer)) for host, answer in answers.items()]
+    found += [
+        (name, h, check(required, n)) for name, check in checks.items() for h, n in nodes.items()
+    ]
+    found += [
+        ("ssh", f"{host} -> {peer}", _ssh(required, problem))
+        for host, node in nodes.items() if required.ssh
+        for peer, problem in node.peers.items()
+    ]  # fmt: skip
+    return tuple(Finding(name, host, **each._asdict()) for name, host, each in found if each)
 
 
-def _answer(answer: Node | str) -> _Verdict:
+def _answer(answer: Node | str) -> _Verdict | None:
     if isinstance(answer, Node):
         return _Verdict("pass", f"answers as {answer.name}")
     remedy = (
-        "make `ssh -o BatchMode=yes HOST python3 --version` work without a password; many sites"
-        " allow that only in an allocation"
+        "make `ssh -o BatchMode=yes HOST true` work without a password; many sites allow that only"
+        " in an allocation"
     )
     return _Verdict("fail", "no answer", remedy, answer)
 
@@ -211,7 +226,7 @@ def _answer(answer: Node | str) -> _Verdict:
 def _name(required: Requirements, node: Node) -> _Verdict | None:
     if required.starter.controller != "Gloo":
         return None
-    if node.resolves:
+    if node.address:
         return _Verdict("pass", f"it resolves its name {node.name}")
     return _Verdict(
         "fail",
@@ -244,20 +259,20 @@ def _tool(required: Requirements, node: Node) -> _Verdict:
     )
 
 
-def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Verdict:
-    path, image = required.image, node.image
-    if image.sha256 and image.sha256 == sha256:
-        return _Verdict("pass", f"{path}, {image.size} bytes, {sha256[:12]}")
-    if not source:
-        remedy = "no host has it: build it with --build, or give its path with --image"
-    else:
+def _image(source: str, first: Node | None, required: Requirements, node: Node) -> _Verdict:
+    """Compare the image with that of the first host that has it."""
+    path = required.image
+    if first and node.sha256 == first.sha256:
+        return _Verdict("pass", f"{path}, sha256 {node.sha256[:12]}")
+    remedy = "no host has it: build it with --build, or give its path with --image"
+    if first:
         copy = shlex.join(("scp", "-p", f"{source}:{path}", f"{node.name}:{path}"))
         remedy = (
             f"every node needs the same file at the same path: {copy}, or sbcast in a Slurm job"
         )
-    if image.problem:
-        return _Verdict("fail", f"cannot read {path}: {image.problem}", remedy)
-    hashes = f"sha256 {image.sha256}\non {source}: {sha256}"
+    if not (first and node.sha256):
+        return _Verdict("fail", f"cannot read {path}: {node.problem}", remedy)
+    hashes = f"sha256 {node.sha256}\non {source}: {first.sha256}"
     return _Verdict("fail", f"{path} differs from the file on {source}", remedy, hashes)
 
 
@@ -308,31 +323,29 @@ def _mpi(required: Requirements, node: Node) -> _Verdict | None:
 
 
 def _driver(required: Requirements, node: Node) -> _Verdict | None:
-    gpu = required.container.gpu
+    gpu, cuda = required.container.gpu, re.search(r"cuda:(\d+)\.", required.container.base or "")
     if gpu == "none":
         return None
-    problem, good = "" if node.rocm else "no AMD GPU: /dev/kfd does not exist", "an AMD GPU"
-    if gpu == "nvidia":
-        problem, good = _nvidia(required.container, node)
+    oldest = _OLDEST_DRIVERS.get(int(cuda[1]), 0) if cuda else 0
+    major = re.match(r"\d+", node.driver)
+    if gpu == "rocm":
+        problem = "" if "/dev/kfd" in node.gpus else "no AMD GPU: /dev/kfd does not exist"
+    elif not node.driver:
+        problem = "no NVIDIA driver"
+    elif not any("nvidia" in each for each in node.gpus):
+        problem = f"NVIDIA driver {node.driver}, but no GPU"
+    elif cuda and major and int(major[0]) < oldest:
+        problem = (
+            f"NVIDIA driver {node.driver}; CUDA {cuda[1]} in the image needs {oldest} or newer"
+        )
+    else:
+        problem = ""
     if problem:
         remedy = "ask the site's support for the driver, or name nodes with GPUs"
         return _Verdict("fail", problem, remedy)
-    return _Verdict("pass", good)
-
-
-def _nvidia(container: Container, node: Node) -> tuple[str, str]:
-    """What is wrong, and what is good."""
-    driver = f"NVIDIA driver {node.driver}"
-    cuda = re.search(r"cuda:(\d+)\.", container.base or "")
-    oldest = _OLDEST_DRIVERS.get(int(cuda[1]), 0) if cuda else 0
-    major = re.match(r"\d+", node.driver)
-    if not node.driver:
-        return "no NVIDIA driver", ""
-    if not node.gpus:
-        return f"{driver}, but no GPU", ""
-    if cuda and major and int(major[0]) < oldest:
-        return f"{driver}; CUDA {cuda[1]} in the image needs {oldest} or newer", ""
-    return "", f"{driver}, {node.gpus} GPUs"
+    return _Verdict(
+        "pass", f"driver {node.driver}, {', '.join(node.gpus)}".removeprefix("driver , ")
+    )
 
 
 def _ssh(required: Requirements, problem: str) -> _Verdict:
