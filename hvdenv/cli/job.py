@@ -201,8 +201,6 @@ def _launch(chosen: Chosen, job: Job, dialect: Dialect) -> Launch:
         start_timeout=placement.START_SECONDS,
         host_list=batch.HOSTS,
         host_names=batch.HOST_NAMES,
-        rendezvous=batch.RENDEZVOUS,
-        job=batch.JOB_ID,
         hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
         ranks_per_node=job.ranks_per_node,
         cpus_per_rank=job.cpus_per_rank or 0,

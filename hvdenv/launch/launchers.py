@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.model import cluster, template
-from hvdenv.sites.batch import PORT, PORTS
 from hvdenv.sites.hosts import Host
 
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
@@ -59,7 +58,6 @@ class Launch(NamedTuple):
             variable in a script.
         host_names: stands for the names of the hosts alone, likewise.
         hostfile: a file with the hosts, for launchers that read one.
-        rendezvous: stands for the host and port at which torchruns meet, likewise.
         ranks_per_node: the most ranks of a host; 0 if unknown.
         allowed: the most ranks that the scheduler counts on a host; 0 if it does not.
         placed: whether hosts are chosen among those of the allocation.
@@ -82,7 +80,6 @@ class Launch(NamedTuple):
     host_list: str = ""
     host_names: str = ""
     hostfile: str = ""
-    rendezvous: str = ""
     ranks_per_node: int = 0
     allowed: int = 0
     placed: bool = False
@@ -92,7 +89,6 @@ class Launch(NamedTuple):
     network: cluster.Network = cluster.Network()
     variables: Variables = ()
     mpi_prefix: str = ""
-    job: str = ""
     nested: bool = False
     interactive: bool = False
 
@@ -187,11 +183,7 @@ def srun(launch: Launch) -> Start:
             remedy='set launch.srun_mpi to "pmix", or use the launcher mpirun',
         )
     if launch.placed and len({host.slots for host in launch.hosts[:-1]}) > 1:
-        raise UsageError(
-            "srun places the same number of ranks on every host",
-            where="--hosts",
-            remedy="give all hosts the same number of slots, or use the launcher mpirun",
-        )
+        raise _uneven("srun", launch)
     argv = ["srun", "-n", str(launch.ranks)]
     if launch.placed:
         argv += ["-N", str(launch.nodes), f"--ntasks-per-node={launch.per_node}"]
@@ -245,18 +237,13 @@ def torchrun(launch: Launch) -> Start:
     Raises:
         UsageError: not the same number of ranks on every host.
     """
-    if launch.ranks % launch.nodes or len({host.slots for host in launch.hosts}) > 1:
-        raise _uneven("torchrun", launch)
-    count = launch.ranks // launch.nodes
-    argv = ["torchrun", f"--nnodes={launch.nodes}", f"--nproc_per_node={count}"]
+    count = launch.per_node
     if launch.nodes < 2:
-        return Start((*argv, "--standalone", "--no_python", *launch.program), launch.variables)
-    port = PORT + int(re.sub(r"\D", "", launch.job) or 0) % PORTS
-    endpoint = f"{launch.hosts[0].name}:{port}" if launch.hosts else launch.rendezvous
-    argv += ["--rdzv_backend=c10d", "--rdzv_id", launch.job or "hvdenv"]
-    argv += ["--rdzv_endpoint", endpoint, "--no_python"]
+        return _by_template(_TORCHRUN, launch)
+    if launch.ranks != launch.nodes * count:
+        raise _uneven("torchrun", launch)
     one_each = launch._replace(
-        program=(*argv, *launch.program),
+        program=("sh", "-c", _TORCHRUN_OF_HOST.format(launch.nodes, count), "sh", *launch.program),
         ranks=launch.nodes,
         ranks_per_node=1,
         hosts=tuple(Host(host.name, 1) for host in launch.hosts),
@@ -315,6 +302,15 @@ def _from_data(own: cluster.OwnLauncher) -> Launcher:
     )
 
 
+_TORCHRUN = cluster.OwnLauncher(
+    "torchrun --standalone --nproc_per_node={ranks} --no_python {program}"
+)
+# They meet at the first host; jobs that share a host use different ports.
+_TORCHRUN_OF_HOST = (
+    'exec torchrun --nnodes={} --nproc_per_node={} --node_rank="$SLURM_NODEID"'
+    ' --master_addr="$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)"'
+    ' --master_port="$((29400 + SLURM_JOB_ID % 2000))" --no_python "$@"'
+)
 # ALPS on a Cray XC.
 _APRUN = cluster.OwnLauncher(
     command="aprun -n {ranks} -N {ranks_per_node}[[ -d {cpus_per_rank}]][[ -j {threads_per_core}]]"
@@ -388,11 +384,10 @@ def _mapping(launch: Launch) -> list[str]:
     elif launch.remote:
         policy = "slot"
         words = ["-H", launch.with_slots]
-    if five and (crowded or policy):
-        words += ["--map-by", policy + (":OVERSUBSCRIBE" if crowded else "")]
-    elif not five:
-        words += (["--map-by", policy] if policy else []) + (["--oversubscribe"] if crowded else [])
-    return words
+    if five and crowded:
+        policy += ":OVERSUBSCRIBE"
+    words += ["--map-by", policy] if policy else []
+    return [*words, "--oversubscribe"] if crowded and not five else words
 
 
 def _hydra(launch: Launch) -> list[str]:
@@ -408,11 +403,7 @@ def _hydra(launch: Launch) -> list[str]:
         names = launch.host_names or ",".join(host.name for host in launch.hosts)
         words += ["-hosts", names, "-ppn", str(launch.per_node)]
     elif launch.remote and launch.mpi.kind == "Intel MPI":
-        raise UsageError(
-            "Intel MPI's -hosts accepts names only, so every host gets the same number of ranks",
-            where="--hosts",
-            remedy="give all hosts the same number of ranks",
-        )
+        raise _uneven("Intel MPI", launch)
     elif launch.remote:
         words += ["-hosts", launch.with_slots]
     return words
@@ -533,6 +524,6 @@ def _uneven(name: str, launch: Launch) -> UsageError:
     return UsageError(
         f"{name} starts the same number of ranks on each host, which is impossible for"
         f" {launch.ranks} ranks on {launch.nodes} hosts",
-        where="-n",
-        remedy=f"use a multiple of {launch.nodes}, or another launcher",
+        where="--hosts",
+        remedy="give all hosts the same number of slots, or use another launcher",
     )

@@ -120,7 +120,6 @@ def place(
         settings=recipe.launch,
         network=recipe.network,
         variables=requested.variables,
-        job=allocation.job,
         nested=allocation.nested,
     )
     sources = _Sources(recipe, requested, allocation)

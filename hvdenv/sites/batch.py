@@ -18,15 +18,11 @@ from hvdenv.schema import Problem, decode, fields, nearest
 from hvdenv.sites.answers import limited, number
 
 # Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
-# the hosts with their slots such as n1:4,n2:4, and for their names alone.
+# the hosts with their slots such as n1:4,n2:4, for their names alone, and for the job's id.
 HOSTFILE = "{hostfile}"
 HOSTS = "{hosts}"
 HOST_NAMES = "{host_names}"
-# Stand for the job's id, and for the first host with a port of this job, at which torchruns meet.
 JOB_ID = "{job}"
-RENDEZVOUS = "{rendezvous}"
-# torchrun's default port; jobs that share a host get others.
-PORT, PORTS = 29400, 2000
 
 DURATION = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
@@ -135,7 +131,7 @@ def script(dialect: Dialect, batch: BatchJob) -> str:
     exports = [f"export {name}={quote(value)}" for name, value in batch.env]
     lines += [line for line in exports if line not in lines]
     slots = f" | sed 's/$/:{batch.job.ranks_per_node}/'" if HOSTS in batch.launch else ""
-    if slots or {HOST_NAMES, RENDEZVOUS} & {*batch.launch}:
+    if slots or HOST_NAMES in batch.launch:
         lines.append(f"hosts=$({dialect.list_hosts}{slots} | paste -sd, -)")
     words = [_launch_word(dialect, word) for word in batch.launch]
     return "\n".join([*lines, "", " ".join([*words, *map(quote, batch.command)]), ""])
@@ -200,13 +196,9 @@ def _of_mail(job: Job) -> template.Values:
 
 
 def _launch_word(dialect: Dialect, word: str) -> str:
-    if word == HOSTFILE:
-        return f'"${dialect.hostfile}"'
-    if word == JOB_ID:
-        return f'"${dialect.job_id}"'
-    if word == RENDEZVOUS:
-        return f'"${{hosts%%,*}}:$(({PORT} + ${{{dialect.job_id}//[!0-9]/}} % {PORTS}))"'
-    return '"$hosts"' if word in (HOSTS, HOST_NAMES) else quote(word)
+    variables = {HOSTFILE: dialect.hostfile, JOB_ID: dialect.job_id, HOSTS: "hosts"}
+    variable = variables.get(HOSTS if word == HOST_NAMES else word)
+    return f'"${variable}"' if variable else quote(word)
 
 
 def quote(word: str) -> str:

@@ -129,15 +129,6 @@ def test_the_line(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     assert said.endswith(" python train.py '$(reboot)' )\n")
 
 
-def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, hvdenv: Hvdenv) -> None:
-    said = hvdenv("job", recipe, "--launcher", "torchrun", "--", "python", "train.py").out
-    hosts, line = said.split("\n")[-4:-1:2]
-    assert "-n 2 -N 2 --ntasks-per-node=1 " in line
-    shell = f"scontrol() {{ echo g7; echo g8; }}; SLURM_JOB_ID=4321; {hosts}\necho {line}"
-    found = subprocess.run(["bash", "-c", shell], text=True, capture_output=True).stdout
-    assert "--rdzv_id 4321 --rdzv_endpoint g7:29721 --no_python python train.py" in found
-
-
 def test_arguments_of_horovodrun(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     chosen = (recipe, "--set", "launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']")
     line = dry(hvdenv, *chosen, "--launcher", "horovodrun-gloo", "--", "true")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 
 import pytest
 
@@ -133,7 +135,7 @@ POLARIS = Launch(
     settings=cluster.Launch("mpiexec", cpu_bind="depth"), variables=(("OMP_NUM_THREADS", "16"),),
 )  # fmt: skip
 ALVIS = train(
-    hosts=(Host("alvis1-01", 4), Host("alvis1-02", 4)), job="4321", cpus_per_rank=16,
+    hosts=(Host("alvis1-01", 4), Host("alvis1-02", 4)), cpus_per_rank=16,
     network=cluster.Network(use=("ib0",)), settings=cluster.Launch("srun", "pmix"),
 )  # fmt: skip
 UNEVEN = (Host("a", 2), Host("b", 1))
@@ -162,10 +164,7 @@ LINES: list[tuple[str, Launch, str]] = [
     ("mpiexec", POLARIS, "mpiexec -np 32 -ppn 4 --cpu-bind depth -d 16 python train_hvd.py"),
     ("mpiexec", POLARIS._replace(hosts=(Host("x1", 4), Host("x2", 4)), ranks=8, placed=True),
      "mpiexec -np 8 -ppn 4 --hosts x1,x2 --cpu-bind depth -d 16 python train_hvd.py"),
-    ("torchrun", ALVIS, "srun -n 2 -N 2 --ntasks-per-node=1 -w alvis1-01,alvis1-02 --cpus-per-task=64"
-     " torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d"
-     " --rdzv_id 4321 --rdzv_endpoint alvis1-01:29721 --no_python python train_hvd.py"),
-    ("torchrun", Launch(TRAIN, 4), "torchrun --nnodes=1 --nproc_per_node=4 --standalone --no_python"
+    ("torchrun", Launch(TRAIN, 4), "torchrun --standalone --nproc_per_node=4 --no_python"
      " python train_hvd.py"),
     *(
         (name, train(mpi), f"{name} -np 8 {between} python train_hvd.py")
@@ -204,7 +203,7 @@ def test_command_lines(name: str, what: Launch, line: str) -> None:
     ("name", "what", "error", "said"),
     [
         ("torchrun", train(hosts=(Host("a", 4), Host("b", 3))), UsageError, "the same number of ranks"),
-        ("mpirun", train(Mpi("Intel MPI"), UNEVEN), UsageError, "names only"),
+        ("mpirun", train(Mpi("Intel MPI"), UNEVEN), UsageError, "same number"),
         ("srun", train(hosts=(*UNEVEN, Host("c", 1)), placed=True), UsageError, "same number"),
         ("mpirun", POLARIS, IncompatibleError, "Cray MPICH"),
         ("mpirun", train(Mpi("unknown")), IncompatibleError, r"does not know(?s:.*)mpi\.kind"),
@@ -228,8 +227,21 @@ def test_what_launchers_cannot_start(
         started(name, what)
 
 
-def test_variables_for_comparison() -> None:
+def test_one_torchrun_on_each_host() -> None:
+    """They meet at the first host, at a port of the job."""
     torch = started("torchrun", ALVIS)
+    line = "srun -n 2 -N 2 --ntasks-per-node=1 -w alvis1-01,alvis1-02 --cpus-per-task=64 sh"
+    assert torch.argv[:10] == words(line)
+    stubs = "scontrol() { echo a1; echo a2; }\ntorchrun() { printf '%s ' \"$@\"; }\n"
+    step = {"SLURM_NODEID": "1", "SLURM_JOB_ID": "4321"}
+    script = stubs + torch.argv[11].removeprefix("exec ")
+    told = subprocess.check_output(
+        ["sh", "-c", script, *torch.argv[12:]], env={**os.environ, **step}
+    )
+    assert told.decode() == (
+        "--nnodes=2 --nproc_per_node=4 --node_rank=1 --master_addr=a1 --master_port=29721"
+        " --no_python python train_hvd.py "
+    )
     assert {("GLOO_SOCKET_IFNAME", "ib0"), ("NCCL_SOCKET_IFNAME", "ib0")} <= set(torch.env)
 
 

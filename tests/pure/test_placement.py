@@ -63,7 +63,7 @@ def test_all_that_was_asked_for() -> None:
     """The launcher need not be told what is all of the allocation."""
     launch = placed(ASKED)
     assert (launch.ranks, launch.hosts, launch.placed) == (8, ASKED.hosts, False)
-    assert (launch.cpus_per_rank, launch.allowed, launch.job) == (4, 4, "7")
+    assert (launch.cpus_per_rank, launch.allowed) == (4, 4)
 
 
 @pytest.mark.parametrize(
