@@ -14,3 +14,10 @@ def write(path: Path, text: str, mode: int | None = None) -> Path:
     if mode is not None:
         path.chmod(mode)
     return path
+
+
+def programs(folder: Path, **scripts: str) -> Path:
+    """A folder for PATH with programs of sh, by their names."""
+    for name, script in scripts.items():
+        write(folder / name, f"#!/bin/sh\n{script}\n", EXECUTABLE)
+    return folder

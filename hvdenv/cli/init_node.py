@@ -19,7 +19,7 @@ from hvdenv.reading import STATE, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode
 from hvdenv.sites.batch import BatchJob, charged, check, own_job
-from hvdenv.sites.jobs import OUTPUT_SECONDS, Script, submit
+from hvdenv.sites.jobs import OUTPUT_SECONDS, Submitted, submit
 
 
 def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
@@ -42,16 +42,16 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
         job, check(job, dialect, partitions, where="{}".format),
         command=(*OWN, "hvdenv.drafting.node", str(answer)),
     )  # fmt: skip
-    script = own_script(scheduler, dialect, batch, places)
+    script, record = own_script(scheduler, dialect, batch, places)
     if dry_run:
-        print(script.text, end="")
+        print(script, end="")
     report(f"{job.name}: {charged(job)}")
-    return None if dry_run else _answered(script, answer, places)
+    return None if dry_run else _answered(script, record, answer, places)
 
 
-def _answered(script: Script, answer: Path, places: Places) -> Found:
+def _answered(script: str, record: Submitted, answer: Path, places: Places) -> Found:
     make_folder(places.jobs)
-    record = submit(script, Runner(), places)
+    record = submit(script, record, Runner(), places)
     report(f"looking at a compute node, in job {record.id}")
     try:
         code = to_the_end(record, as_json=True)
@@ -62,7 +62,7 @@ def _answered(script: Script, answer: Path, places: Places) -> Found:
     except (OSError, ValueError, Problem) as error:
         raise StepError(
             f"the job on a compute node did not answer (exit code {code})", where=f"job {record.id}",
-            remedy=f"see the end of {script.log}; without a node: leave out --where compute",
+            remedy=f"see the end of {record.log}; without a node: leave out --where compute",
         ) from error  # fmt: skip
     finally:
         answer.unlink(missing_ok=True)

@@ -10,19 +10,17 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from hvdenv import PACKAGE
 from hvdenv.cli.options import SITE_VARIABLE, add, add_options, print_json, report, resolved_of
 from hvdenv.cli.run import activated, add_requests, found_program, with_mpi
-from hvdenv.cli.target import Chosen, choose, named, refuse_missing_image
+from hvdenv.cli.target import choose, named, refuse_missing_image
 from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch import placement
 from hvdenv.launch.container import start_inside
-from hvdenv.launch.launchers import Launch
 from hvdenv.masking import mask
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
@@ -31,6 +29,7 @@ from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder, named
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
 from hvdenv.sites import batch, jobs
+from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.answers import Status
 from hvdenv.sites.job_status import abnormal_end, explained
 
@@ -87,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     text = batch.script(dialect, planned)
     if printed:
         return _give(arguments, text, planned.job)
-    submission = jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=planned.job.name)
+    record = jobs.Submitted(scheduler, dialect, planned.job.name)
     if not quiet:
         report(f"{planned.job.name}: {batch.charged(planned.job)}")
-    record = jobs.submit(submission, Runner(), places)
+    record = jobs.submit(text, record, Runner(), places)
     if planned.activate:  # an image has none
         last_used.note(places, Path(planned.activate).parent)
     if not arguments.detach:
@@ -168,7 +167,22 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
     placement.refuse_unfit(
         name, recipe, placement.Requested(), recipe.scheduler, job.nodes, recipe.name
     )
-    launch = with_mpi(_launch(chosen, job, dialect)._replace(program=entry.words), chosen)
+    launch = placement.place(
+        recipe._replace(job=job), entry.words, placement.Requested(), Allocation(nodes=job.nodes),
+        root=os.geteuid() == 0,
+    )  # fmt: skip
+    # The hosts are known only in the job.
+    no_hostfile = dialect.launch_host or dialect.columns
+    launch = launch._replace(
+        exports=placement.exported(
+            recipe.launch.exports, activated(chosen), dict.fromkeys(recipe.launch.exports, ""),
+            placement.Requested(),
+        ),
+        host_list=batch.HOSTS,
+        host_names=batch.HOST_NAMES,
+        hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
+    )  # fmt: skip
+    launch = with_mpi(launch, chosen)
     # The script runs on the first host of the job.
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
     return batch.BatchJob(
@@ -182,31 +196,6 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
         exports=recipe.launch.exports,
         modules=chosen.module_lines,
         image=entry.path,
-    )
-
-
-def _launch(chosen: Chosen, job: Job, dialect: Dialect) -> Launch:
-    """Where the ranks go; the hosts are known only in the job."""
-    recipe = chosen.recipe
-    exports = recipe.launch.exports
-    no_hostfile = dialect.launch_host or dialect.columns
-    return Launch(
-        program=(),
-        ranks=job.nodes * job.ranks_per_node,
-        root=os.geteuid() == 0,
-        mpi=placement.mpi_of(recipe),
-        exports=placement.exported(
-            exports, activated(chosen), dict.fromkeys(exports, ""), placement.Requested()
-        ),
-        start_timeout=placement.START_SECONDS,
-        host_list=batch.HOSTS,
-        host_names=batch.HOST_NAMES,
-        hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
-        ranks_per_node=job.ranks_per_node,
-        cpus_per_rank=job.cpus_per_rank or 0,
-        gpus_per_node=job.gpus_per_node or 0,
-        settings=recipe.launch,
-        network=recipe.network,
     )
 
 
@@ -245,23 +234,18 @@ def to_the_end(
     Raises:
         StepError: it did not end by itself.
     """
-    shown = ""
-
-    def print_line(text: str) -> None:
-        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
-
-    def print_status(status: Status) -> None:
-        nonlocal shown
-        text = explained(status, record.dialect)
-        if not quiet and text != shown:
-            shown = text
-            report(f"job {record.id}: {text}")
-
-    listener = jobs.Listener(print_line, print_status, report)
+    status, shown = Status("gone"), ""
     try:
-        status = jobs.Follower(
-            record, Runner(), find_places(), listener, withdraw=withdraw
-        ).follow()
+        for event in jobs.follow(record, Runner(), find_places(), withdraw=withdraw):
+            if isinstance(event, str):
+                print(event, file=sys.stderr if as_json else sys.stdout, flush=True)
+            elif isinstance(event, jobs.Note):
+                report(event.text)
+            else:
+                status, text = event, explained(event, record.dialect)
+                if not quiet and text != shown:
+                    shown = text
+                    report(f"job {record.id}: {text}")
     except KeyboardInterrupt:
         _leave_or_cancel(record)
         return 130
@@ -301,41 +285,22 @@ def _leave_or_cancel(record: jobs.Submitted) -> None:
 
 
 def run_there(arguments: argparse.Namespace, purpose: batch.Purpose) -> int:
-    """Run this command line in a job, without its ``--where compute``; see run_in_job()."""
-    words = [word for word in arguments.words if word not in ("--where=compute", "--dry-run")]
-    if "--where" in words:
-        at = words.index("--where")
-        words = [*words[:at], *words[at + 2 :]]
-    if arguments.program:
-        words += ["--", *arguments.program]
-    return run_in_job(
-        resolved_of(arguments), words, find_places(), purpose,
-        quiet=arguments.quiet, dry_run=arguments.dry_run,
-    )  # fmt: skip
-
-
-def run_in_job(
-    resolved: Resolved,
-    words: Sequence[str],
-    places: Places,
-    purpose: batch.Purpose,
-    *,
-    quiet: bool = False,
-    dry_run: bool = False,
-) -> int:
-    """Run a command line of hvdenv itself in a job, once, on its first node.
+    """Run this command line in a job, once, on its first node, without its ``--where compute``.
 
     If an earlier job for the same has not been seen to end, follow that job instead.
-
-    Args:
-        words: the command line without ``hvdenv``, such as ``("build", "neuron")``.
-        dry_run: print the script, and submit nothing.
 
     Returns:
         The exit code of that command line.
     """
-    key = _key(resolved, words)
-    if not dry_run and (record := jobs.unfinished(key, places)):
+    words = [word for word in arguments.words if word not in ("--where=compute", "--dry-run")]
+    if "--where" in words:
+        at = words.index("--where")
+        words = [*words[:at], *words[at + 2 :]]
+    words += ["--", *arguments.program] if arguments.program else []
+    resolved, places, quiet = resolved_of(arguments), find_places(), arguments.quiet
+    same = json.dumps([encode(resolved.recipe), words, os.getcwd()], sort_keys=True)
+    key = hashlib.sha256(same.encode()).hexdigest()
+    if not arguments.dry_run and (record := jobs.unfinished(key, places)):
         report(f"job {record.id} was submitted for this before; following it")
         return to_the_end(record, quiet=quiet)
     scheduler, dialect = scheduler_of(resolved)
@@ -344,15 +309,14 @@ def run_in_job(
     site = environment().get(SITE_VARIABLE)
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
     planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
-    submission = own_script(scheduler, dialect, planned, places)._replace(key=key)
-    if dry_run:
-        print(submission.text, end="", flush=True)
-    if dry_run or not quiet:
+    text, record = own_script(scheduler, dialect, planned, places)
+    if arguments.dry_run or not quiet:
         report(f"{job.name}: {batch.charged(job)}")
-    if dry_run:
+    if arguments.dry_run:
+        print(text, end="", flush=True)
         return 0
     make_folder(places.jobs)
-    record = jobs.submit(submission, Runner(), places)
+    record = jobs.submit(text, record._replace(key=key), Runner(), places)
     if not quiet:
         report(f"submitted job {record.id}")
     return to_the_end(record, quiet=quiet)
@@ -360,15 +324,9 @@ def run_in_job(
 
 def own_script(
     scheduler: str, dialect: Dialect, planned: batch.BatchJob, places: Places
-) -> jobs.Script:
+) -> tuple[str, jobs.Submitted]:
     """The script of a job of hvdenv itself, in this folder, with a log of its own."""
     name = planned.job.name
     log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
     text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
-    return jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
-
-
-def _key(resolved: Resolved, words: Sequence[str]) -> str:
-    """The same for the same command line, recipe and folder."""
-    what = json.dumps([encode(resolved.recipe), list(words), os.getcwd()], sort_keys=True)
-    return hashlib.sha256(what.encode()).hexdigest()
+    return text, jobs.Submitted(scheduler, dialect, name, log=log)

@@ -35,7 +35,7 @@ from hvdenv.launch.launchers import (
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.runner import Runner, environment, hand_over
-from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, refuse_unknown
+from hvdenv.sites.allocation import Allocation, find_allocation, refuse_unknown
 from hvdenv.sites.batch import OPTIONS
 
 EXAMPLES = """\
@@ -148,9 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
 def current_allocation(recipe: Recipe | None = None) -> Allocation:
     """The allocation that this process runs in; a recipe may have a scheduler of its own."""
     dialects = recipe.dialects if recipe else None
-    path = hostfile(environment(), dialects)
-    hosts = read_hostfile(Path(path)) if path else ""
-    return find_allocation(environment(), hosts, dialects)
+    return find_allocation(environment(), lambda path: read_hostfile(Path(path)), dialects)
 
 
 def requested_ranks(arguments: argparse.Namespace) -> placement.Requested:

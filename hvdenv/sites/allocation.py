@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hvdenv.errors import UsageError
@@ -49,44 +49,27 @@ class Allocation(NamedTuple):
     counts_tasks: bool = False
 
 
-def hostfile(environ: Mapping[str, str], dialects: Mapping[str, Dialect] | None = None) -> str:
-    """The path of the file with the hosts of the current job; or empty."""
-    dialects = dialects or shipped()
-    current = _current(environ, dialects)
-    return environ.get(dialects[current].hostfile, "") if current else ""
-
-
 def find_allocation(
-    environ: Mapping[str, str], hosts: str = "", dialects: Mapping[str, Dialect] | None = None
+    environ: Mapping[str, str],
+    read: Callable[[str], str],
+    dialects: Mapping[str, Dialect] | None = None,
 ) -> Allocation:
     """The allocation that these variables describe.
 
     Args:
-        hosts: the content of hostfile().
+        read: gives the content of the scheduler's file of hosts.
         dialects: schedulers by name (default: those of hvdenv).
 
     Raises:
         UsageError: the scheduler's own list of hosts cannot be read.
     """
-    dialects = dialects or shipped()
-    current = _current(environ, dialects)
-    if not current:
-        return Allocation()
-    dialect = dialects[current]
-    if current == "slurm" or dialect.like == "slurm":
-        return _of_slurm(current, environ[dialect.job_id], environ)
-    return _from_hostfile(current, dialect, environ, hosts)
-
-
-def _current(environ: Mapping[str, str], dialects: Mapping[str, Dialect]) -> str:
-    return next(
-        (
-            name
-            for name, each in dialects.items()
-            if environ.get(each.job_id) and (not each.marker or each.marker in environ)
-        ),
-        "",
-    )
+    for name, dialect in (dialects or shipped()).items():
+        if environ.get(dialect.job_id) and (not dialect.marker or dialect.marker in environ):
+            if name == "slurm" or dialect.like == "slurm":
+                return _of_slurm(name, environ[dialect.job_id], environ)
+            path = environ.get(dialect.hostfile, "")
+            return _from_hostfile(name, dialect, environ, read(path) if path else "")
+    return Allocation()
 
 
 def refuse_unknown(environ: Mapping[str, str], command: str) -> None:

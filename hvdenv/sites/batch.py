@@ -7,12 +7,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hvdenv.errors import UsageError
 from hvdenv.model import template
-from hvdenv.model.cluster import Job, JobOf, Partition
+from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields, nearest
 from hvdenv.sites.answers import limited, number
@@ -272,23 +271,19 @@ def _total(found: re.Match[str]) -> int:
 
 def own_job(job: Job, purpose: Purpose) -> Job:
     """The job of a command with ``--where compute``, whose output hvdenv keeps."""
-    usual = {
-        "build": JobOf(nodes=1),
-        "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00"),
-        "init": JobOf(
-            nodes=1,
-            ranks_per_node=1,
-            time="00:10:00",
-            gpus_per_node=1 if job.gpus_per_node else None,
-        ),
+    gpus, given = job.gpus_per_node and 1, None
+    values: dict[str, Any] = {
+        "nodes": 1,
+        "ranks_per_node": 1,
+        "time": "00:10:00",
+        "gpus_per_node": gpus,
     }
-    given = {"build": job.build, "verify": job.verify}.get(purpose) or JobOf()
-    values = {
-        name: value
-        for each in (usual[purpose], given)
-        for name, value in each._asdict().items()
-        if value is not None
-    }
+    if purpose == "build":
+        values, given = {"nodes": 1}, job.build
+    elif purpose == "verify":
+        values, given = {"nodes": min(job.nodes, 2), "time": "00:30:00"}, job.verify
+    stated = given._asdict() if given else {}
+    values |= {name: value for name, value in stated.items() if value is not None}
     return job._replace(**values, name=f"hvdenv-{purpose}", output="/dev/null", error="/dev/null")
 
 
@@ -341,61 +336,56 @@ def refusals(
     where: Callable[[str], str] = "recipe: {}".format,
 ) -> Iterator[UsageError]:
     """Every reason why a site cannot run a job: the option or key, and what is possible."""
-    refuse: Refuse = partial(_refusal, given, where)
-    yield from _wrong_fields(job, dialect, refuse)
-    yield from _lacking(job, refuse)
+    found = [*_wrong_fields(job, dialect), *_lacking(job)]
     partition = partitions.get(job.partition or "")
     if job.partition and partition:
-        yield from _wrong_sizes(job, job.partition, partition, refuse)
+        found += _wrong_sizes(job, job.partition, partition)
     elif job.partition and partitions:
-        yield refuse("partition", *_unknown(job.partition, partitions))
+        message = f"there is no partition {job.partition}{nearest(job.partition, partitions)}"
+        found.append(("partition", message, f"known partitions: {', '.join(sorted(partitions))}"))
+    for field, message, remedy in found:
+        place = _option(field) if field in given else where(f"job.{field}")
+        yield UsageError(message, where=place, remedy=remedy)
 
 
-# Makes an error from a field, what is wrong with it and what to do.
-Refuse = Callable[[str, str, str], UsageError]
+# A field, what is wrong with it, and what to do.
+_Reason = tuple[str, str, str]
 _LOWEST = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}
 
 
-def _refusal(
-    given: Collection[str], where: Callable[[str], str], field: str, message: str, remedy: str
-) -> UsageError:
-    place = _option(field) if field in given else where(f"job.{field}")
-    return UsageError(message, where=place, remedy=remedy)
-
-
-def _wrong_fields(job: Job, dialect: Dialect, refuse: Refuse) -> Iterator[UsageError]:
+def _wrong_fields(job: Job, dialect: Dialect) -> Iterator[_Reason]:
     for field, lowest in _LOWEST.items():
         number = getattr(job, field)
         if number is not None and number < lowest:
-            yield refuse(field, f"{number} is too few", f"write {lowest} or more")
+            yield field, f"{number} is too few", f"write {lowest} or more"
     if seconds(job.time) == 0:
-        yield refuse("time", "the time of a job must not be 0", f"write {dialect.time_forms}")
+        yield "time", "the time of a job must not be 0", f"write {dialect.time_forms}"
     default = Job()
     used = {use.name.split(".")[0] for each in dialect.directives for use in template.uses(each)}
     used |= {"attributes"} if "attribute" in used else set()
     unused = {field: "omit it" for field in _OPTIONAL if field not in used}
     for field, instead in {**unused, **dialect.unsupported}.items():
         if getattr(job, field) != getattr(default, field):
-            yield refuse(field, f"{dialect.label} does not support {field}", instead)
+            yield field, f"{dialect.label} does not support {field}", instead
 
 
-def _lacking(job: Job, refuse: Refuse) -> Iterator[UsageError]:
+def _lacking(job: Job) -> Iterator[_Reason]:
     for field in job.requires:
         if field not in Job._fields:
             keys = f"the keys are {', '.join(Job._fields)}"
-            yield refuse("requires", f"{field} is not a key of [job]", keys)
+            yield "requires", f"{field} is not a key of [job]", keys
         elif getattr(job, field) in (None, "", {}):
             option = f"give {_option(field)}, or " if field in OPTIONS else ""
-            yield refuse(
+            yield (
                 field, f"this site requires {field} for every job",
                 f"{option}set job.{field} in the recipe or a site file (or --set job.{field}=...)",
             )  # fmt: skip
 
 
-def _wrong_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> Iterator[UsageError]:
+def _wrong_sizes(job: Job, name: str, partition: Partition) -> Iterator[_Reason]:
     time, fewer = partition.max_time, "request less time, and have the program write checkpoints"
     if time and seconds(job.time) > seconds(time):
-        yield refuse("time", f"the time limit of {name} is {time}, requested: {job.time}", fewer)
+        yield "time", f"the time limit of {name} is {time}, requested: {job.time}", fewer
     memory = re.fullmatch(r"([0-9]+)G", job.memory or "")
     sizes = (
         ("nodes", name, partition.nodes, job.nodes, "nodes", ""),
@@ -411,18 +401,9 @@ def _wrong_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> I
     )  # fmt: skip
     for field, what, most, requested, unit, remedy in sizes:
         if most is not None and requested > most:
-            yield refuse(
-                field,
-                f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}",
-                remedy or f"request {f'{most} or fewer, or ' if most else ''}another partition",
-            )
-
-
-def _unknown(name: str, partitions: Mapping[str, Partition]) -> tuple[str, str]:
-    return (
-        f"there is no partition {name}{nearest(name, partitions)}",
-        f"known partitions: {', '.join(sorted(partitions))}",
-    )
+            message = f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}"
+            fewer = f"request {f'{most} or fewer, or ' if most else ''}another partition"
+            yield field, message, remedy or fewer
 
 
 def _option(field: str) -> str:

@@ -6,7 +6,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError, UsageError
 from hvdenv.masking import clean, cut_before
 from hvdenv.model import template
-from hvdenv.model.dialect import Answer, Dialect, State, shipped
+from hvdenv.model.dialect import Answer, Dialect, State
 from hvdenv.places import Places, make_folder, write_json, write_text
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
@@ -39,7 +40,6 @@ class Submitted(NamedTuple):
 
     Attributes:
         cluster: of a federation, if it is not the own one.
-        own: the scheduler, if it is not one of hvdenv's.
         submitted: when, in UTC.
         key: identifies what the job is for; a later call for the same resumes following it.
         log: file that all its output goes to; empty if the scheduler decides.
@@ -48,57 +48,32 @@ class Submitted(NamedTuple):
     """
 
     scheduler: str
-    id: str
+    dialect: Dialect
     name: str
-    script: str
-    submitted: str
-    cluster: str = ""
-    own: Dialect | None = None
     key: str = ""
     log: str = ""
+    id: str = ""
+    script: str = ""
+    submitted: str = ""
+    cluster: str = ""
     outputs: tuple[str, ...] = ()
     state: State | None = None
     exit_code: int | None = None
-
-    @property
-    def dialect(self) -> Dialect:
-        """Its scheduler.
-
-        Raises:
-            StepError: this hvdenv does not know it.
-        """
-        if self.own or self.scheduler in shipped():
-            return self.own or shipped()[self.scheduler]
-        raise StepError(
-            f"hvdenv does not know the scheduler {self.scheduler}", where=f"job {self.id}",
-            remedy="use the version of hvdenv that submitted the job",
-        )  # fmt: skip
 
     @property
     def files(self) -> tuple[str, ...]:
         return (self.log,) if self.log else self.outputs
 
 
-class Script(NamedTuple):
-    """A script to submit; see Submitted for the fields."""
-
-    text: str
-    scheduler: str
-    dialect: Dialect
-    name: str
-    key: str = ""
-    log: str = ""
-
-
-def submit(script: Script, runner: Runner, places: Places) -> Submitted:
-    """Submit a script and record the job.
+def submit(text: str, job: Submitted, runner: Runner, places: Places) -> Submitted:
+    """Submit the script of a job, and record it.
 
     Raises:
         StepError: the scheduler rejects it, or cannot be reached.
     """
-    dialect = script.dialect
-    path = make_folder(places.jobs) / f"{script.name}-{uuid.uuid4().hex[:12]}.sh"
-    write_text(path, script.text, 0o700)  # Cobalt runs the file itself
+    dialect = job.dialect
+    path = make_folder(places.jobs) / f"{job.name}-{uuid.uuid4().hex[:12]}.sh"
+    write_text(path, text, 0o700)  # Cobalt runs the file itself
     # With this variable, the job would end with this process if both are on the same machine.
     words = ("env", "-u", TOKEN_VARIABLE, *template.words(dialect.submit, {"script": str(path)}))
     outcome = _call(words, runner)
@@ -107,19 +82,11 @@ def submit(script: Script, runner: Runner, places: Places) -> Submitted:
     if not found:
         path.unlink()
         raise _not_submitted(dialect, outcome)
-    record = Submitted(
-        scheduler=script.scheduler,
-        id=found[-1]["id"],
-        cluster=found[-1].groupdict().get("cluster") or "",
-        own=None if script.scheduler in shipped() else dialect,
-        name=script.name,
-        script=str(path),
-        submitted=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        key=script.key,
-        log=script.log,
-    )
-    keep(record, places)
-    return record
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    cluster = found[-1].groupdict().get("cluster") or ""
+    job = job._replace(id=found[-1]["id"], cluster=cluster, script=str(path), submitted=now)
+    keep(job, places)
+    return job
 
 
 def _not_submitted(dialect: Dialect, outcome: Outcome) -> StepError:
@@ -234,134 +201,105 @@ def cancel_words(record: Submitted) -> tuple[str, ...]:
     return template.words(record.dialect.cancel, _values(record))
 
 
-class Listener(NamedTuple):
-    """Receives what happens to a job.
+class Note(NamedTuple):
+    """What hvdenv says about a job."""
 
-    Attributes:
-        line: called with each line of its output, masked and without control sequences.
+    text: str
+
+
+def follow(
+    record: Submitted, runner: Runner, places: Places, *, withdraw: bool = False
+) -> Iterator[str | Note | Status]:
+    """Follow a job to its end, and record that.
+
+    Yields each line of its output, masked and without control sequences, each new status, and
+    notes. The last status is that of the end.
+
+    Args:
+        withdraw: cancel the job if it can never start.
+
+    Raises:
+        StepError: the job can never start, or the scheduler stays silent.
     """
-
-    line: Callable[[str], None]
-    status: Callable[[Status], None]
-    note: Callable[[str], None]
-
-
-class Follower:
-    """Follows a job to its end."""
-
-    # Seconds that the scheduler may be silent.
-    patience = PATIENCE_SECONDS
-
-    def __init__(
-        self,
-        record: Submitted,
-        runner: Runner,
-        places: Places,
-        listener: Listener,
-        *,
-        withdraw: bool = False,
-    ) -> None:
-        self.record, self.runner, self.places, self.listener = record, runner, places, listener
-        self.withdraw = withdraw
-        self.status = Status(record.state, exit_code=record.exit_code) if record.state else None
-        self._tails: dict[str, OutputTail] = {}
-        self._pause = self._due = 0.0
-        self._silent_since: float | None = None
-
-    def follow(self) -> Status:
-        """Follow the job, and record its end.
-
-        Raises:
-            StepError: the job can never start, or the scheduler stays silent.
-        """
-        while not self.status or not self.status.over:
-            self._poll()
-            self._read()
-            time.sleep(_TICK)
-        self._drain()
-        ended = self.record._replace(state=self.status.state, exit_code=self.status.exit_code)
-        keep(ended, self.places)
-        # Those that the scheduler named while the job ran.
-        return self.status._replace(outputs=self.status.outputs or self.record.outputs)
-
-    def _poll(self) -> None:
-        """Ask the scheduler, if it is time to."""
-        if time.monotonic() < self._due or (self.status and self.status.over):
-            return
-        status = state_of(self.record, self.runner)
-        self._pause = min(LAST_POLL, max(FIRST_POLL, self._pause * SLOWER))
-        if status is None:
-            self._wait_for_answer()
-        elif self._silent_since is not None:
-            self._silent_since = None
-            self.listener.note("the scheduler answers again")
-        if status and status != self.status:
-            self.status, self._pause = status, FIRST_POLL
-            self._keep_outputs(status)
-            self.listener.status(status)
-            self._refuse_hopeless(status)
-        self._due = time.monotonic() + self._pause
-
-    def _read(self) -> int:
-        """Pass on new lines of the job's output; returns how many."""
+    status = Status(record.state, exit_code=record.exit_code) if record.state else None
+    tails: dict[str, OutputTail] = {}
+    pause = due = silent_since = 0.0
+    while not (status and status.over):
+        if time.monotonic() >= due:
+            found = state_of(record, runner)
+            pause = min(LAST_POLL, max(FIRST_POLL, pause * SLOWER))
+            if found is None and not silent_since:
+                silent_since = time.monotonic()
+                yield Note(
+                    "the scheduler does not answer; this does not affect the job; asking again"
+                )
+            elif found is None:
+                _refuse_silence(record, silent_since)
+            elif silent_since:
+                silent_since = 0.0
+                yield Note("the scheduler answers again")
+            if found and found != status:
+                status, pause = found, FIRST_POLL
+                if status.outputs:  # the scheduler forgets them minutes after the end
+                    record = record._replace(outputs=status.outputs)
+                    keep(record, places)
+                yield status
+                _refuse_hopeless(record, status, runner, places, withdraw=withdraw)
+            due = time.monotonic() + pause
         # Before the job runs, a file of this name may be an older job's.
-        if not self.status or self.status.state == "waiting":
-            return 0
-        lines = [line for tail in self._open_tails() for line in tail.lines()]
-        for line in lines:
-            self.listener.line(line)
-            if exit_code_in(line, self.record.id) is not None:
-                self._due = 0.0
-        return len(lines)
+        for line in _lines(record, tails) if status and status.state != "waiting" else ():
+            if exit_code_in(line, record.id) is not None:
+                due = 0.0
+            yield line
+        time.sleep(_TICK)
+    yield from _late_lines(record, tails)
+    keep(record._replace(state=status.state, exit_code=status.exit_code), places)
+    yield status._replace(outputs=status.outputs or record.outputs)
 
-    def _drain(self) -> None:
-        """Pass on output that arrives after the end of the job."""
-        deadline = time.monotonic() + OUTPUT_SECONDS
-        quiet = 0
-        while quiet < 2 and time.monotonic() < deadline:
-            quiet = 0 if self._read() else quiet + 1
-            time.sleep(_TICK)
-        for tail in self._open_tails():
-            for line in tail.lines(last=True):
-                self.listener.line(line)
 
-    def _open_tails(self) -> list[OutputTail]:
-        return [self._tails.setdefault(file, OutputTail(file)) for file in self.record.files]
+def _lines(record: Submitted, tails: dict[str, OutputTail], *, last: bool = False) -> Iterator[str]:
+    """New lines of a job's output."""
+    for file in record.files:
+        yield from tails.setdefault(file, OutputTail(file)).lines(last=last)
 
-    def _keep_outputs(self, status: Status) -> None:
-        """Record where the output goes: the scheduler forgets that minutes after the end."""
-        if status.outputs and status.outputs != self.record.outputs:
-            self.record = self.record._replace(outputs=status.outputs)
-            keep(self.record, self.places)
 
-    def _wait_for_answer(self) -> None:
-        now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-            self.listener.note(
-                "the scheduler does not answer; this does not affect the job; asking again"
-            )
-        elif now - self._silent_since > self.patience:
-            raise StepError(
-                f"the scheduler has not answered for {self.patience:.0f} seconds",
-                where=f"job {self.record.id}",
-                remedy=f"the job goes on; follow it later: hvdenv job --follow {self.record.id}",
-            )
+def _late_lines(record: Submitted, tails: dict[str, OutputTail]) -> Iterator[str]:
+    """Output that arrives after the end of the job."""
+    deadline = time.monotonic() + OUTPUT_SECONDS
+    quiet = 0
+    while quiet < 2 and time.monotonic() < deadline:
+        lines = [*_lines(record, tails)]
+        yield from lines
+        quiet = 0 if lines else quiet + 1
+        time.sleep(_TICK)
+    yield from _lines(record, tails, last=True)
 
-    def _refuse_hopeless(self, status: Status) -> None:
-        reason = never_starts(status, self.record.dialect)
-        if not reason:
-            return
-        remedy = f"cancel it ({' '.join(cancel_words(self.record))}) and submit it"
-        if self.withdraw:
-            cancel(self.record, self.runner)
-            keep(self.record._replace(state="cancelled"), self.places)
-            remedy = "hvdenv cancelled it; submit it again"
+
+def _refuse_silence(record: Submitted, since: float) -> None:
+    if time.monotonic() - since > PATIENCE_SECONDS:
         raise StepError(
-            f"it cannot start: {reason} ({status.reason})",
-            where=f"job {self.record.id}",
-            remedy=f"{remedy} with other values",
+            f"the scheduler has not answered for {PATIENCE_SECONDS:.0f} seconds",
+            where=f"job {record.id}",
+            remedy=f"the job goes on; follow it later: hvdenv job --follow {record.id}",
         )
+
+
+def _refuse_hopeless(
+    record: Submitted, status: Status, runner: Runner, places: Places, *, withdraw: bool
+) -> None:
+    reason = never_starts(status, record.dialect)
+    if not reason:
+        return
+    remedy = f"cancel it ({' '.join(cancel_words(record))}) and submit it"
+    if withdraw:
+        cancel(record, runner)
+        keep(record._replace(state="cancelled"), places)
+        remedy = "hvdenv cancelled it; submit it again"
+    raise StepError(
+        f"it cannot start: {reason} ({status.reason})",
+        where=f"job {record.id}",
+        remedy=f"{remedy} with other values",
+    )
 
 
 def keep(record: Submitted, places: Places) -> None:
@@ -388,28 +326,20 @@ class OutputTail:
 
     def lines(self, *, last: bool = False) -> Iterator[str]:
         """The lines since the last call; with ``last``, also one without a line break."""
-        for block in self._new_blocks():
-            *whole, self._rest = (self._rest + block).split(b"\n")
-            if len(self._rest) > LINE_LIMIT:
-                at = cut_before(self._rest)
-                whole, self._rest = [*whole, self._rest[:at]], self._rest[at:]
-            yield from map(_shown, whole)
+        # Opened each time, since that is when NFS looks for changes.
+        with suppress(OSError), open_file(self.path, OUTPUT) as stream:
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(self._offset)
+            while block := stream.read(max(0, min(MIB, end - self._offset))):
+                self._offset += len(block)
+                *whole, self._rest = (self._rest + block).split(b"\n")
+                if len(self._rest) > LINE_LIMIT:
+                    at = cut_before(self._rest)
+                    whole, self._rest = [*whole, self._rest[:at]], self._rest[at:]
+                yield from map(_shown, whole)
         if last and self._rest:
             yield _shown(self._rest)
             self._rest = b""
-
-    def _new_blocks(self) -> Iterator[bytes]:
-        """What was added since the last call, in parts."""
-        # Opened each time, since that is when NFS looks for changes.
-        try:
-            with open_file(self.path, OUTPUT) as stream:
-                end = stream.seek(0, os.SEEK_END)
-                stream.seek(self._offset)
-                while block := stream.read(max(0, min(MIB, end - self._offset))):
-                    self._offset += len(block)
-                    yield block
-        except OSError:
-            return
 
 
 def _shown(line: bytes) -> str:

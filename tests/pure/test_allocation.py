@@ -8,9 +8,22 @@ import pytest
 
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import Job, Partition
-from hvdenv.model.dialect import shipped
-from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, interactive
+from hvdenv.model.dialect import Dialect, shipped
+from hvdenv.sites import allocation
+from hvdenv.sites.allocation import Allocation, interactive
 from hvdenv.sites.hosts import Host
+
+
+def find_allocation(
+    environ: dict[str, str], hosts: str = "", dialects: dict[str, Dialect] | None = None
+) -> Allocation:
+    """With the content of the scheduler's file of hosts, which these variables name."""
+
+    def read(path: str) -> str:
+        assert path in ("/n", "/h")
+        return hosts
+
+    return allocation.find_allocation(environ, read, dialects)
 
 
 def variables(text: str) -> dict[str, str]:
@@ -50,7 +63,6 @@ STEP = variables("""
 
 def test_no_allocation() -> None:
     assert find_allocation({"SLURM_CONF": "/etc/slurm.conf", "PBS_NODEFILE": "/x"}) == Allocation()
-    assert hostfile({"PBS_NODEFILE": "/x"}) == ""
 
 
 def test_slurm_without_numbers_of_tasks() -> None:
@@ -141,7 +153,6 @@ def test_values_that_nobody_sets() -> None:
 )  # fmt: skip
 def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocation) -> None:
     assert find_allocation(environ, hosts) == expected
-    assert hostfile(environ) in ("", "/n", "/h")
 
 
 def test_an_own_scheduler_whose_file_lists_ranks() -> None:

@@ -30,6 +30,7 @@ from hvdenv.runner import hand_over
 from hvdenv.schema import encode
 from tests.commands import Hvdenv, call
 from tests.environments import ONE, build
+from tests.files import programs
 from tests.waiting import runs, wait_until
 
 Captured = pytest.CaptureFixture[str]
@@ -182,10 +183,8 @@ def test_what_is_started_is_a_use_of_the_environment(
 ) -> None:
     for command in ("run", "shell"):
         monkeypatch.setattr(f"hvdenv.cli.{command}.hand_over", lambda *_, **__: 0)
-    tool = tmp_path / "sbatch"
-    tool.write_text("#!/bin/sh\necho 12\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fakes = programs(tmp_path / "bin", sbatch="echo 12")
+    monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
     places = find_places()
     run = ("run", recipe, "--launcher", "mpirun", "--hosts", "a:1")
     job = ("job", recipe, "--submit", "--detach", "--", "true")
@@ -259,15 +258,6 @@ def test_a_job_is_submitted_when_its_image_is_there(imaged: str, hvdenv: Hvdenv)
     assert call("job", imaged, "--nodes", "1", *words) == 0
 
 
-def mpirun_of(version: str, folder: Path) -> Path:
-    """A folder with an mpirun that says it is of this Open MPI."""
-    folder.mkdir(parents=True)
-    program = folder / "mpirun"
-    program.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
-    program.chmod(0o755)
-    return folder
-
-
 def test_the_hosts_mpirun_is_told_what_it_reads(
     imaged: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +268,7 @@ def test_the_hosts_mpirun_is_told_what_it_reads(
     assert re.match(r"(\( (export OMPI_\S+ && )+exec )?mpirun -np 1 ", said)  # without modules
     words = ("--hosts", "a:1,b:1", "--launcher", "mpirun", "--", "true")
     for version, told in (("4.1.4", True), ("5.0.11", False)):
-        folder = mpirun_of(version, tmp_path / version / "bin")
+        folder = programs(tmp_path / version / "bin", mpirun=f"echo 'mpirun (Open MPI) {version}'")
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
         said = dry(hvdenv, imaged, *words)
         assert (f" --prefix {folder.parent} " in said) == told
@@ -291,7 +281,7 @@ def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
 ) -> None:
     path = Path(recipe)
     path.write_text(path.read_text().replace('\nversion = "4.1.8"', ""))
-    folder = mpirun_of(version, tmp_path / "mpi")
+    folder = programs(tmp_path / "mpi", mpirun=f"echo 'mpirun (Open MPI) {version}'")
     activate = built.resolve() / "activate.sh"
     activate.write_text(activate.read_text() + f'PATH="{folder}:$PATH"\n')
     words = ("--set", 'network.avoid=["virbr0"]', "--launcher", "mpirun", "--", "true")
@@ -476,11 +466,11 @@ def process(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
     """A launcher that neither the environment nor PATH has; modules that are gone."""
-    (tmp_path / "bin").mkdir()
-    for name in ("bash", "env"):
-        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    fakes = programs(
+        tmp_path / "bin", **{each: f'exec /usr/bin/{each} "$@"' for each in ("bash", "env")}
+    )
     words = ("run", recipe, "--launcher", "mpirun", "--", "true")
-    missing = process(*words, PATH=str(tmp_path / "bin"))
+    missing = process(*words, PATH=str(fakes))
     assert missing.returncode == 125
     assert "mpirun is neither in the environment nor on PATH" in missing.stderr
     assert process(*words, BROKEN="1").returncode == 125
@@ -519,10 +509,8 @@ def test_what_would_be_submitted_is_shown(
 def test_nothing_is_submitted_that_cannot_work(
     recipe: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "env").symlink_to("/usr/bin/env")
-    monkeypatch.setenv("PATH", str(programs))
+    fakes = programs(tmp_path / "bin", env='exec /usr/bin/env "$@"')
+    monkeypatch.setenv("PATH", str(fakes))
     assert (
         "there is no environment site" in hvdenv("verify", recipe, "--where", "compute", code=2).err
     )

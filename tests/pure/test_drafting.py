@@ -6,7 +6,6 @@ import io
 import json
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from hvdenv.model.layers import DEFAULTS, load_recipe, read_layer, shipped_recip
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
-from hvdenv.sites.jobs import Script
+from hvdenv.sites.jobs import Submitted
 from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -481,9 +480,9 @@ def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.M
     """It can have answered before, in part or as a whole."""
     answer = tmp_path / "answer.json"
     answer.write_text("{")
-    monkeypatch.setattr(init_node, "submit", lambda *_: SimpleNamespace(id="1"))
     monkeypatch.setattr(init_node, "to_the_end", lambda *_, **__: 1)
-    script = Script("", "slurm", load_recipe("neuron").recipe.dialects["slurm"], "j")
+    record = Submitted("slurm", load_recipe("neuron").recipe.dialects["slurm"], "j")
+    monkeypatch.setattr(init_node, "submit", lambda *_: record)
     with pytest.raises(StepError, match="did not answer"):
-        init_node._answered(script, answer, Places(tmp_path))
+        init_node._answered("", record, answer, Places(tmp_path))
     assert not answer.exists()

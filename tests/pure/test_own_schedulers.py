@@ -58,7 +58,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     assert gone.state == "gone"
     assert answers.status_in("[ERR.] PJM 0103 pjstat error", dialect.query, "1") is None
     environ = {"PJM_JOBID": "12", "PJM_O_NODEINF": "/n"}
-    found = find_allocation(environ, "n1\nn2\n", recipe.dialects)
+    found = find_allocation(environ, lambda _: "n1\nn2\n", recipe.dialects)
     assert (found.scheduler, found.hosts) == ("pjm", (Host("n1"), Host("n2")))
 
 
@@ -68,7 +68,7 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
     assert dialect.query.states["PENDING"] == "waiting"
     text = script(dialect, BatchJob(job=Job(nodes=2, gpus_per_node=4), folder="/"))
     assert "\n#SBATCH --gpus=8\n" in text
-    found = find_allocation({"OUR_ID": "7"}, "", {"ours": dialect._replace(job_id="OUR_ID")})
+    found = find_allocation({"OUR_ID": "7"}, str, {"ours": dialect._replace(job_id="OUR_ID")})
     assert (found.scheduler, found.job) == ("ours", "7")
 
 

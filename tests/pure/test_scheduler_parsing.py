@@ -18,19 +18,17 @@ from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.answers import Status, status_in
 from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
 from hvdenv.sites.jobs import (
-    Follower,
-    Listener,
     OutputTail,
-    Script,
     Submitted,
     cancel_words,
+    follow,
     keep,
     recall,
     records,
     submit,
     unfinished,
 )
-from tests.files import EXECUTABLE, write
+from tests.files import programs
 
 DIALECTS = shipped()
 ANSWERS = Path(__file__).parents[1] / "cases/jobs/answers"
@@ -233,7 +231,9 @@ def test_a_file_is_read_whole_however_it_grows(
 
 
 def job(number: str, **values: Any) -> Submitted:
-    return Submitted("slurm", number, "train", "/x.sh", f"2026-11-21T17:00:{number}", **values)
+    return Submitted(
+        "slurm", DIALECTS["slurm"], "train", id=number, submitted=f"2026-11-21T17:00:{number}", **values
+    )  # fmt: skip
 
 
 def test_jobs_are_noted(tmp_path: Path) -> None:
@@ -253,15 +253,21 @@ def test_jobs_are_noted(tmp_path: Path) -> None:
     assert "12, 13" in caught.value.remedy
 
 
+@pytest.mark.parametrize("scheduler", DIALECTS)
+def test_a_record_has_its_scheduler(scheduler: str, tmp_path: Path) -> None:
+    places, record = Places(tmp_path), job("7")._replace(dialect=DIALECTS[scheduler])
+    places.jobs.mkdir()
+    keep(record, places)
+    assert recall("7", places) == record
+
+
 def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     places, log = Places(tmp_path), tmp_path / "log"
     places.jobs.mkdir()
     log.write_text("one\ntwo")
-    said: list[str] = []
     ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
-    listener = Listener(said.append, lambda status: said.append(status.state), said.append)
-    status = Follower(ended, Runner({}), places, listener).follow()
-    assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])
+    *said, status = follow(ended, Runner({}), places)
+    assert (said, status) == (["one", "two"], Status("failed", exit_code=3))
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf", "gridengine"])
@@ -269,13 +275,11 @@ def test_a_host_without_the_scheduler(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message does not blame partition and account."""
-    (tmp_path / "bin").mkdir()
-    for name in ("env", "sh"):
-        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    fakes = {each: f'exec /usr/bin/{each} "$@"' for each in ("env", "sh")}
+    monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", **fakes)))
     places = Places(tmp_path / "home")
     with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on PATH") as caught:
-        submit(Script("#!/bin/sh\n", scheduler, DIALECTS[scheduler], "train"), Runner(), places)
+        submit("#!/bin/sh\n", Submitted(scheduler, DIALECTS[scheduler], "train"), Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
 
@@ -294,13 +298,9 @@ def test_a_host_without_the_scheduler(
 def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
     said: str, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "sbatch", f"#!/bin/sh\necho '{said}' >&2\nexit 1\n", EXECUTABLE)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fakes = programs(tmp_path / "bin", sbatch=f"echo '{said}' >&2\nexit 1")
+    monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
     with pytest.raises(StepError, match=message) as caught:
-        submit(
-            Script("#!/bin/sh\n", "slurm", DIALECTS["slurm"], "train"),
-            Runner(),
-            Places(tmp_path / "home"),
-        )
+        submit("#!/bin/sh\n", job(""), Runner(), Places(tmp_path / "home"))
     assert remedy in caught.value.remedy
     assert said in caught.value.detail

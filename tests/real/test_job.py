@@ -331,12 +331,12 @@ def test_json(hvdenv: Cli) -> None:
 
 # What a command does with `--where compute`.
 IN_JOB = """
-import sys
-from hvdenv.model.layers import load_recipe
-from hvdenv.cli.job import run_in_job
-from hvdenv.places import find_places
-site = load_recipe("./site.toml", overrides=["job.verify={nodes = 1, time = '00:05:00'}"])
-sys.exit(run_in_job(site, tuple(sys.argv[1:]), find_places(), "verify"))
+import argparse, sys
+from hvdenv.cli.job import run_there
+sys.exit(run_there(argparse.Namespace(
+    recipe="./site.toml", variant=[], overrides=["job.verify={nodes = 1, time = '00:05:00'}"],
+    words=sys.argv[1:], program=[], quiet=False, dry_run=False,
+), "verify"))
 """
 
 
