@@ -155,18 +155,6 @@ def parse_mpi_version(text: str) -> Mpi:
     return Mpi("unknown")
 
 
-def mpirun(launch: Launch) -> Start:
-    """The MPI's own mpirun; see _by_mpi() for errors."""
-    return _by_mpi("mpirun", launch)
-
-
-def mpiexec(launch: Launch) -> Start:
-    """PALS on Cray machines; elsewhere another name of mpirun."""
-    if launch.mpi.kind != "Cray MPICH":
-        return _by_mpi("mpiexec", launch)
-    return _by_template(_PALS, launch)
-
-
 def srun(launch: Launch) -> Start:
     """Slurm, in the current allocation.
 
@@ -323,30 +311,15 @@ _PALS = cluster.OwnLauncher(
 )
 
 
-LAUNCHERS: dict[str, Launcher] = {
-    "mpirun": Launcher("MPI", mpirun, by_ssh=True, mpirun=True),
-    "mpiexec": Launcher("MPI", mpiexec, mpirun=True),
-    "srun": Launcher("MPI", srun, schedulers=("slurm",)),
-    "aprun": _from_data(_APRUN),
-    "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
-    "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
-    # On several hosts, srun starts one torchrun on each.
-    "torchrun": Launcher("", torchrun, across_hosts=("slurm",), provided=True),
-}
-
-
-def named(name: str, own: Mapping[str, cluster.OwnLauncher]) -> Launcher:
-    """A launcher: one of a recipe or site file, or one of hvdenv."""
-    return _from_data(own[name]) if name in own else LAUNCHERS[name]
-
-
 def _by_mpi(name: str, launch: Launch) -> Start:
-    """The command of an mpirun, by either of its names.
+    """The MPI's own mpirun, by either of its names; on Cray machines mpiexec is that of PALS.
 
     Raises:
         IncompatibleError: hvdenv does not know how this mpirun starts ranks on other hosts.
     """
     kind = launch.mpi.kind
+    if (name, kind) == ("mpiexec", "Cray MPICH"):
+        return _by_template(_PALS, launch)
     if kind in ("Open MPI", "Spectrum MPI"):
         env = (*_for_ranks(launch), *_open_mpi_environment(launch))
         return Start((name, *_open_mpi(launch), *launch.program), env)
@@ -359,6 +332,23 @@ def _by_mpi(name: str, launch: Launch) -> Start:
             " the recipe (mpi.kind)",
         )
     return Start((name, "-np", str(launch.ranks), *launch.program), _for_ranks(launch))
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "mpirun": Launcher("MPI", partial(_by_mpi, "mpirun"), by_ssh=True, mpirun=True),
+    "mpiexec": Launcher("MPI", partial(_by_mpi, "mpiexec"), mpirun=True),
+    "srun": Launcher("MPI", srun, schedulers=("slurm",)),
+    "aprun": _from_data(_APRUN),
+    "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
+    "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
+    # On several hosts, srun starts one torchrun on each.
+    "torchrun": Launcher("", torchrun, across_hosts=("slurm",), provided=True),
+}
+
+
+def named(name: str, own: Mapping[str, cluster.OwnLauncher]) -> Launcher:
+    """A launcher: one of a recipe or site file, or one of hvdenv."""
+    return _from_data(own[name]) if name in own else LAUNCHERS[name]
 
 
 def _open_mpi(launch: Launch) -> list[str]:

@@ -122,92 +122,87 @@ def place(
         variables=requested.variables,
         nested=allocation.nested,
     )
-    sources = _Sources(recipe, requested, allocation)
+    each = recipe.job.ranks_per_node
     if requested.hosts:
-        launch = _on_requested(launch, sources)
+        every, file, placed = (
+            _requested_hosts(each, requested, allocation),
+            requested.hostfile,
+            True,
+        )
+        ranks = requested.ranks or _room(every)
+        hosts = filled(every, ranks)
     elif allocation.hosts:
-        launch = _on_allocated(launch, sources)
+        every, file = _usual_hosts(each, allocation), allocation.hostfile
+        ranks = requested.ranks or _room(every)
+        hosts = _spread(every, ranks)
+        whole = ranks == _room(every) and all(host.slots for host in allocation.hosts)
+        placed = (allocation.counts_tasks and not whole) or len(hosts) < len(every)
     elif allocation.nodes:
-        each = recipe.job.ranks_per_node
         ranks = requested.ranks or allocation.nodes * each
         launch = launch._replace(ranks=ranks, ranks_per_node=min(each, ranks))
+        return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
     else:
         return launch
+    most = max(host.slots for host in hosts)
+    even = len(hosts) == len(every) and all(host.slots == most for host in hosts)
+    launch = launch._replace(
+        ranks=ranks,
+        hosts=hosts,
+        hostfile=file if even else "",
+        ranks_per_node=most,
+        allowed=min(allocation.tasks, default=0),
+        placed=placed,
+    )
     _refuse_crowd(launch, allocation)
-    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, sources))
+    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
 
 
-class _Sources(NamedTuple):
-    """What decides where ranks go."""
-
-    recipe: Recipe
-    requested: Requested
-    allocation: Allocation
-
-    def usual(self, host: Host) -> int:
-        """How many ranks go to a host of the allocation by default."""
-        usual = self.recipe.job.ranks_per_node
-        if self.allocation.counts_tasks:
-            return host.slots or self.allocation.gpus_per_node or usual
-        return min(host.slots or usual, usual)
+def _room(hosts: Iterable[Host]) -> int:
+    return sum(host.slots for host in hosts)
 
 
-def _on_requested(launch: Launch, sources: _Sources) -> Launch:
-    recipe, requested, allocation = sources
-    known = {short(host.name): host for host in allocation.hosts}
-    foreign = [host.name for host in requested.hosts if known and short(host.name) not in known]
+def _usual_hosts(each: int, allocation: Allocation) -> tuple[Host, ...]:
+    """The hosts of the allocation, with as many ranks as they get by default."""
+
+    def usual(host: Host) -> int:
+        if allocation.counts_tasks:
+            return host.slots or allocation.gpus_per_node or each
+        return min(host.slots or each, each)
+
+    return tuple(host._replace(slots=usual(host)) for host in allocation.hosts)
+
+
+def _requested_hosts(each: int, requested: Requested, allocation: Allocation) -> tuple[Host, ...]:
+    usual = {short(host.name): host.slots for host in _usual_hosts(each, allocation)}
+    foreign = [host.name for host in requested.hosts if usual and short(host.name) not in usual]
     if foreign:
         raise UsageError(
             f"{foreign[0]} is not in this allocation",
             where="--hosts",
             remedy=f"its hosts: {', '.join(host.name for host in allocation.hosts)}",
         )
-    hosts = requested.hosts
+    hosts, ranks = requested.hosts, requested.ranks or 0
     if not hosts[0].slots:
-        each = -(-requested.ranks // len(hosts)) if requested.ranks else 0
-        usual = {name: sources.usual(host) for name, host in known.items()}
+        slots = -(-ranks // len(hosts))
         hosts = tuple(
-            host._replace(slots=each or usual.get(short(host.name), recipe.job.ranks_per_node))
-            for host in hosts
+            host._replace(slots=slots or usual.get(short(host.name), each)) for host in hosts
         )
-    room = sum(host.slots for host in hosts)
-    ranks = requested.ranks or room
-    if ranks > room:
+    if ranks > _room(hosts):
         raise UsageError(
-            f"{ranks} ranks do not fit into {room} slots",
+            f"{ranks} ranks do not fit into {_room(hosts)} slots",
             where="--hosts",
-            remedy=f"give the hosts {ranks} slots in total, or use -n {room}",
+            remedy=f"give the hosts {ranks} slots in total, or use -n {_room(hosts)}",
         )
-    return launch._replace(
-        ranks=ranks,
-        hosts=filled(hosts, ranks),
-        hostfile=requested.hostfile if ranks == room and _even(hosts) else "",
-        ranks_per_node=max(host.slots for host in filled(hosts, ranks)),
-        allowed=min(allocation.tasks, default=0),
-        placed=True,
-    )
+    return hosts
 
 
-def _on_allocated(launch: Launch, sources: _Sources) -> Launch:
-    _, requested, allocation = sources
-    usual = tuple(host._replace(slots=sources.usual(host)) for host in allocation.hosts)
-    room = sum(host.slots for host in usual)
-    ranks = requested.ranks or room
-    # Whether more than usual is allowed is up to the scheduler.
-    each = max(-(-ranks // len(usual)), 1)
-    hosts = usual if ranks == room else (
-        distribute(usual, ranks) if ranks < room
-        else distribute((host._replace(slots=each) for host in usual), ranks)
-    )  # fmt: skip
-    whole = ranks == room and all(host.slots for host in allocation.hosts)
-    return launch._replace(
-        ranks=ranks,
-        hosts=hosts,
-        hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
-        ranks_per_node=max(host.slots for host in hosts),
-        allowed=min(allocation.tasks, default=0),
-        placed=(sources.allocation.counts_tasks and not whole) or len(hosts) < len(usual),
-    )
+def _spread(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
+    """Ranks on hosts of the allocation, where the scheduler may allow more than usual."""
+    if ranks == _room(hosts):
+        return hosts
+    each = max(-(-ranks // len(hosts)), 1)
+    more = ranks > _room(hosts)
+    return distribute((host._replace(slots=each) if more else host for host in hosts), ranks)
 
 
 def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
@@ -219,10 +214,6 @@ def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
         if slots:
             filled.append(host._replace(slots=slots))
     return tuple(filled)
-
-
-def _even(hosts: tuple[Host, ...]) -> bool:
-    return len({host.slots for host in hosts}) == 1
 
 
 def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
@@ -242,10 +233,9 @@ def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
             )
 
 
-def _cpus_per_rank(launch: Launch, sources: _Sources) -> int:
+def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> int:
     """The requested or usual number, limited to what the allocation has for all ranks."""
-    allocation = sources.allocation
-    requested, usual = allocation.cpus_per_rank, sources.recipe.job.cpus_per_rank or 0
+    requested, usual = allocation.cpus_per_rank, recipe.job.cpus_per_rank or 0
     if not allocation.cpus:
         return requested or usual
     room = min(allocation.cpus) // launch.per_node

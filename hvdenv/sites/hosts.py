@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,13 +37,13 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             others not, or localhost is among other hosts.
     """
     hosts: list[Host] = []
-    try:
-        for word in _between_commas(text):
-            names, slots = _split(word.strip())
-            hosts += [Host(name, slots) for name in expand(names)]
-    except UsageError as error:
-        raise UsageError(error.message, where="--hosts", remedy=error.remedy) from error
-    _refuse_duplicates(hosts)
+    for word in _between_commas(text):
+        names, slots = _split(word.strip())
+        hosts += [Host(name, slots) for name in expand(names)]
+    name, times = Counter(host.name for host in hosts).most_common(1)[0]
+    if times > 1:
+        remedy = f"list it once, with all its slots: {name}:2"
+        raise _wrong(text, f"the host {name} is listed twice", remedy)
     if len({host.slots == 0 for host in hosts}) > 1:
         raise _wrong(text, "some hosts have slots and others not")
     _refuse_local(hosts, "--hosts")
@@ -80,33 +81,28 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     Raises:
         UsageError: a line is none of these, there are no hosts, or localhost is among others.
     """
-    slots: dict[str, int] = {}
-    repeated = False
+    slots: Counter[str] = Counter()
+    counted = False
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#")[0].split()
         if not words:
             continue
         try:
             name, count = _split(words[0])
-            _check_name(name)
+            given = [word.removeprefix("slots=") for word in words if word.startswith("slots=")]
             if len(words) == 4 and words[1].isdecimal():  # PE_HOSTFILE of Grid Engine
-                count = _slots(words[1], line)
-            for word in words[1:]:
-                if word.startswith("slots="):
-                    count = _slots(word.removeprefix("slots="), word)
+                given = [words[1]]
+            count = _slots(given[0], line) if given else count
+            counted = counted or bool(count) or name in slots
+            slots[_check_name(name)] += count or 1
         except UsageError as error:
-            raise UsageError(
-                error.message, where=f"{where}:{number}", remedy=error.remedy
-            ) from error
-        repeated = repeated or name in slots
-        slots[name] = slots.get(name, 0) + (count or 1)
-        if count:
-            repeated = True
+            where = f"{where}:{number}"
+            raise UsageError(error.message, where=where, remedy=error.remedy) from error
     if not slots:
         raise UsageError("this file lists no hosts", where=where, remedy=_REMEDY)
     _refuse_local([Host(name) for name in slots], where)
     # With one line for each host, the slots are unknown.
-    return tuple(Host(name, count if repeated else 0) for name, count in slots.items())
+    return tuple(Host(name, count if counted else 0) for name, count in slots.items())
 
 
 def short(name: str) -> str:
@@ -117,27 +113,10 @@ def short(name: str) -> str:
 def distribute(hosts: Iterable[Host], ranks: int) -> tuple[Host, ...]:
     """Put ranks on hosts as evenly as their slots allow; hosts without any are omitted."""
     free = {host.name: host.slots for host in hosts}
-    taken = dict.fromkeys(free, 0)
-    left = ranks
-    while left > 0 and any(free.values()):
-        for name in [name for name, slots in free.items() if slots]:
-            if left > 0:
-                taken[name] += 1
-                free[name] -= 1
-                left -= 1
-    return tuple(Host(name, slots) for name, slots in taken.items() if slots)
-
-
-def _refuse_duplicates(hosts: Iterable[Host]) -> None:
-    seen: set[str] = set()
-    for host in hosts:
-        if host.name in seen:
-            raise UsageError(
-                f"the host {host.name} is listed twice",
-                where="--hosts",
-                remedy=f"list it once, with all its slots: {host.name}:2",
-            )
-        seen.add(host.name)
+    turns = [(turn, name) for name, slots in free.items() for turn in range(min(slots, ranks))]
+    # All hosts in turn; sorting keeps their order.
+    taken = Counter(name for _, name in sorted(turns, key=lambda each: each[0])[:ranks])
+    return tuple(Host(name, taken[name]) for name in free if taken[name])
 
 
 def _refuse_local(hosts: Sequence[Host], where: str) -> None:
@@ -202,4 +181,4 @@ def _numbers(ranges: str, word: str) -> list[str]:
 
 def _wrong(text: str, reason: str, remedy: str = _REMEDY) -> UsageError:
     shown = repr(text if len(text) <= 60 else text[:57] + "...")
-    return UsageError(f"{shown}: {reason}", where="hosts", remedy=remedy)
+    return UsageError(f"{shown}: {reason}", where="--hosts", remedy=remedy)

@@ -146,6 +146,7 @@ PARTLY = train(
     settings=cluster.Launch("srun", "pmi2", cpu_bind="cores"),
 )  # fmt: skip
 
+ON_BOTH, LAST = "-H gpu32:4,gpu33:4 --map-by slot", "python train_hvd.py"
 LINES: list[tuple[str, Launch, str]] = [
     ("srun", train(), "srun -n 8 python train_hvd.py"),
     ("srun", PARTLY, "srun -n 8 --cpus-per-task=4 --mpi=pmi2 --cpu-bind=cores --overlap"
@@ -176,6 +177,25 @@ LINES: list[tuple[str, Launch, str]] = [
             (Mpi("Hydra"), "-hosts gpu32,gpu33 -ppn 4"),
             (Mpi("Intel MPI"), "-hosts gpu32,gpu33 -ppn 4"),
             (Mpi("MVAPICH"), "-hosts gpu32,gpu33 -ppn 4"),
+        )
+    ),
+    # Open MPI takes Slurm's number of tasks for the number of slots, whatever -H says.
+    ("mpirun", train(allowed=1), f"mpirun -np 8 {ON_BOTH} --oversubscribe --bind-to none {LAST}"),
+    ("mpirun", train(FIVE, allowed=1), f"mpirun -np 8 {ON_BOTH}:OVERSUBSCRIBE --bind-to none {LAST}"),
+    ("mpirun", train(allowed=4), f"mpirun -np 8 {ON_BOTH} --bind-to none {LAST}"),
+    ("mpirun", train(FIVE, allowed=4), f"mpirun -np 8 {ON_BOTH} --bind-to none {LAST}"),
+    # Version 4 looks for orted on the PATH of other hosts; 5 knows by itself, and this host need not.
+    ("mpirun", train(mpi_prefix="/e"), f"mpirun --prefix /e -np 8 {ON_BOTH} --bind-to none {LAST}"),
+    ("mpirun", train(FIVE, mpi_prefix="/e"), f"mpirun -np 8 {ON_BOTH} --bind-to none {LAST}"),
+    ("mpirun", Launch(TRAIN, 2, mpi=FOUR, mpi_prefix="/e"), f"mpirun -np 2 --bind-to none {LAST}"),
+    ("horovodrun-gloo", Launch(TRAIN, 4), "horovodrun -np 4 -H localhost:4 --disable-cache"
+     f" --start-timeout 60 --gloo {LAST}"),
+    *(
+        ("horovodrun-mpi", what, "horovodrun -np 8 -H gpu32:4,gpu33:4 --disable-cache"
+         f" --start-timeout 60 --mpi '--mpi-args={more}' {LAST}")
+        for what, more in (
+            (train(mpi_prefix="/e"), "--prefix /e"),
+            (train(settings=cluster.Launch(mca={"mpi_warn_on_fork": "0"})), "--mca mpi_warn_on_fork 0"),
         )
     ),
     ("mpirun", train(Mpi("Hydra"), UNEVEN), "mpirun -np 3 -hosts a:2,b:1 python train_hvd.py"),
@@ -251,48 +271,11 @@ def test_srun_says_what_slurm_does_not_pass_on() -> None:
     assert "--ntasks-per-node=4" in started("srun", remainder).argv
 
 
-@pytest.mark.parametrize(
-    ("mpi", "said"),
-    [(FOUR, "--map-by slot --oversubscribe"), (FIVE, "--map-by slot:OVERSUBSCRIBE")],
-    ids=str,
-)
-def test_more_ranks_than_slurm_counts(mpi: Mpi, said: str) -> None:
-    """Open MPI takes Slurm's number of tasks for the number of slots, whatever -H says."""
-    assert said in " ".join(started("mpirun", train(mpi, allowed=1)).argv)
-    assert "VERSUBSCRIBE" not in " ".join(started("mpirun", train(mpi, allowed=4)).argv).upper()
-
-
-def test_other_hosts_learn_where_open_mpi_lies() -> None:
-    """Version 4 looks for orted on their PATH; 5 knows by itself, and this host need not."""
-    assert started("mpirun", train(mpi_prefix="/e")).argv[:3] == ("mpirun", "--prefix", "/e")
-    assert "--prefix" not in started("mpirun", train(FIVE, mpi_prefix="/e")).argv
-    assert "--prefix" not in started("mpirun", launch(FOUR)._replace(mpi_prefix="/e")).argv
-    through = started("horovodrun-mpi", train(mpi_prefix="/a b")).argv
-    assert "--mpi-args=--prefix '/a b'" in through
-
-
-# ---------------------------------------------------------------- horovodrun
-
-
-def test_horovodrun_gloo() -> None:
-    start = LAUNCHERS["horovodrun-gloo"].start(launch(ranks=4))
-    line = "horovodrun -np 4 -H localhost:4 --disable-cache --start-timeout 300 --gloo"
-    assert start.argv == (*line.split(), *PROGRAM)
-    assert start.env == ()
-
-
-@pytest.mark.parametrize("mpi", [Mpi("Open MPI", "4.1.4"), FIVE])
-def test_horovodrun_mpi(mpi: Mpi) -> None:
-    start = LAUNCHERS["horovodrun-mpi"].start(launch(mpi))
-    assert start.argv[-len(PROGRAM) - 1 :] == ("--mpi", *PROGRAM)
-
-
-def test_horovodrun_mpi_passes_other_parameters() -> None:
-    what = train(settings=cluster.Launch(mca={"mpi_warn_on_fork": "0"}))
-    assert "--mpi-args=--mca mpi_warn_on_fork 0" in started("horovodrun-mpi", what).argv
-
-
 # ---------------------------------------------------------------- the network
+
+
+def test_a_folder_with_a_blank_is_quoted_for_the_shell_of_horovodrun() -> None:
+    assert "--mpi-args=--prefix '/a b'" in started("horovodrun-mpi", train(mpi_prefix="/a b")).argv
 
 
 def test_interfaces_to_use() -> None:
