@@ -22,7 +22,7 @@ from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
 from hvdenv.launch import preflight
-from hvdenv.launch.nodes import ask_nodes
+from hvdenv.launch.nodes import ask
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
@@ -208,7 +208,8 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     required = _requirements(arguments, resolved.recipe)
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    answers = ask_nodes(hosts, required.image, Runner(), ssh=required.ssh)
+    queries = {host: preflight.node_query(host, hosts, required) for host in hosts}
+    answers = {host: preflight.answer_of(said) for host, said in ask(queries, Runner()).items()}
     found = Report(
         recipe="+".join((resolved.recipe.name, *resolved.variants)),
         prefix=required.image,

@@ -1,41 +1,32 @@
-"""Asks several hosts whether they can run an image; see preflight."""
+"""Asks several hosts by ssh."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError
-from hvdenv.launch.preflight import Node, node_query, parse_node, peers_of
-from hvdenv.runner import Runner, environment
+from hvdenv.runner import Runner
 
 # With more connections at once, sshd begins to drop them.
-AT_ONCE = 8
+_AT_ONCE = 8
 
 
-def ask_nodes(
-    hosts: Sequence[str], image: str, runner: Runner, *, ssh: bool
-) -> dict[str, Node | str]:
-    """Ask all hosts, several at a time: for each host its report, or why there is none.
+def ask(queries: Mapping[str, Command], runner: Runner) -> dict[str, Outcome | str]:
+    """Run a query for each host, several at a time: the outcome, or why there is none."""
 
-    With ``ssh``, the first host and the others must reach each other by ssh.
-    """
-
-    def ask(host: str) -> Node | str:
-        peers = peers_of(host, hosts) if ssh else ()
-        path = environment().get("PATH", "")
+    def run(query: Command) -> Outcome | str:
         try:
-            outcome = runner.run(node_query(host, image, peers, path, here=is_this_host(host)))
+            outcome = runner.run(query)
         except StepError as error:
             return str(error)
-        if outcome.timed_out:
-            return "no answer in time"
-        return parse_node(outcome.output) or outcome.tail() or "no answer"
+        return f"no answer within {query.timeout:.0f} s" if outcome.timed_out else outcome
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
-            return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+            return dict(zip(queries, pool.map(run, queries.values()), strict=True))
         except BaseException:
             runner.stop()
             raise

@@ -15,12 +15,10 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import StepError
-from hvdenv.launch.nodes import AT_ONCE, is_this_host
+from hvdenv.command import Command
+from hvdenv.launch.nodes import ask, is_this_host
 from hvdenv.masking import clean
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.reports.report import Finding
@@ -84,16 +82,26 @@ def end(
     All hosts together have ``seconds`` to answer. Yields one finding about those that answered,
     and one for each that did not, or that has orphans without the token.
     """
-    others = [host for host in hosts if not is_this_host(host)]
+    others = {h: _query(h, runner.token, seconds) for h in hosts if not is_this_host(h)}
     ended: dict[str, int] = {}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = pool.map(lambda host: _ask(host, runner, seconds), others)
-        for host, answer in zip(others, answers, strict=True):
-            if isinstance(answer, str):
-                yield _unconfirmed(host, answer)
-                continue
-            ended[host] = sum(line.startswith(f"{_ANSWER} ") for line in answer)
-            yield from _reported(_orphans_in(answer, host, suspects))
+    # The runner of a run that was stopped starts nothing.
+    for host, answer in ask(others, Runner(runner.environment(Command(())))).items():
+        lines = [] if isinstance(answer, str) else answer.output.splitlines()
+        if _ANSWER in lines:
+            ended[host] = sum(line.startswith(f"{_ANSWER} ") for line in lines)
+            yield from _reported(_orphans_in(lines, host, suspects))
+            continue
+        why = (
+            answer
+            if isinstance(answer, str)
+            else answer.tail(3) or f"exit code {answer.returncode}"
+        )
+        yield Finding(
+            check="orphans", subject=host, status="unproven",
+            message=f"unconfirmed whether ranks still run on {host}: {why}",
+            remedy=f"ranks end themselves at their deadline; once {host} is reachable, check it for"
+            " processes named rank.py and rank_work.py",
+        )  # fmt: skip
     ended[os.uname().nodename] = len(end_marked(runner.token))
     found = [f"{count} on {host}" for host, count in ended.items() if count]
     message = f"no processes of this run are left on {', '.join(ended)}"
@@ -181,33 +189,8 @@ def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
     )
 
 
-def _ask(host: str, runner: Runner, seconds: float) -> list[str] | str:
-    """A host's list of ended and running processes, or why there is none."""
-    script = _SCRIPT.format(
-        name=TOKEN_VARIABLE, token=runner.token, answer=_ANSWER, process=_PROCESS
-    )
+def _query(host: str, token: str, seconds: float) -> Command:
+    """Ends the marked processes of a host, and lists all processes of the user."""
+    script = _SCRIPT.format(name=TOKEN_VARIABLE, token=token, answer=_ANSWER, process=_PROCESS)
     options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(int(seconds), 1)}")
-    command = Command(("ssh", *options, host, f"sh -c {shlex.quote(script)}"), timeout=seconds)
-    try:
-        outcome = Runner(runner.environment(Command(()))).run(command)
-    except StepError as error:
-        return str(error)
-    lines = outcome.output.splitlines()
-    return lines if _ANSWER in lines else _why(outcome)
-
-
-def _why(outcome: Outcome) -> str:
-    if outcome.timed_out:
-        return f"no answer by ssh within {outcome.command.timeout:.0f} s"
-    return outcome.tail(3) or f"ssh ended with exit code {outcome.returncode}"
-
-
-def _unconfirmed(host: str, why: str) -> Finding:
-    return Finding(
-        check="orphans",
-        subject=host,
-        status="unproven",
-        message=f"unconfirmed whether ranks still run on {host}: {why}",
-        remedy=f"ranks end themselves at their deadline; once {host} is reachable, check it for"
-        " processes named rank.py and rank_work.py",
-    )
+    return Command(("ssh", *options, host, f"sh -c {shlex.quote(script)}"), timeout=seconds)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hvdenv.command import Command
+from hvdenv.command import Command, Outcome
 from hvdenv.launch.launchers import MPI_KINDS, Launcher, Mpi, named, parse_mpi_version
+from hvdenv.launch.nodes import is_this_host
 from hvdenv.model.cluster import Container, OwnLauncher
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status
+from hvdenv.runner import environment
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # Each node reads all of the image, which has gigabytes.
@@ -112,28 +114,27 @@ class Requirements(NamedTuple):
 Answers = Mapping[str, Node | str]
 
 
-def peers_of(host: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts that a host must reach: the first starts the others, and they report to it."""
-    return tuple(hosts[1:]) if host == hosts[0] else (hosts[0],)
-
-
 def node_query(
-    host: str, image: str, peers: Sequence[str], path: str, *, here: bool = False
+    host: str, hosts: Sequence[str], required: Requirements, *, here: bool | None = None
 ) -> Command:
-    """The command that asks a node.
-
-    Args:
-        path: PATH of this process, which mpirun passes on to its ranks.
-        here: the node is this host, and needs no ssh.
-    """
+    """The command that asks one of the hosts, by ssh unless it is this host."""
+    # The first host starts the others, and they report to it.
+    peers = hosts[1:] if host == hosts[0] else hosts[:1]
     script = _SCRIPT.format(
-        path=shlex.quote(path), image=shlex.quote(image), peers=shlex.join(peers),
+        path=shlex.quote(environment().get("PATH", "")),  # mpirun passes it on to its ranks
+        image=shlex.quote(required.image), peers=shlex.join(peers if required.ssh else ()),
         ssh=shlex.join(SSH), tools=" ".join(_TOOLS), mark=_MARK,
     )  # fmt: skip
     # One word without line breaks and exclamation marks, since the login shell may be csh.
     encoded = base64.b64encode(script.encode("utf-8", "surrogateescape")).decode("ascii")
     words = ("sh", "-c", f"echo {encoded} | base64 -d | sh")
+    here = is_this_host(host) if here is None else here
     return Command(words if here else (*SSH, host, shlex.join(words)), timeout=SECONDS)
+
+
+def answer_of(said: Outcome | str) -> Node | str:
+    """The report of a node, or why there is none."""
+    return said if isinstance(said, str) else parse_node(said.output) or said.tail() or "no answer"
 
 
 def parse_node(output: str) -> Node | None:
@@ -190,6 +191,10 @@ class _Verdict(NamedTuple):
     evidence: str = ""
 
 
+def _verdict(problem: str, good: str, remedy: str) -> _Verdict:
+    return _Verdict("fail", problem, remedy) if problem else _Verdict("pass", good)
+
+
 def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]:
     """All findings, host by host within each check."""
     nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
@@ -207,7 +212,7 @@ def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]
     ]
     found += [
         ("ssh", f"{host} -> {peer}", _ssh(required, problem))
-        for host, node in nodes.items() if required.ssh
+        for host, node in nodes.items()
         for peer, problem in node.peers.items()
     ]  # fmt: skip
     return tuple(Finding(name, host, **each._asdict()) for name, host, each in found if each)
@@ -226,13 +231,9 @@ def _answer(answer: Node | str) -> _Verdict | None:
 def _name(required: Requirements, node: Node) -> _Verdict | None:
     if required.starter.controller != "Gloo":
         return None
-    if node.address:
-        return _Verdict("pass", f"it resolves its name {node.name}")
-    return _Verdict(
-        "fail",
-        f"it cannot resolve its own name {node.name}: Gloo crashes with a segmentation fault",
-        "add it to /etc/hosts or the name service, or start ranks with mpirun",
-    )
+    problem = f"it cannot resolve its own name {node.name}: Gloo crashes with a segmentation fault"
+    remedy = "add it to /etc/hosts or the name service, or start ranks with mpirun"
+    return _verdict("" if node.address else problem, f"it resolves its name {node.name}", remedy)
 
 
 def _tool(required: Requirements, node: Node) -> _Verdict:
@@ -247,16 +248,12 @@ def _tool(required: Requirements, node: Node) -> _Verdict:
         return _Verdict("fail", f"{runtime} is not installed", remedy)
     if not found:
         return _Verdict("unproven", f"{runtime} does not report a version", evidence=text)
-    if runtime == "ch-run":
-        return _Verdict("pass", f"ch-run {found[0]}")
     # Apptainer 1.0 is newer than Singularity 3.9.
-    if found[0].startswith("apptainer") or (int(found[1]), int(found[2])) >= OLDEST_SINGULARITY:
-        return _Verdict("pass", found[0])
-    return _Verdict(
-        "fail",
-        f"{runtime} {found[0]} is older than 3.0 and cannot read .sif files",
-        "load the module of a newer version, or ask the site's support for it",
-    )
+    any_fits = runtime == "ch-run" or found[0].startswith("apptainer")
+    old = not any_fits and (int(found[1]), int(found[2])) < OLDEST_SINGULARITY
+    problem = f"{runtime} {found[0]} is older than 3.0 and cannot read .sif files" if old else ""
+    remedy = "load the module of a newer version, or ask the site's support for it"
+    return _verdict(problem, found[0], remedy)
 
 
 def _image(source: str, first: Node | None, required: Requirements, node: Node) -> _Verdict:
@@ -317,9 +314,8 @@ def _mpi(required: Requirements, node: Node) -> _Verdict | None:
         return _Verdict("fail", "mpirun is not installed", remedy)
     image = Mpi(MPI_KINDS[mpi.kind], mpi.version or "")
     status, message = compatible(parse_mpi_version(node.mpirun), image)
-    if status == "pass":
-        return _Verdict(status, message)
-    return _Verdict(status, message, remedy, node.mpirun)
+    more = () if status == "pass" else (remedy, node.mpirun)
+    return _Verdict(status, message, *more)
 
 
 def _driver(required: Requirements, node: Node) -> _Verdict | None:
@@ -327,34 +323,25 @@ def _driver(required: Requirements, node: Node) -> _Verdict | None:
     if gpu == "none":
         return None
     oldest = _OLDEST_DRIVERS.get(int(cuda[1]), 0) if cuda else 0
-    major = re.match(r"\d+", node.driver)
+    major, driver = re.match(r"\d+", node.driver), f"NVIDIA driver {node.driver}"
+    devices, problem = [each for each in node.gpus if "nvidia" in each], ""
+    good = f"{driver}, {len(devices)} GPUs"
     if gpu == "rocm":
+        good = "an AMD GPU"
         problem = "" if "/dev/kfd" in node.gpus else "no AMD GPU: /dev/kfd does not exist"
     elif not node.driver:
         problem = "no NVIDIA driver"
-    elif not any("nvidia" in each for each in node.gpus):
-        problem = f"NVIDIA driver {node.driver}, but no GPU"
+    elif not devices:
+        problem = f"{driver}, but no GPU"
     elif cuda and major and int(major[0]) < oldest:
-        problem = (
-            f"NVIDIA driver {node.driver}; CUDA {cuda[1]} in the image needs {oldest} or newer"
-        )
-    else:
-        problem = ""
-    if problem:
-        remedy = "ask the site's support for the driver, or name nodes with GPUs"
-        return _Verdict("fail", problem, remedy)
-    return _Verdict(
-        "pass", f"driver {node.driver}, {', '.join(node.gpus)}".removeprefix("driver , ")
-    )
+        problem = f"{driver}; CUDA {cuda[1]} in the image needs {oldest} or newer"
+    return _verdict(problem, good, "ask the site's support for the driver, or name nodes with GPUs")
 
 
 def _ssh(required: Requirements, problem: str) -> _Verdict:
-    if not problem:
-        return _Verdict("pass", "ssh works without a password")
-    return _Verdict(
-        "fail",
-        "ssh does not work without a password",
+    remedy = (
         f"{required.launcher} starts ranks by ssh, from any host to any other: set up a key, and"
-        " the host's key in known_hosts; or start ranks with srun in an allocation",
-        problem,
+        " the host's key in known_hosts; or start ranks with srun in an allocation"
     )
+    said = "ssh does not work without a password" if problem else ""
+    return _verdict(said, "ssh works without a password", remedy)._replace(evidence=problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shlex
 import shutil
@@ -22,12 +23,11 @@ from hvdenv.launch.preflight import (
     judge_nodes,
     node_query,
     parse_node,
-    peers_of,
 )
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status, judge
-from tests.files import EXECUTABLE, write
+from tests.files import programs
 
 IMAGE = "/images/horovod.sif"
 CONTAINER = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE,
@@ -167,7 +167,6 @@ def test_an_image_that_no_host_has() -> None:
         ("mpi", {}, REQUIRED._replace(mpi=None)),
         ("driver", {"driver": ""}, REQUIRED._replace(container=CONTAINER._replace(gpu="none"))),
         ("name", {"address": ""}, REQUIRED),
-        ("ssh", {}, REQUIRED._replace(launcher="srun")),
     ],
 )
 def test_what_is_not_needed_is_not_judged(
@@ -204,13 +203,22 @@ def test_ssh_both_ways() -> None:
     assert [f.subject for f in findings(check="ssh")] == ["f1 -> f2", "f2 -> f1"]
 
 
+def script(host: str, required: Requirements = REQUIRED) -> str:
+    """What a host is asked, in one word for any shell."""
+    command = node_query(host, ("f1", "f2", "f3"), required, here=False)
+    assert command.argv[-2] == host
+    assert not set(command.argv[-1]) & set("\n!")
+    return base64.b64decode(command.argv[-1].split()[3]).decode("utf-8", "surrogateescape")
+
+
 def test_ssh_is_asked_for_where_it_is_used() -> None:
+    for host, peers in (("f1", "f2 f3"), ("f2", "f1"), ("f3", "f1")):
+        assert f"\nfor peer in {peers}; do" in script(host)
     for launcher in ("mpirun", "horovodrun-mpi", "horovodrun-gloo"):
-        assert REQUIRED._replace(launcher=launcher).ssh
-        assert not REQUIRED._replace(launcher=launcher, scheduled=True).ssh
-    assert not REQUIRED._replace(launcher="srun").ssh
-    hosts = ("f1", "f2", "f3")
-    assert [peers_of(host, hosts) for host in hosts] == [("f2", "f3"), ("f1",), ("f1",)]
+        by = REQUIRED._replace(launcher=launcher)
+        assert "for peer in f1;" in script("f2", by)
+        assert "for peer in ;" in script("f2", by._replace(scheduled=True))
+    assert "for peer in ;" in script("f2", REQUIRED._replace(launcher="srun"))
 
 
 @given(st.text(max_size=200))
@@ -232,9 +240,13 @@ def test_the_answer_is_found_among_other_lines() -> None:
     assert node and (node.name, node.peers) == ("f1", {"f2": "Host key"})
 
 
-def ask(image: Path, path: str = "", *, peers: tuple[str, ...] = (), here: bool = True) -> Node:
+def looking_for(image: object) -> Requirements:
+    return REQUIRED._replace(container=CONTAINER._replace(image=str(image)))
+
+
+def ask(image: Path, *, here: bool = True) -> Node:
     """By the very words that ssh would be given, read by a shell."""
-    command = node_query("f1", str(image), peers, path, here=here)
+    command = node_query("f1", ("f1", "f2"), looking_for(image), here=here)
     words = command.argv if here else ("sh", "-c", command.argv[-1])
     shown = subprocess.run(words, capture_output=True, text=True, check=True)
     node = parse_node(shown.stdout)
@@ -247,27 +259,25 @@ WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 @given(WORDS, WORDS)
 @settings(max_examples=20)
-def test_what_is_asked_is_one_word_for_any_shell(image: str, folder: str) -> None:
-    command = node_query("f1", f"/{image}$(touch x)", ["f2"], folder)
-    assert command.argv[-2] == "f1"
-    assert not set(command.argv[-1]) & set("\n!")
-    script = base64.b64decode(command.argv[-1].split()[3]).decode()
-    started = shlex.split(script.partition("\nsay() ")[0])
+def test_paths_are_words_for_the_shell(image: str, folder: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", folder)
+        text = script("f1", looking_for(f"/{image}$(touch x)"))
+    started = shlex.split(text.partition("\nsay() ")[0])
     assert started == [f"PATH={folder}:$PATH", f"image=/{image}$(touch x)"]
 
 
-def test_a_node_is_asked_for_real(tmp_path: Path) -> None:
+def test_a_node_is_asked_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = tmp_path / "it's $(x).sif"
     image.write_bytes(b"image")
-    write(tmp_path / "bin/mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n", EXECUTABLE)
-    write(tmp_path / "bin/ssh", "#!/bin/sh\necho refused\nexit 255\n", EXECUTABLE)
-    node = ask(image, str(tmp_path / "bin"), peers=("f2",), here=False)
+    fakes = {"mpirun": "echo 'mpirun (Open MPI) 4.1.4'", "ssh": "echo refused; exit 255"}
+    monkeypatch.setenv("PATH", f"{programs(tmp_path / 'bin', **fakes)}:{os.environ['PATH']}")
+    node = ask(image, here=False)
     assert node.sha256 == "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d"
     assert (node.problem, node.peers) == ("", {"f2": "refused"})
     assert parse_mpi_version(node.mpirun) == Mpi("Open MPI", "4.1.4")
     again = ask(Path("/nowhere"))
     assert (again.sha256, again.problem) == ("", "No such file or directory")
-    assert again.mpirun != node.mpirun
 
 
 def test_an_image_that_is_a_folder_is_compared_by_its_listing(tmp_path: Path) -> None:
