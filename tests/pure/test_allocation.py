@@ -48,17 +48,6 @@ BATCH = variables("""
     SLURM_NTASKS=3
     SLURM_TASKS_PER_NODE=2,1
 """)
-STEP = variables("""
-    SLURM_JOB_ID=3
-    SLURM_GPUS_ON_NODE=2
-    SLURM_JOB_CPUS_PER_NODE=2(x2)
-    SLURM_JOB_NODELIST=gpu[32-33]
-    SLURM_NTASKS=4
-    SLURM_NTASKS_PER_NODE=2
-    SLURM_STEP_ID=0
-    SLURM_STEP_NODELIST=gpu[32-33]
-    SLURM_TASKS_PER_NODE=2(x2)
-""")
 
 
 def test_no_allocation() -> None:
@@ -85,7 +74,7 @@ def test_slurm_batch() -> None:
 )
 def test_a_step_holds_the_cores(step: str, nested: bool) -> None:
     """But not the one that Slurm makes for the shell of salloc."""
-    assert find_allocation({**STEP, "SLURM_STEP_ID": step}).nested is nested
+    assert find_allocation({**BATCH, "SLURM_STEP_ID": step}).nested is nested
     assert not find_allocation(BATCH).nested
 
 

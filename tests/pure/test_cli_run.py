@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +28,7 @@ from hvdenv.schema import encode
 from tests.commands import Hvdenv, call
 from tests.environments import ONE, build
 from tests.files import programs
+from tests.support.terminal import Terminal
 from tests.waiting import runs, wait_until
 
 Captured = pytest.CaptureFixture[str]
@@ -694,87 +692,41 @@ def test_nothing_lives_on_after_a_failure(code: int, alive: bool, tmp_path: Path
     wait_until(lambda: not runs(pid))
 
 
-class Terminal:
-    """A process with a terminal of its own."""
-
-    def __init__(self, words: list[str]) -> None:
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            os.execv(words[0], words)
-        self.text = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.descriptor, text.encode())
-
-    def wait_for(self, text: str) -> None:
-        def read() -> bool:
-            if select.select([self.descriptor], [], [], 0.1)[0]:
-                self.text += os.read(self.descriptor, 4096).decode()
-            return text in self.text
-
-        wait_until(lambda: text in self.text or read())
-
-    def end(self) -> int:
-        """Its exit code."""
-        ended: list[int] = []
-
-        def has_ended() -> bool:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            ended.append(status)
-            return pid == self.pid
-
-        wait_until(has_ended)
-        self.pid = 0
-        return os.waitstatus_to_exitcode(ended[-1])
-
-
-@pytest.fixture
-def terminals() -> Iterator[list[Terminal]]:
-    opened: list[Terminal] = []
-    yield opened
-    for each in opened:
-        os.close(each.descriptor)
-        if each.pid:
-            os.kill(each.pid, signal.SIGKILL)
-            os.waitpid(each.pid, 0)
-
-
-def test_ctrl_c(terminals: list[Terminal]) -> None:
+def test_ctrl_c() -> None:
     """Once, and to the program alone: a launcher that hears it twice gives up its ranks."""
     program = (
         "import signal, time\nheard = []\n"
         "signal.signal(signal.SIGINT, lambda *_: heard.append(1))\nprint('ready', flush=True)\n"
         "while not heard: time.sleep(0.01)\ntime.sleep(0.5)\nraise SystemExit(20 + len(heard))"
     )
-    terminals.append(Terminal(handed(sys.executable, "-c", program)))
-    terminals[0].wait_for("ready")
-    terminals[0].type("\x03")
-    assert terminals[0].end() == 21
+    with Terminal(handed(sys.executable, "-c", program)) as terminal:
+        terminal.wait_for("ready")
+        terminal.type("\x03")
+        assert terminal.end() == 21
 
 
-def test_ctrl_z_and_going_on(terminals: list[Terminal]) -> None:
+def test_ctrl_z_and_going_on() -> None:
     """In a shell with job control, as a user has it."""
     line = shlex.join(handed("sh", "-c", "echo rea''dy; read word; echo got $word; exit 6"))
-    terminals.append(Terminal(["/bin/bash", "--norc", "-i"]))
-    terminal = terminals[0]
-    terminal.type(f"{line}; echo code''$?\n")
-    terminal.wait_for("ready")
-    group = os.tcgetpgrp(terminal.descriptor)
-    terminal.type("\x1a")
-    terminal.wait_for("Stopped")
-    terminal.type("fg; echo code''$?\n")
-    wait_until(lambda: os.tcgetpgrp(terminal.descriptor) == group)
-    terminal.type("it\n")
-    terminal.wait_for("got it")
-    terminal.wait_for("code6")
-    terminal.type("exit\n")
-    terminal.end()
+    with Terminal(["/bin/bash", "--norc", "-i"]) as terminal:
+        terminal.type(f"{line}; echo code''$?\n")
+        terminal.wait_for("ready")
+        group = os.tcgetpgrp(terminal.descriptor)
+        terminal.type("\x1a")
+        terminal.wait_for("Stopped")
+        terminal.type("fg; echo code''$?\n")
+        wait_until(lambda: os.tcgetpgrp(terminal.descriptor) == group)
+        terminal.type("it\n")
+        terminal.wait_for("got it", "code6")
+        terminal.type("exit\n")
+        terminal.end()
 
 
-def test_the_terminal_comes_back(terminals: list[Terminal]) -> None:
+def test_the_terminal_comes_back() -> None:
     words = shlex.join(handed("sh", "-c", "kill -9 $$"))
-    terminals.append(Terminal(["/bin/bash", "--norc", "-c", f"{words}; read word; echo got $word"]))
-    time.sleep(1)
-    terminals[0].type("it\n")
-    terminals[0].wait_for("got it")
-    terminals[0].end()
+    line = ["/bin/bash", "--norc", "-c", f"{words}; read word; echo got $word"]
+    with Terminal(line) as terminal:
+        time.sleep(1)
+        terminal.type("it\n")
+        terminal.wait_for("got it")
+        terminal.end()

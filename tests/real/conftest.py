@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -90,38 +88,6 @@ class Cli:
         if code is not None:
             assert process.returncode == code, f"{words}\n{stdout}\n{stderr}"
         return result
-
-
-class Terminal:
-    """A call of the command line on a terminal, with a user in front of it."""
-
-    def __init__(self, cli: Cli, *words: str) -> None:
-        self._own, inner = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "hvdenv", *words],
-            env=cli.variables, stdin=inner, stdout=inner, stderr=inner, preexec_fn=hear_interrupts,
-        )  # fmt: skip
-        os.close(inner)
-        self.seen = ""
-
-    def wait_for(self, *texts: str) -> None:
-        """Read until all of these texts have been printed, two minutes at most."""
-
-        def printed() -> bool:
-            if select.select([self._own], [], [], 1)[0]:
-                self.seen += os.read(self._own, 4096).decode(errors="replace")
-            return all(text in self.seen for text in texts)
-
-        wait_until(printed, 120)
-
-    def type(self, line: str) -> None:
-        os.write(self._own, f"{line}\n".encode())
-
-    def end(self) -> int:
-        """Wait for the end; returns the exit code."""
-        code = self.process.wait(120)
-        os.close(self._own)
-        return code
 
 
 @pytest.fixture(scope="session")

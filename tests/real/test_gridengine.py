@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import Cli, Terminal
+from tests.real.conftest import Cli
 from tests.real.training.mistakes_torch import WRONG
 from tests.real.training.variants import plant
 from tests.standin import Cluster
+from tests.support.terminal import Terminal
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
 SITE = """
@@ -76,12 +77,14 @@ def test_how_jobs_end(hvdenv: Cli) -> None:
 
 def test_run_and_shell_in_a_job(hvdenv: Cli) -> None:
     """The shell of qrsh starts ranks on both hosts of its job."""
-    shell = Terminal(hvdenv, "shell", "./local.toml", "--nodes", "2", "--time", "00:05:00")
-    shell.wait_for("(local)")
-    run = f"{sys.executable} -m hvdenv run ./local.toml -- sh -c 'echo rank on $(hostname)'"
-    shell.type(f"cd {Path.cwd()}; HVDENV_HOME={hvdenv.home} {run}; exit 4")
-    shell.wait_for("rank on gpu32", "rank on gpu33")
-    assert shell.end() == 4
+    command = [sys.executable, "-m", "hvdenv"]
+    words = [*command, "shell", "./local.toml", "--nodes", "2", "--time", "00:05:00"]
+    with Terminal(words, hvdenv.variables) as shell:
+        shell.wait_for("(local)")
+        run = f"{' '.join(command)} run ./local.toml -- sh -c 'echo rank on $(hostname)'"
+        shell.type(f"cd {Path.cwd()}; HVDENV_HOME={hvdenv.home} {run}; exit 4\n")
+        shell.wait_for("rank on gpu32", "rank on gpu33")
+        assert shell.end() == 4
 
 
 def test_build_there(hvdenv: Cli) -> None:

@@ -18,8 +18,9 @@ import pytest
 
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
-from tests.real.conftest import Cli, Terminal, hear_interrupts
+from tests.real.conftest import Cli, hear_interrupts
 from tests.standin import Cluster
+from tests.support.terminal import Terminal
 from tests.waiting import wait_until
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
@@ -306,13 +307,14 @@ def test_ctrl_c_without_a_terminal_leaves_the_job(hvdenv: Cli, site: Cluster) ->
 
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> None:
-    terminal = Terminal(hvdenv, *JOB, "--submit", "--", "sleep", "600")
-    terminal.wait_for(": running on")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for("? [y/N]")
-    terminal.type(answer)
-    terminal.wait_for("cancelled job" if answer == "y" else "goes on")
-    assert terminal.end() == 130
+    words = [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "600"]
+    with Terminal(words, hvdenv.variables) as terminal:
+        terminal.wait_for(": running on")
+        os.kill(terminal.pid, signal.SIGINT)
+        terminal.wait_for("? [y/N]")
+        terminal.type(f"{answer}\n")
+        terminal.wait_for("cancelled job" if answer == "y" else "goes on")
+        assert terminal.end() == 130
     if answer == "y":
         wait_until(lambda: queue(site) == [], 120)
     else:
