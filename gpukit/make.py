@@ -23,7 +23,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from hvdenv.places import find_places
-from hvdenv.wheels import cache_entry, wheelcache
+from hvdenv.wheels import wheelcache
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 50_000_000
@@ -89,7 +89,7 @@ def take_wheel(prefix: Path, folder: Path) -> bool:
     """Copy the wheel of an environment's Horovod to a new folder; False if no cache has it."""
     record = json.loads((prefix / "hvdenv.json").read_text(encoding="utf-8"))
     folder.mkdir()
-    cache = cache_entry.Cache(find_places().wheels)
+    cache = wheelcache.Cache(find_places().wheels)
     return wheelcache.take([cache], record["stack"], folder).entry is not None
 
 

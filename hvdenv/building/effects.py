@@ -31,7 +31,7 @@ from hvdenv.runner import Runner
 from hvdenv.schema import Table, encode
 from hvdenv.sites import module_shell
 from hvdenv.sites.modules import Loaded
-from hvdenv.wheels import cache_entry, downloads, wheelcache
+from hvdenv.wheels import downloads, wheelcache
 
 
 def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
@@ -170,31 +170,28 @@ def keep_framework(state: State, step: Step, _: str) -> Done:
     """Store a framework's wheel in the user's own cache."""
     assert step.wheel
     (wheel,) = step.wheel.folder.glob("*.whl")
-    _store(state, state.caches[0], state.recorded[step.spared_by]["inputs"], wheel)
+    _store(state, state.recorded[step.spared_by]["inputs"], wheel)
     return Done()
 
 
 def keep_horovod(state: State, _: Step, output: str) -> Done:
-    """Store the wheel in the caches, after the commands have inspected it."""
+    """Store the wheel in the user's own cache, after the commands have inspected it."""
     wheel, looked_up = state.plan.wheel, state.recorded["stack"]
     inspected = {**_last_line(output), "sha256": hash_file(wheel, WHEEL)[0]}
     if not looked_up.get("wheel"):
-        _store(state, state.caches[0], looked_up["inputs"], wheel)
-    if state.request.wheels.publish:
-        _store(state, state.caches[1], looked_up["inputs"], wheel)
+        _store(state, looked_up["inputs"], wheel)
     names = ", ".join(
         f"{name} {each['built_with']}" for name, each in sorted(inspected["frameworks"].items())
     )
     return Done(f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected)
 
 
-def _store(state: State, cache: cache_entry.Cache, inputs: Record, wheel: Path) -> None:
+def _store(state: State, inputs: Record, wheel: Path) -> None:
     """Store a wheel for later builds; if that fails, this build continues without."""
+    own, most = state.caches[0], state.request.wheels.own_gb * 1e9
     try:
-        wheelcache.store(cache, inputs, wheel)
-        if not cache.shared:
-            own_bytes = state.request.wheels.own_gb * 1e9
-            wheelcache.trim(cache, own_bytes, cache_entry.key(inputs))
+        wheelcache.store(own, inputs, wheel)
+        wheelcache.prune(own, largest=most, spared=wheelcache.key(inputs))
     except StepError as error:
         state.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
 

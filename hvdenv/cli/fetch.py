@@ -63,8 +63,7 @@ def _carry_wheels(prepared: Prepared, locked: Locked, to: Path) -> int:
         *wheelcache.shared(prepared.resolved.recipe.places.wheels),
     )
     inputs = prepared.plan().wheel_inputs
-    chosen, notes = compiled.fitting(caches, inputs, locked)
+    count, notes = compiled.carry(caches, inputs, locked, to)
     for note in notes:
         report(note)
-    compiled.carry(chosen, to)
-    return len(chosen)
+    return count

@@ -170,7 +170,9 @@ def _main(argv: Sequence[str] | None) -> int:
     parsed = argparse.Namespace(program=program, words=words)
     if command and command not in COMMANDS:
         unknown = f'there is no command "{command}"{nearest(command, COMMANDS)}'
-        return _report(UsageError(unknown, remedy="hvdenv --help lists the commands"))
+        successor = "hvdenv wheels list and hvdenv wheels prune replace it"
+        remedy = successor if command == "cache" else "hvdenv --help lists the commands"
+        return _report(UsageError(unknown, remedy=remedy))
     try:
         arguments = make_parser(command).parse_args(words, parsed)
     except SystemExit as end:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +21,6 @@ from hvdenv.cli.options import (
     time_ago,
     wheels_of_site,
 )
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, StepError, UsageError
@@ -30,9 +28,8 @@ from hvdenv.masking import plain
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels import downloads, index, wheelcache
-from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, key, open_entry
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
-from hvdenv.wheels.wheelcache import Listed
+from hvdenv.wheels.wheelcache import Cache, Listed, NotUsedError
 
 EXAMPLES = """\
 examples:
@@ -43,7 +40,7 @@ examples:
   hvdenv wheels publish /proj/group/index neuron local+torch     wheels of these environments
   hvdenv wheels verify /proj/group/index
   pip install --extra-index-url file:///proj/group/index \\
-      "horovod==0.28.1+hvdenv.1.torch2.13.cpu.ompi41"
+      "horovod==0.28.1+hvdenv.6.torch2.13.cpu.ompi41"
 
 $HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
 """
@@ -80,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(publish, "--dry-run", "print which wheels would be published, and change nothing")
     verify = add_action(
-        actions, "verify", "check every wheel of an index: hash, name, RECORD, and the pages"
+        actions, "verify", "check every wheel of an index: hash, name, metadata, and the pages"
     )
     add(verify, "folder DIR", "folder of the index", type=Path)
 
@@ -107,7 +104,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for cache in _caches(arguments):
         try:
             names = wheelcache.names(cache)
-            entries += [wheelcache.describe(cache, name, thorough=True) for name in names]
+            entries += [wheelcache.describe(cache, name) for name in names]
         except HvdenvError as error:
             unread = True
             report(f"error: {error}")
@@ -149,17 +146,14 @@ def _prune(arguments: argparse.Namespace) -> int:
     cache = wheelcache.own(find_places())
     if largest is None and not oldest:
         largest = wheels_of_site(arguments).own_gb * 1e9
-    entries = [wheelcache.describe(cache, name, thorough=True) for name in wheelcache.names(cache)]
-    going = [each for each in entries if each.damaged]
-    others = [each for each in entries if not each.damaged]
-    going += wheelcache.least_recently_used(others, largest=largest, oldest=oldest)
-    kept = [each for each in going if not wheelcache.remove(cache, each.key)]
-    for each in going:
-        print(f"{'kept' if each in kept else 'removed'} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
-    wheelcache.sweep(cache)
-    if kept:
-        report(f"you have no permission to change {cache.folder}")
-    return 5 if kept else 0
+    gone = wheelcache.prune(cache, largest=largest, oldest=oldest, thorough=True)
+    for each, is_removed in gone:
+        verb = "removed" if is_removed else "kept"
+        print(f"{verb} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
+    if all(is_removed for _, is_removed in gone):
+        return 0
+    report(f"you have no permission to change {cache.folder}")
+    return 5
 
 
 def _prune_downloads(largest: float | None, oldest: str) -> int:
@@ -177,24 +171,35 @@ def _prune_downloads(largest: float | None, oldest: str) -> int:
 
 
 def _publish(arguments: argparse.Namespace) -> int:
-    records = _records(arguments.recipes)
-    # By the keys of the wheels, the locks that environments with them were built from; or empty.
-    locks: dict[str, str] = {}
-    for record in records.values():
-        name = key(record.stack)
-        locks[name] = locks.get(name) or (record.lock.digest if record.lock else "")
-    entries = _entries(arguments, records)
-    if arguments.dry_run:
-        _each(entries, _would_publish)
-        return 0
-    target = index.prepare(arguments.folder)
+    entries, count = _entries(arguments), 0
+    target = arguments.folder if arguments.dry_run else index.prepare(arguments.folder)
+    with TemporaryDirectory() as folder:
+        for name, cache in sorted(entries.items()):
+            try:
+                record = wheelcache.read(cache, name)
+                if record is None:
+                    continue
+                source = Source(record, Path(folder) / "wheel")
+                wheelcache.check(cache, record, source.wheel)
+                if arguments.dry_run:
+                    tags = record.file.removesuffix(".whl").split("-", 2)[2]
+                    print(f"would publish horovod {compiled_for(source).version}, {tags}")
+                else:
+                    file, is_new = index.add(target, source)
+                    print(f"{'published' if is_new else 'unchanged'} {file}")
+                count += 1
+            except (NotUsedError, Unpublished) as error:
+                report(f"not published: {name[:12]}: {error}")
+    if not count:
+        raise StepError(
+            f"no wheel was published: all {len(entries)} were refused, for the reasons above",
+            remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
+            " compiles a wheel again",
+        )
+    return 0 if arguments.dry_run else _write_pages(target)
 
-    def add(source: Source) -> None:
-        lock = locks.get(source.record.key, "")
-        name, new = index.add(target, source, lock)
-        print(f"{'published' if new else 'unchanged'} {name}")
 
-    _each(entries, add)
+def _write_pages(target: Path) -> int:
     found = index.write_pages(target)
     for problem in found.problems:
         report(f"not listed: {problem}")
@@ -203,14 +208,7 @@ def _publish(arguments: argparse.Namespace) -> int:
     return 5 if found.problems else 0
 
 
-def _would_publish(source: Source) -> None:
-    tags = source.record.file.removesuffix(".whl").split("-", 2)[2]
-    print(f"would publish horovod {compiled_for(source).version}, {tags}")
-
-
-def _entries(
-    arguments: argparse.Namespace, records: Mapping[str, GenerationRecord]
-) -> dict[str, Cache]:
+def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
     """The caches with the entries to publish, by their keys."""
     found: dict[str, Cache] = {}
     for cache in _caches(arguments):
@@ -218,75 +216,20 @@ def _entries(
             found = dict.fromkeys(wheelcache.names(cache), cache) | found
         except HvdenvError as error:
             report(f"error: {error}")
-    if not arguments.recipes:
-        if not found:
-            remedy = "build an environment: hvdenv build RECIPE"
-            raise UsageError("no cache has a wheel", remedy=remedy)
-        return found
-    for environment, record in records.items():
-        if key(record.stack) not in found:
+    wanted = {}
+    for environment in arguments.recipes:
+        prefix = registry.find(find_places(), environment).prefix
+        name = wheelcache.key(generations.read_record(prefix / generations.RECORD).stack)
+        if name not in found:
             raise UsageError(
-                "no cache has the Horovod wheel of this environment", where=environment,
+                "no cache has the Horovod wheel of this environment", where=str(prefix),
                 remedy="build it again with --rebuild: the build stores the wheel",
             )  # fmt: skip
-    wanted = {key(record.stack) for record in records.values()}
-    return {name: cache for name, cache in found.items() if name in wanted}
-
-
-def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
-    places = find_places()
-    if names:
-        prefixes = [str(registry.find(places, name).prefix) for name in names]
-    else:
-        known = registry.list_environments(places)
-        prefixes = [each.prefix for each in known if each.state == "complete"]
-    return {
-        prefix: generations.read_record(Path(prefix) / generations.RECORD) for prefix in prefixes
-    }
-
-
-def _each(entries: Mapping[str, Cache], publish: Callable[[Source], None]) -> None:
-    """Publish entries, oldest first: of two equal versions, pip takes the last.
-
-    Raises:
-        StepError: none of them can be published.
-    """
-    published = 0
-    with TemporaryDirectory() as folder:
-        for name, cache in _by_age(entries):
-            try:
-                publish(_read(cache, name, Path(folder) / "wheel"))
-                published += 1
-            except (NotUsedError, Unpublished) as error:
-                report(f"not published: {name[:12]}: {error}")
-    if not published:
-        raise StepError(
-            f"no wheel was published: all {len(entries)} were refused, for the reasons above",
-            remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
-            " compiles a wheel again",
-        )
-
-
-def _by_age(entries: Mapping[str, Cache]) -> Iterator[tuple[str, Cache]]:
-    """Entries with their caches, oldest first; those that cannot be opened come first."""
-
-    def age(name: str) -> tuple[str, str]:
-        try:
-            with open_entry(entries[name], name) as entry:
-                return (entry.record.created if entry else "", name)
-        except NotUsedError:
-            return ("", name)
-
-    yield from ((name, entries[name]) for name in sorted(entries, key=age))
-
-
-def _read(cache: Cache, name: str, copy: Path) -> Source:
-    """An entry, after all of it was checked, with a copy of its wheel."""
-    with open_entry(cache, name) as entry:
-        if entry is None:
-            raise NotUsedError("it is gone")
-        check(entry, copy)
-        return Source(entry.record, entry.inputs, copy)
+        wanted[name] = found[name]
+    if not found:
+        remedy = "build an environment: hvdenv build RECIPE"
+        raise UsageError("no cache has a wheel", remedy=remedy)
+    return wanted or found
 
 
 def _verify(arguments: argparse.Namespace) -> int:

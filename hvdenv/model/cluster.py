@@ -336,13 +336,11 @@ class Wheels(NamedTuple):
 
     Attributes:
         read: shared caches to use.
-        publish: the shared cache to which builds add their wheels.
         trust: users whose entries may be used, in addition to one's own and root's.
         own_gb: maximum size of the user's own cache, in GB.
     """
 
     read: tuple[Folder, ...] = ()
-    publish: Folder | None = None
     trust: tuple[Label, ...] = ()
     own_gb: float = 10.0
 

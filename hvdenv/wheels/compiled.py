@@ -6,31 +6,35 @@ builds. So all wheels are added that fit as far as the lock states.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hvdenv.errors import HvdenvError
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.wheels import wheelcache
-from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, open_entry
+from hvdenv.wheels.wheelcache import Cache, NotUsedError
 
 # A wheel cache in the folder of fetched files.
 FOLDER = "wheels"
 
 
-def fitting(
-    caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked
-) -> tuple[dict[str, Cache], tuple[str, ...]]:
-    """The compiled wheels that a build from a lock may use, if its plan has these wheel_inputs.
+def carry(
+    caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked, to: Path
+) -> tuple[int, tuple[str, ...]]:
+    """Copy the compiled wheels that a build from a lock may use into a folder of fetched files.
 
-    Returns the key of each with the first cache that has it, and why others were left out.
+    Returns how many there are, and why others were left out.
+
+    Args:
+        wheel_inputs: of the plan of that build.
+
+    Raises:
+        StepError: the folder cannot be written.
     """
-    chosen: dict[str, Cache] = {}
-    notes = []
+    target, notes = Cache(to / FOLDER), []
     for cache in caches:
         try:
             names = wheelcache.names(cache)
@@ -39,14 +43,15 @@ def fitting(
             continue
         for name in names:
             try:
-                with open_entry(cache, name) as entry:
-                    if entry:
-                        check(entry)
-                        if _fits(entry.inputs, wheel_inputs, locked):
-                            chosen.setdefault(name, cache)
+                record = wheelcache.read(cache, name)
+                if record and _fits(record.inputs, wheel_inputs, locked):
+                    with TemporaryDirectory() as folder:
+                        wheel = Path(folder) / record.file
+                        wheelcache.check(cache, record, wheel)
+                        wheelcache.store(target, record.inputs, wheel)
             except NotUsedError as error:
                 notes.append(f"cached wheel not used: {error}")
-    return chosen, tuple(notes)
+    return len(wheelcache.names(target)), tuple(notes)
 
 
 def _fits(inputs: Mapping[str, Any], wheel_inputs: Mapping[str, Any], locked: Locked) -> bool:
@@ -64,22 +69,6 @@ def _fits(inputs: Mapping[str, Any], wheel_inputs: Mapping[str, Any], locked: Lo
             for each in stack.get("frameworks", {}).values()
         )
     )
-
-
-def carry(chosen: Mapping[str, Cache], to: Path) -> None:
-    """Copy wheels from fitting() into a folder of fetched files.
-
-    Raises:
-        RecipeError: an entry was damaged meanwhile.
-        StepError: the folder cannot be written.
-    """
-    if not chosen:
-        return
-    folder = to / FOLDER
-    folder.mkdir(exist_ok=True)
-    # Entries of a folder that others can write would not be used.
-    os.chmod(folder, stat.S_IMODE(folder.stat().st_mode) & 0o755)
-    wheelcache.copy(chosen, Cache(folder, shared=True))
 
 
 def cache_in(source: Path | None) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,19 +31,10 @@ from hvdenv.errors import UsageError
 from hvdenv.masking import shown
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
-from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file
+from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
 from hvdenv.schema import Problem, Table, decode, encode
-from hvdenv.standalone.steps.archives import blocks, content, opened_zip
-from hvdenv.wheels.cache_entry import WheelName, make_folder_alike
-from hvdenv.wheels.published import (
-    UNREADABLE,
-    CompiledFor,
-    Published,
-    Source,
-    compiled_for,
-    make,
-    recorded,
-)
+from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, name_of
+from hvdenv.wheels.wheelcache import WheelName
 
 FILES, PROJECT = "files", "horovod"
 METADATA, PROVENANCE = ".metadata", ".provenance.json"
@@ -61,7 +51,6 @@ class Provenance(NamedTuple):
 
     Attributes:
         file, sha256, bytes: of the wheel.
-        lock: digest of the lock of the environment that it was built for; empty if unknown.
         cached: the entry of the cache, whose wheel was rewritten.
         inputs: all that went into that wheel: source, patches, flags, modules, compiler, MPI.
     """
@@ -73,7 +62,6 @@ class Provenance(NamedTuple):
     metadata_sha256: Sha256
     requires_python: str
     compiled_for: CompiledFor
-    lock: str
     cached: Cached
     inputs: Table
 
@@ -103,82 +91,55 @@ def prepare(folder: Path) -> Path:
             )  # fmt: skip
         for name in (FILES, PROJECT):
             named_folder(folder / name, last=True)
-            make_folder_alike(folder / name)
+            # With the permissions of the folder, whatever the umask.
+            if not (folder / name).exists():
+                (folder / name).mkdir(0o700)
+                (folder / name).chmod(stat.S_IMODE(folder.stat().st_mode))
     return folder
 
 
-def add(index: Path, source: Source, lock: str) -> tuple[str, bool]:
+def add(index: Path, source: Source) -> tuple[str, bool]:
     """Add a wheel to an index; returns its name, and whether it is new.
 
     The next write_pages() lists it.
 
     Args:
         source: a checked entry of a cache.
-        lock: digest of the lock that it was built with; or empty.
 
     Raises:
         Unpublished: hvdenv cannot tell what it was compiled for, or has other patches.
         StepError: the folder cannot be written.
     """
-    facts, build = compiled_for(source), 0
+    facts = compiled_for(source)
+    name = name_of(source, facts)
+    if isinstance(_examined(index, name), Provenance):
+        return name, False
+    path = index / FILES / name
     with TemporaryDirectory() as folder:
-        while True:
-            made = make(source, facts, build, Path(folder) / "wheel")
-            path = index / FILES / made.name
-            new, about = not path.exists(), _provenance(source, facts, made, lock)
-            if _claim(path, about) if new else _is_same(path, made):
-                break
-            build += 1  # another wheel has this name already
-        if not _is_good(index, made.name):
-            for suffix, text in ((METADATA, made.metadata), (PROVENANCE, about)):
-                _place(path.with_name(made.name + suffix), [text])
-            # The wheel comes last: what has no wheel is not listed.
-            with open_file(made.wheel, WHEEL) as stream:
-                _place(path, iter(lambda: stream.read(MIB), b""))
-    return made.name, new
+        wheel = Path(folder) / "wheel"
+        made = make(source, facts, wheel)
+        about = _provenance(source, facts, made)
+        for suffix, text in ((METADATA, made.metadata), (PROVENANCE, about)):
+            _place(path.with_name(name + suffix), [text])
+        # The wheel comes last: what has no wheel is not listed.
+        with open_file(wheel, WHEEL) as stream:
+            _place(path, iter(lambda: stream.read(MIB), b""))
+    return name, True
 
 
-def _is_same(path: Path, made: Published) -> bool:
-    try:
-        return hash_file(path, WHEEL)[0] == made.sha256
-    except OSError:
-        return False
-
-
-def _claim(wheel: Path, about: bytes) -> bool:
-    """Whether a wheel gets its name: of several publishers, the first with a provenance does."""
-    path = wheel.with_name(wheel.name + PROVENANCE)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        try:
-            return bool(
-                json.loads(_content(path) or b"{}")["sha256"] == json.loads(about)["sha256"]
-            )
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return False
-    except OSError as error:
-        raise blocked(path, error) from error
-    with open(descriptor, "wb") as stream:
-        os.fchmod(descriptor, _mode(path))
-        stream.write(about)
-    return True
-
-
-def _provenance(source: Source, facts: CompiledFor, made: Published, lock: str) -> bytes:
+def _provenance(source: Source, facts: CompiledFor, made: Published) -> bytes:
     python = re.search(r"^Requires-Python: (.*)$", made.metadata.decode(), re.MULTILINE)
     record = source.record
     document = Provenance(
         format=1,
-        file=made.name,
+        file=name_of(source, facts),
         sha256=made.sha256,
         bytes=made.size,
         metadata_sha256=hashlib.sha256(made.metadata).hexdigest(),
         requires_python=python[1] if python else "",
         compiled_for=facts,
-        lock=lock,
         cached=Cached(record.key, record.sha256, record.created),
-        inputs={**source.inputs, "variables": _masked(source.inputs.get("variables"))},
+        inputs={**record.inputs, "variables": _masked(record.inputs.get("variables"))},
     )
     return _json(encode(document))
 
@@ -193,40 +154,24 @@ def _json(document: object) -> bytes:
     return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _mode(path: Path) -> int:
-    return stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
-
-
 def _place(path: Path, content: Iterable[bytes]) -> None:
     """Write a file atomically; those who may read its folder may read it, whatever the umask."""
-    write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
+    mode = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
+    write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, mode), 0o600)
 
 
 def examine(index: Path) -> Found:
-    """Check every wheel of an index: hashes, names, metadata, RECORD.
+    """Check every wheel of an index: hashes, name, metadata.
 
     Raises:
         StepError: the folder cannot be read.
         UsageError: it is not an index.
     """
-    listed, problems = [], []
-    for name in _wheels(index):
-        try:
-            listed.append(_examined(index, name))
-        except _REFUSALS as error:
-            problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
-    return Found(tuple(listed), tuple(problems))
-
-
-def _is_good(index: Path, name: str) -> bool:
-    try:
-        return bool(_examined(index, name))
-    except _REFUSALS:
-        return False
-
-
-# What _examined() raises.
-_REFUSALS = (OSError, Problem, *UNREADABLE)
+    found = {name: _examined(index, name) for name in _wheels(index)}
+    return Found(
+        tuple(each for each in found.values() if isinstance(each, Provenance)),
+        tuple(f"{name}: {each}" for name, each in found.items() if isinstance(each, str)),
+    )
 
 
 def _wheels(index: Path) -> list[str]:
@@ -242,52 +187,28 @@ def _wheels(index: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(".whl"))
 
 
-def _examined(index: Path, name: str) -> Provenance:
-    """The provenance of a wheel, if everything fits it.
-
-    Raises:
-        one of _REFUSALS: it does not.
-    """
-    text = read_file(index / FILES / f"{name}{PROVENANCE}", STATE).data
-    about = decode(Provenance, json.loads(text), lenient=True)
-    metadata = read_file(index / FILES / f"{name}{METADATA}", STATE).data
-    # Opened once: what is judged is what has this hash.
-    with open_file(index / FILES / name, WHEEL) as stream:
-        digest = hashlib.sha256()
-        for block in iter(lambda: stream.read(MIB), b""):
-            digest.update(block)
-        _refuse_other("wheel", digest.hexdigest(), about.sha256)
-        _refuse_other("metadata file", hashlib.sha256(metadata).hexdigest(), about.metadata_sha256)
-        if about.file != name:
-            raise ValueError(f"its provenance is that of {about.file}")
-        with opened_zip(stream) as archive:
-            _refuse_other_content(name, archive, metadata, about)
-    return about
-
-
-def _refuse_other(what: str, found: str, wanted: str) -> None:
-    if found != wanted:
-        raise ValueError(f"the hash of the {what} is {found}, published was {wanted}")
-
-
-def _refuse_other_content(
-    name: str, archive: zipfile.ZipFile, metadata: bytes, about: Provenance
-) -> None:
-    """Compare the content of a wheel with its name and its RECORD."""
-    version = about.compiled_for.version
-    folder = f"horovod-{version}.dist-info"
-    if parse_wheel_filename(name)[:2] != (PROJECT, Version(version)):
-        raise ValueError(f"it is version {version}")
-    if content(archive, f"{folder}/METADATA") != metadata:
-        raise ValueError("its metadata file differs from the METADATA in it")
-    listed = content(archive, f"{folder}/RECORD").decode().splitlines()
-    found = [
-        recorded(each, blocks(archive, each))
-        for each in archive.namelist()
-        if each != f"{folder}/RECORD"
-    ]
-    if sorted([*found, f"{folder}/RECORD,,"]) != sorted(listed):
-        raise ValueError("its RECORD does not fit its files")
+def _examined(index: Path, name: str) -> Provenance | str:
+    """The provenance of a wheel if it is good, or what is wrong with it."""
+    path = index / FILES / name
+    try:
+        document = read_json(path.with_name(name + PROVENANCE), STATE)
+        about = decode(Provenance, document, lenient=True)
+        metadata = read_file(path.with_name(name + METADATA), STATE).data
+        version = Version(about.compiled_for.version)
+        compared = (
+            ("hash of the wheel", hash_file(path, WHEEL)[0], about.sha256),
+            ("hash of the metadata file", hashlib.sha256(metadata).hexdigest(), about.metadata_sha256),
+            ("name in its provenance", about.file, name),
+            ("version in its provenance", version, parse_wheel_filename(name)[1]),
+        )  # fmt: skip
+    except OSError as error:
+        return f"cannot read {Path(error.filename or path).name}: {error.strerror}"
+    except (ValueError, Problem) as error:
+        return f"its name or provenance is malformed: {error}"
+    wrong = (each for each in compared if each[1] != each[2])
+    return next(
+        (f"the {what} is {found}, expected {wanted}" for what, found, wanted in wrong), about
+    )
 
 
 def write_pages(index: Path) -> Found:

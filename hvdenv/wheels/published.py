@@ -13,9 +13,9 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -25,7 +25,7 @@ from hvdenv.plans.step import digest
 from hvdenv.reading import OWN, WHEEL, hash_file, open_file, read_text
 from hvdenv.schema import Problem, decode, encode
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
-from hvdenv.wheels.cache_entry import Record
+from hvdenv.wheels.wheelcache import Record
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
 _IMPORT = "from horovod import _compiled_for; _compiled_for.check({!r})  # by hvdenv\n"
@@ -124,26 +124,23 @@ class Source(NamedTuple):
     """A checked entry of a cache, and a copy of its wheel that nobody else writes."""
 
     record: Record
-    inputs: Mapping[str, object]
     wheel: Path
 
 
 class Published(NamedTuple):
-    """A wheel to publish, in a file."""
+    """A wheel to publish: its hash and size, and the metadata in it."""
 
-    name: str
-    wheel: Path
     sha256: str
     size: int
     metadata: bytes
 
 
 class Symbols(NamedTuple):
-    """What the extensions of a wheel contain."""
+    """What an extension of a wheel contains; ``mpi`` is the library that it links, or empty."""
 
-    cxx11: bool = False
-    libraries: tuple[bytes, ...] = ()
-    glibc: frozenset[bytes] = frozenset()
+    cxx11: bool
+    mpi: bytes
+    glibc: frozenset[bytes]
 
 
 # What reading an archive raises. A RuntimeError is one that is encrypted, or JSON that is nested
@@ -161,8 +158,8 @@ def compiled_for(source: Source) -> CompiledFor:
         Unpublished: this hvdenv cannot tell, or has other patches.
     """
     try:
-        inputs = decode(Inputs, source.inputs, lenient=True)
-        frameworks, symbols = _opened(source, inputs)
+        inputs = decode(Inputs, source.record.inputs, lenient=True)
+        frameworks, found = _opened(source, inputs)
     except (Problem, *UNREADABLE) as error:
         raise Unpublished(f"hvdenv cannot tell what it was compiled for ({error})") from error
     horovod = source.record.file.split("-")[1]
@@ -170,7 +167,7 @@ def compiled_for(source: Source) -> CompiledFor:
     wanted = applicable({"horovod": horovod, **versions})
     if inputs.patches != {patch.name: digest(patch.edit) for patch in wanted}:
         raise Unpublished("it was compiled with other patches than those of this hvdenv")
-    label, mpi = _mpi(inputs, symbols.libraries)
+    label, mpi = _mpi(inputs, next((each.mpi for each in found if each.mpi), b""))
     cuda = _cuda(inputs)
     labels = [f"{_FRAMEWORKS[name][0]}{_short(each)}" for name, each in versions.items()]
     local = ["hvdenv", str(set_number()), *labels, _accelerator(inputs, cuda), label]
@@ -179,55 +176,50 @@ def compiled_for(source: Source) -> CompiledFor:
         frameworks=frameworks,
         mpi=mpi,
         cuda=cuda,
-        glibc=_glibc(symbols.glibc),
+        glibc=_glibc(symbol for each in found for symbol in each.glibc),
         run_path=tuple(filter(None, inputs.variables.get("HVDENV_INSTALL_RPATH", "").split(":"))),
     )
 
 
-def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], Symbols]:
+def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], list[Symbols]]:
     """The frameworks of a wheel, and what its extensions contain.
 
     Raises:
         one of UNREADABLE: it is no wheel of Horovod.
     """
-    frameworks, every = {}, Symbols()
+    frameworks, found = {}, []
     with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
         built_with = json.loads(content(archive, "horovod/metadata.json"))
         for name, (_, key, stem, variable) in _FRAMEWORKS.items():
             if inputs.variables.get(variable) != "1":
                 continue
-            found = _symbols(blocks(archive, f"horovod/{name}/{stem}{inputs.stack.soabi}"))
+            found.append(_symbols(blocks(archive, f"horovod/{name}/{stem}{inputs.stack.soabi}")))
             frameworks[name] = Framework(
                 package=inputs.stack.frameworks[name].package,
                 version=Version(built_with[key]).public,
-                cxx11=found.cxx11,
+                cxx11=found[-1].cxx11,
             )
-            every = _joined(every, found)
-    return frameworks, every
+    return frameworks, found
 
 
 def _symbols(library: Iterable[bytes]) -> Symbols:
-    found, rest = Symbols(), b""
+    found, rest = Symbols(False, b"", frozenset()), b""
     for block in library:
         part = rest + block
-        here = Symbols(
-            b"__cxx11" in part, tuple(_LINKED.findall(part)), frozenset(_GLIBC.findall(part))
+        found = Symbols(
+            found.cxx11 or b"__cxx11" in part,
+            found.mpi or next(iter(_LINKED.findall(part)), b""),
+            found.glibc.union(_GLIBC.findall(part)),
         )
-        found, rest = _joined(found, here), part[-_OVERLAP:]
+        rest = part[-_OVERLAP:]
     return found
 
 
-def _joined(one: Symbols, other: Symbols) -> Symbols:
-    return Symbols(
-        one.cxx11 or other.cxx11, (*one.libraries, *other.libraries)[:1], one.glibc | other.glibc
-    )
-
-
-def _mpi(inputs: Inputs, libraries: tuple[bytes, ...]) -> tuple[str, Mpi | None]:
-    """The label and facts of the MPI."""
-    if not libraries:
+def _mpi(inputs: Inputs, linked: bytes) -> tuple[str, Mpi | None]:
+    """The label and facts of the MPI; ``linked`` is its library, or empty."""
+    if not linked:
         return "gloo", None
-    library = libraries[0].decode()
+    library = linked.decode()
     label, name, package = _UNKNOWN
     for pattern, short, known, on_pypi in _MPI:
         if found := re.search(pattern, inputs.stack.mpi):
@@ -260,22 +252,33 @@ def _short(version: str) -> str:
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version).replace("+", ".")
 
 
-def make(source: Source, facts: CompiledFor, build: int, target: Path) -> Published:
-    """Write a wheel.
+def name_of(source: Source, facts: CompiledFor) -> str:
+    """The file name of a published wheel.
 
-    Args:
-        build: tells wheels of the same version apart; 0 is none.
+    Its build number says when it was compiled, so installers prefer the newest of one version, and
+    which entry it is of, so no other wheel has the same name.
+    """
+    tags = source.record.file.split("-", 2)[2]
+    return f"horovod-{facts.version}-{_build(source)}-{tags}"
+
+
+def _build(source: Source) -> str:
+    time = re.sub(r"\D", "", source.record.created.partition("+")[0])
+    return f"{time}_{source.record.key[:8]}"
+
+
+def make(source: Source, facts: CompiledFor, target: Path) -> Published:
+    """Write a wheel.
 
     Raises:
         Unpublished: the wheel in the cache cannot be read.
     """
-    horovod, *tags = source.record.file.removesuffix(".whl").split("-")[1:]
+    horovod = source.record.file.split("-")[1]
     before, after = f"horovod-{horovod}.dist-info/", f"horovod-{facts.version}.dist-info/"
-    number = [str(build)] if build else []
     with zipfile.ZipFile(target, "w") as made:
         try:
             with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
-                changed = _changed(archive, facts, before, build)
+                changed = _changed(archive, source, facts, before)
                 lines = [
                     _add(
                         made,
@@ -291,49 +294,36 @@ def make(source: Source, facts: CompiledFor, build: int, target: Path) -> Publis
         lines += [_add(made, name, changed[name]) for name in (_CHECK, _FACTS)]
         record = "\n".join([*lines, f"{after}RECORD,,", ""])
         _add(made, f"{after}RECORD", [record.encode()])
-    name = "-".join(["horovod", facts.version, *number, *tags]) + ".whl"
-    return Published(name, target, *hash_file(target, WHEEL), changed[f"{before}METADATA"][0])
+    return Published(*hash_file(target, WHEEL), changed[f"{before}METADATA"][0])
 
 
 def _changed(
-    archive: zipfile.ZipFile, facts: CompiledFor, before: str, build: int
+    archive: zipfile.ZipFile, source: Source, facts: CompiledFor, before: str
 ) -> dict[str, list[bytes]]:
     """The files that differ from the cached wheel, by their names there; and new ones."""
+    stated = content(archive, f"{before}WHEEL").decode()
     changed = {
-        f"{before}METADATA": _metadata(content(archive, f"{before}METADATA").decode(), facts)
+        f"{before}METADATA": _metadata(content(archive, f"{before}METADATA").decode(), facts),
+        f"{before}WHEEL": f"{stated.rstrip()}\nBuild: {_build(source)}\n\n",
+        _CHECK: read_text(WHEEL_PROGRAMS / "compiled_for.py", OWN),
+        _FACTS: json.dumps(encode(facts), indent=1) + "\n",
     }
     for framework in facts.frameworks:
         name = f"horovod/{framework}/__init__.py"
         changed[name] = _with_check(content(archive, name).decode(), framework)
-    if build:
-        stated = content(archive, f"{before}WHEEL").decode()
-        changed[f"{before}WHEEL"] = f"{stated.rstrip()}\nBuild: {build}\n\n"
-    changed[_CHECK] = read_text(WHEEL_PROGRAMS / "compiled_for.py", OWN)
-    changed[_FACTS] = json.dumps(encode(facts), indent=1) + "\n"
     return {name: [text.encode()] for name, text in changed.items()}
 
 
 def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0) -> str:
     """Add a file, with the time that all have; returns its line of RECORD."""
-    made = zipfile.ZipInfo(name)
+    made, digest, size = zipfile.ZipInfo(name), hashlib.sha256(), 0
     made.compress_type, made.create_system = zipfile.ZIP_DEFLATED, 3
     made.external_attr = mode or 0o100644 << 16
     with archive.open(made, "w") as stream:
-        return recorded(name, _written(stream, parts))
-
-
-def _written(stream: IO[bytes], parts: Iterable[bytes]) -> Iterator[bytes]:
-    for part in parts:
-        stream.write(part)
-        yield part
-
-
-def recorded(name: str, parts: Iterable[bytes]) -> str:
-    """The line of RECORD for a file."""
-    digest, size = hashlib.sha256(), 0
-    for part in parts:
-        digest.update(part)
-        size += len(part)
+        for part in parts:
+            stream.write(part)
+            digest.update(part)
+            size += len(part)
     encoded = base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
     return f"{name},sha256={encoded},{size}"
 

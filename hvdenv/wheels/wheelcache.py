@@ -1,52 +1,79 @@
 """Caches of compiled wheels, found by a hash of all their inputs.
 
-An entry (cache_entry.py) is a folder named by the hash of its inputs: KEY[:2]/KEY. It gets its
-name when it is complete, and never changes afterwards, so no lock is needed. Each user has a
-cache of their own; a site can also have shared ones (docs/how-to/share-compiled-wheels.md).
+An entry is a folder KEY[:2]/KEY with a record and a wheel. It gets its name when it is complete, and
+never changes afterwards, so no lock is needed. Builds write only into the user's own cache, and also
+read shared ones, whose entries are judged by their owner (docs/how-to/share-compiled-wheels.md).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-import stat
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Annotated, BinaryIO, Literal, NamedTuple, Protocol, TypeVar
 
+from hvdenv import trust
 from hvdenv.environments.generations import timestamp
-from hvdenv.errors import RecipeError, StepError
+from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import LEFT_ALONE_SECONDS, Places, blocked, make_folder, reporting, sync
-from hvdenv.reading import WHEEL, open_file
-from hvdenv.runner import environment
-from hvdenv.trust import user_id
-from hvdenv.wheels.cache_entry import (
-    RECORD,
-    Cache,
-    DamagedError,
-    Entry,
-    NotUsedError,
-    blocks,
-    check,
-    key,
-    make_folder_alike,
-    open_entry,
-    opened_folder,
-    refuse_untrusted_owner,
+from hvdenv.model.recipe import Sha256
+from hvdenv.places import (
+    LEFT_ALONE_SECONDS,
+    Places,
+    blocked,
+    make_folder,
+    reporting,
+    sync,
+    write_bytes,
+    write_json,
 )
+from hvdenv.reading import MIB, STATE, WHEEL, Content, open_file, read_file
+from hvdenv.runner import environment
+from hvdenv.schema import Pattern, Problem, Table, decode
 
-FORMAT = 1
+RECORD = "entry.json"
 # Folders, separated by colons.
 VARIABLE = "HVDENV_WHEEL_CACHE"
+# What reading an entry fails with if it is broken, and not just out of reach.
+_BROKEN = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG}
 
-_KEY = r"[0-9a-f]{64}"
+WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
+_Time = Annotated[
+    str, Pattern(r"[0-9-]{10}T[0-9:]{8}\+00:00", "a time such as 2026-11-22T00:29:40+00:00")
+]
+
+
+class Cache(NamedTuple):
+    """A wheel cache.
+
+    Attributes:
+        shared: whether it is read only; false for the user's own cache.
+        trusted: users who may own entries, in addition to this one and root.
+    """
+
+    folder: Path
+    shared: bool = False
+    trusted: tuple[str, ...] = ()
+
+    def entry(self, key: str) -> Path:
+        """The folder of the entry with this key, which need not exist."""
+        return self.folder / key[:2] / key
+
+
+class Record(NamedTuple):
+    format: Literal[1]
+    key: Sha256
+    inputs: Table
+    file: WheelName
+    sha256: Sha256
+    created: _Time
 
 
 class Taken(NamedTuple):
@@ -105,17 +132,90 @@ class Listed(NamedTuple):
         return parts[number] if len(parts) == 5 else ""
 
 
+class NotUsedError(Exception):
+    """Why an existing entry is not used."""
+
+
+class DamagedError(NotUsedError):
+    """The entry is broken and can be deleted."""
+
+
 def own(places: Places) -> Cache:
     return Cache(places.wheels)
 
 
 def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Cache, ...]:
-    """The caches that a site or $HVDENV_WHEEL_CACHE names; the one to publish to comes first."""
+    """The caches that $HVDENV_WHEEL_CACHE or a site names."""
     environ = environment() if environ is None else environ
-    named = [wheels.publish or "", *environ.get(VARIABLE, "").split(":"), *wheels.read]
+    named = [*environ.get(VARIABLE, "").split(":"), *wheels.read]
     folders = dict.fromkeys(os.path.abspath(folder) for folder in named if folder)
-    trusted = frozenset(uid for name in wheels.trust if (uid := user_id(name)) is not None)
-    return tuple(Cache(Path(folder), True, trusted) for folder in folders)
+    return tuple(Cache(Path(folder), True, wheels.trust) for folder in folders)
+
+
+def key(inputs: Mapping[str, object]) -> str:
+    """The key of an entry: a hash of all that goes into a wheel."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def names(cache: Cache) -> list[str]:
+    """The keys of all entries, complete or not.
+
+    Raises:
+        StepError: the cache cannot be read.
+    """
+    try:
+        os.listdir(cache.folder)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not cache.shared:
+            return []
+        raise blocked(cache.folder, error, "read") from error
+    found = (path.name for path in cache.folder.glob("[0-9a-f][0-9a-f]/*"))
+    return sorted(name for name in found if re.fullmatch(r"[0-9a-f]{64}", name))
+
+
+def read(cache: Cache, name: str) -> Record | None:
+    """The record of an entry; None if there is no such entry.
+
+    Raises:
+        NotUsedError: it is damaged, or an untrusted user could have written it.
+    """
+    folder = cache.entry(name)
+    try:
+        folder.lstat()
+        content = read_file(folder / RECORD, STATE)
+    except OSError as error:
+        exists = cache.folder.is_dir()
+        missing = isinstance(error, FileNotFoundError) and not os.path.lexists(folder)
+        if missing and (exists or not cache.shared):
+            return None
+        raise _unreadable(cache, folder if exists else cache.folder, error) from error
+    _refuse_untrusted(cache, content)
+    try:
+        record = decode(Record, json.loads(content.data))
+        same = record.key == name == key(record.inputs)
+    except (ValueError, RecursionError, Problem) as error:
+        raise DamagedError(f"{folder} is damaged: its record is malformed") from error
+    if not same:
+        raise DamagedError(f"{folder / RECORD} does not describe this wheel")
+    return record
+
+
+def check(cache: Cache, record: Record, target: Path | None = None) -> None:
+    """Compare a wheel with its hash, and copy it to a target if there is one.
+
+    Raises:
+        NotUsedError: the wheel is damaged, cannot be read, or is not trusted.
+        StepError: the target cannot be written.
+    """
+    path, digest = cache.entry(record.key) / record.file, hashlib.sha256()
+    with reporting(target or path), open(target or os.devnull, "wb") as copy:
+        for block in _content(cache, path):
+            digest.update(block)
+            copy.write(block)
+    if digest.hexdigest() != record.sha256:
+        found = f"its hash is {digest.hexdigest()}, recorded was {record.sha256}"
+        raise DamagedError(f"{path} is damaged: {found}")
 
 
 def take(caches: Sequence[Cache], inputs: Mapping[str, object], folder: Path) -> Taken:
@@ -130,127 +230,82 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, object], folder: Path) ->
     Raises:
         StepError: the folder cannot be written.
     """
-    notes = []
+    notes, name = [], key(inputs)
     for cache in caches:
         target: Path | None = None
         try:
-            with open_entry(cache, key(inputs)) as entry:
-                if entry is None:
-                    continue
-                target = folder / entry.record.file
-                check(entry, target)
+            record = read(cache, name)
+            if record is None:
+                continue
+            target = folder / record.file
+            check(cache, record, target)
         except NotUsedError as error:
             if target:
                 target.unlink(missing_ok=True)
             notes.append(f"cached wheel not used: {error}")
             if isinstance(error, DamagedError) and not cache.shared:
-                _discard(cache.entry(key(inputs)))
+                _delete(cache.entry(name))
         else:
             if not cache.shared:
                 with suppress(OSError):
-                    os.utime(entry.folder)
-            return Taken(entry.folder, tuple(notes))
+                    os.utime(cache.entry(name))
+            return Taken(cache.entry(name), tuple(notes))
     return Taken(None, tuple(notes))
 
 
 def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
     """Put a copy of a wheel into a cache. An entry that another build has stored is kept.
 
-    Args:
-        cache: a shared one must exist.
-
     Raises:
         StepError: the cache cannot be written, or has an entry with this key that can neither be
             used nor removed.
     """
-    name = key(inputs)
-    entry = cache.entry(name)
-    if os.path.lexists(entry) and not describe(cache, name, thorough=True).problem:
+    name, folder = key(inputs), cache.folder / f".{os.urandom(16).hex()}"
+    entry, digest = cache.entry(name), hashlib.sha256()
+    found = describe(cache, name)
+    if not found.problem:
         return
-    with reporting(entry), open_file(wheel, WHEEL) as source:
-        digest = hashlib.sha256()
-        for block in blocks(source.fileno()):
+    if found.damaged:
+        _delete(cache.entry(name))
+
+    def hashing(stream: BinaryIO) -> Iterator[bytes]:
+        while block := stream.read(MIB):
             digest.update(block)
-        document = {
-            "format": FORMAT,
-            "key": name,
-            "inputs": inputs,
-            "file": wheel.name,
-            "sha256": digest.hexdigest(),
-            "created": timestamp(precision="seconds"),
-        }
-        record = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
-        content = _same(source.fileno(), digest.hexdigest(), wheel)
-        _add(cache, name, {wheel.name: content, RECORD: [record]})
+            yield block
 
-
-def copy(entries: Mapping[str, Cache], target: Cache) -> None:
-    """Copy entries into another cache, after checking all of them.
-
-    Existing entries are kept.
-
-    Args:
-        entries: the cache of each key.
-        target: a shared one must exist.
-
-    Raises:
-        RecipeError: an entry cannot be used; nothing is copied then.
-        StepError: the target cannot be written.
-    """
-    for checked in (False, True):
-        for name, cache in sorted(entries.items()):
-            try:
-                with open_entry(cache, name) as entry:
-                    if entry is None:
-                        raise NotUsedError("it is gone")
-                    check(entry)
-                    if checked:
-                        record, path = entry.record, entry.folder / entry.record.file
-                        content = _same(entry.wheel, record.sha256, path)
-                        _add(target, name, {record.file: content, RECORD: [entry.raw]})
-            except NotUsedError as error:
-                raise RecipeError(
-                    f"not copied: {error}",
-                    where=name,
-                    remedy="check all wheels with `hvdenv wheels list`",
-                ) from error
-            except OSError as error:
-                raise blocked(target.folder, error) from error
-
-
-def names(cache: Cache) -> list[str]:
-    """The keys of all entries, complete or not.
-
-    Raises:
-        StepError: the cache cannot be read.
-    """
     try:
-        return sorted(
-            entry
-            for shard in os.listdir(cache.folder)
-            if re.fullmatch(r"[0-9a-f]{2}", shard) and (cache.folder / shard).is_dir()
-            for entry in os.listdir(cache.folder / shard)
-            if re.fullmatch(_KEY, entry) and entry.startswith(shard)
-        )
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not cache.shared:
-            return []
-        raise blocked(cache.folder, error, "read") from error
+        with reporting(wheel, "read"), open_file(wheel, WHEEL) as stream, reporting(entry):
+            make_folder(entry.parent)
+            # Never writable for a group, whatever the umask: others would not trust it.
+            folder.mkdir(0o755)
+            write_bytes(folder / wheel.name, hashing(stream), lambda _: None, 0o644)
+            record = Record(
+                format=1, key=name, inputs=dict(inputs), file=wheel.name,
+                sha256=digest.hexdigest(), created=timestamp(precision="seconds"),
+            )  # fmt: skip
+            write_json(folder / RECORD, record._asdict(), 0o644)
+            folder.rename(entry)
+            for each in (entry.parent, cache.folder):
+                sync(each)
+    except StepError:
+        if describe(cache, name).problem:
+            raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def describe(cache: Cache, name: str, *, thorough: bool) -> Listed:
+def describe(cache: Cache, name: str, *, thorough: bool = True) -> Listed:
     """What an entry contains; ``thorough`` checks its hash as well."""
     listed = Listed(name, str(cache.folder), cache.shared)
     try:
-        with open_entry(cache, name) as entry:
-            if entry is None:
-                return listed._replace(problem="it is gone")
-            listed = _described(listed, entry)
-            if thorough:
-                check(entry)
+        record = read(cache, name)
+        if record is None:
+            return listed._replace(problem="it is gone")
+        listed = _described(listed, cache.entry(name), record)
+        if thorough:
+            check(cache, record)
     except NotUsedError as error:
-        damaged = isinstance(error, DamagedError)
-        return listed._replace(problem=str(error), damaged=damaged)
+        return listed._replace(problem=str(error), damaged=isinstance(error, DamagedError))
     return listed
 
 
@@ -284,153 +339,84 @@ def least_recently_used(
     return going
 
 
-def trim(cache: Cache, largest: float, spared: str) -> list[Listed]:
-    """Remove least recently used entries, but not the spared one, down to a total size."""
-    entries = [describe(cache, name, thorough=False) for name in names(cache)]
-    others = [each for each in entries if each.key != spared]
-    largest -= sum(each.bytes for each in entries if each.key == spared)
-    going = least_recently_used(others, largest=largest)
-    return [each for each in going if remove(cache, each.key)]
+def prune(
+    cache: Cache, *, largest: float | None = None, oldest: str = "", spared: str = "",
+    thorough: bool = False,
+) -> list[tuple[Listed, bool]]:  # fmt: skip
+    """Remove damaged and least recently used entries of the user's own cache.
 
+    Args:
+        spared: the key of an entry to keep.
+        thorough: compare hashes to find damaged ones.
 
-def remove(cache: Cache, name: str) -> bool:
-    """Remove an entry; False if that is not permitted."""
-    return _discard(cache.entry(name))
-
-
-def sweep(cache: Cache) -> None:
-    """Remove what killed processes left."""
+    Returns:
+        the entries, and whether each could be removed.
+    """
+    entries = [describe(cache, name, thorough=thorough) for name in names(cache)]
+    largest = largest and largest - sum(each.bytes for each in entries if each.key == spared)
+    good = [each for each in entries if not each.damaged and each.key != spared]
+    going = [each for each in entries if each.damaged and each.key != spared]
+    going += least_recently_used(good, largest=largest, oldest=oldest)
     before = time.time() - LEFT_ALONE_SECONDS
-    for path in (*cache.folder.glob(".*"), *cache.folder.glob("??/.*")):
+    for path in cache.folder.glob(".*"):  # what killed processes left
         with suppress(OSError):
             if path.lstat().st_mtime < before:
-                _discard(path)
+                _delete(path)
+    return [(each, _delete(cache.entry(each.key))) for each in going]
 
 
-def _described(listed: Listed, entry: Entry) -> Listed:
-    stack = entry.inputs.get("stack")
+def _delete(path: Path) -> bool:
+    with suppress(OSError):
+        path.unlink()  # a file or link; a folder cannot be unlinked
+    shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
+def _described(listed: Listed, folder: Path, record: Record) -> Listed:
+    stack = record.inputs.get("stack")
     stack = stack if isinstance(stack, dict) else {}
     frameworks = stack.get("frameworks")
+    size, used = 0, ""
+    with suppress(OSError):
+        size = (folder / record.file).stat().st_size
+        used = timestamp(folder.stat().st_mtime, "seconds")
     return listed._replace(
-        wheel=entry.record.file,
+        wheel=record.file,
         frameworks={
             name: str(each.get("version", "")) if isinstance(each, dict) else ""
             for name, each in (frameworks if isinstance(frameworks, dict) else {}).items()
         },
         mpi=str(stack.get("mpi", "")).partition(" Report ")[0],
         compiler=str(stack.get("compiler", "")).partition(" Copyright ")[0],
-        bytes=entry.bytes,
-        created=entry.record.created,
-        used=None if listed.shared else timestamp(entry.used, "seconds"),
+        bytes=size,
+        created=record.created,
+        used=None if listed.shared else used,
     )
 
 
-def _discard(entry: Path) -> bool:
-    """Remove an entry: its name first, so that no process finds it half deleted."""
-    condemned = entry.with_name(f".{uuid.uuid4().hex}")
+def _content(cache: Cache, path: Path) -> Iterator[bytes]:
+    """A wheel in blocks, if it is trusted; errors of its file system are errors of the entry."""
     try:
-        os.rename(entry, condemned)
-        if condemned.is_dir() and not condemned.is_symlink():
-            shutil.rmtree(condemned, ignore_errors=True)
-        else:
-            condemned.unlink()
-    except OSError:
-        return False
-    return True
+        with open_file(path, WHEEL) as stream:
+            _refuse_untrusted(cache, Content(path, b"", os.fstat(stream.fileno())))
+            while block := stream.read(MIB):
+                yield block
+    except OSError as error:
+        raise _unreadable(cache, path, error) from error
 
 
-def _add(cache: Cache, name: str, files: Mapping[str, Iterable[bytes]]) -> None:
-    """Make an entry of files. It gets its name last.
+def _refuse_untrusted(cache: Cache, content: Content) -> None:
+    """Refuse what an untrusted user could have written.
 
     Raises:
-        StepError: entries of this cache would not be used, or an entry that can neither be used
-            nor removed has the name.
+        NotUsedError: such a user owns it or a folder on the way, or can write it.
     """
-    if not cache.shared:
-        make_folder(cache.folder)
-    temporary = cache.folder / f".{uuid.uuid4().hex}"
-    try:
-        with opened_folder(cache.folder) as root:
-            if cache.shared:
-                refuse_untrusted_owner(cache, os.fstat(root), cache.folder)
-            # Never writable for a group, whatever the umask: it would not be trusted.
-            os.mkdir(temporary.name, 0o755, dir_fd=root)
-            # In a cache that others write, the name could lead elsewhere than the descriptor.
-            with opened_folder(temporary.name, root) as descriptor:
-                for file, content in files.items():
-                    _write(descriptor, file, content)
-                _permit(cache, descriptor)
-                _place(cache, temporary, name)
-    except NotUsedError as error:
-        raise StepError(
-            str(error), where=str(cache.folder),
-            remedy="let only its owner write to it (chmod go-w), or name another cache",
-        ) from error  # fmt: skip
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    for fault in trust.of_content(content, trust.trusted_owners(cache.trusted)):
+        if not fault.note:
+            raise NotUsedError(f"{fault.path} {fault.problem}")
 
 
-def _same(wheel: int, sha256: str, path: Path) -> Iterator[bytes]:
-    """The content of an open wheel, which must still have the hash that was recorded.
-
-    Raises:
-        StepError: it was changed since.
-    """
-    digest = hashlib.sha256()
-    for block in blocks(wheel):
-        digest.update(block)
-        yield block
-    if digest.hexdigest() != sha256:
-        raise StepError(
-            "this wheel was changed while hvdenv copied it", where=str(path),
-            remedy="run the command again when no other program writes to it",
-        )  # fmt: skip
-
-
-def _write(within: int, name: str, content: Iterable[bytes]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(name, flags, 0o644, dir_fd=within)
-    with open(descriptor, "wb") as stream:
-        stream.writelines(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _permit(cache: Cache, descriptor: int) -> None:
-    """Let those who may read the shared cache read an entry, whatever the umask."""
-    if not cache.shared:
-        return
-    mode = stat.S_IMODE(os.stat(cache.folder).st_mode)
-    for name in os.listdir(descriptor):
-        os.chmod(name, mode & 0o644 | 0o600, dir_fd=descriptor)
-    os.fchmod(descriptor, mode & 0o2755 | 0o700)
-
-
-def _place(cache: Cache, temporary: Path, name: str) -> None:
-    """Give a finished entry its name, unless a good entry has it already."""
-    entry = cache.entry(name)
-    # A shared folder gets the permissions of the cache.
-    (make_folder_alike if cache.shared else make_folder)(entry.parent)
-    sync(temporary)
-    while not _renamed(temporary, entry):
-        found = describe(cache, name, thorough=True)
-        if not found.problem:
-            return
-        if os.path.lexists(entry) and not (found.damaged and _discard(entry)):
-            raise StepError(
-                f"its place is taken: {found.problem}", where=str(entry),
-                remedy="remove it, or ask its owner to",
-            )  # fmt: skip
-    for folder in (entry.parent, cache.folder):
-        sync(folder)
-
-
-def _renamed(temporary: Path, entry: Path) -> bool:
-    """Whether an entry got its name; False if the name is taken."""
-    try:
-        os.rename(temporary, entry)
-    except OSError:
-        if os.path.lexists(entry):
-            return False
-        raise
-    return True
+def _unreadable(cache: Cache, path: Path, error: OSError) -> NotUsedError:
+    is_broken = error.errno in _BROKEN and cache.folder.is_dir()
+    kind = DamagedError if is_broken else NotUsedError
+    return kind(f"{path} cannot be read: {error.strerror}")

@@ -153,14 +153,14 @@ def test_only_the_runner_starts_processes_and_reads_the_environment() -> None:
                 assert said not in ("os.environ", "os.getenv", "os.system", "os.popen"), module
 
 
-# What they open they have seen by other means: the null device or a file of their own, what
-# a folder's listing calls a regular file, and entries of a cache, below a descriptor.
+# What they open they have seen by other means: the null device or a file of their own, and what
+# a folder's listing calls a regular file.
 OPENERS = {
     "reading",
     "runner",
     "environments.manifest",
     "standalone.steps.archives",
-    "wheels.cache_entry",
+    "wheels.wheelcache",
 }
 
 

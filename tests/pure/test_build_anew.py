@@ -28,8 +28,7 @@ from hvdenv.places import Places
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.step import Step, Wheel
 from hvdenv.plans.steps import GENERATION
-from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelcache import names, own, store
+from hvdenv.wheels.wheelcache import key, names, own, store
 
 DIGEST = "1" * 64
 
@@ -211,41 +210,35 @@ def test_a_cached_wheel_spares_the_compile(site: Site) -> None:
     assert recorder.notes_of["stack"] == f"a wheel of this stack is in {site.places.wheels}"
 
 
-def test_what_one_publishes_another_takes(site: Site, tmp_path: Path) -> None:
-    """The user's own wheel is published too; the other one's cache stays empty."""
-    folder = tmp_path / "group"
-    folder.mkdir(mode=0o755)
+def test_the_cache_of_one_is_a_shared_one_of_another(site: Site, tmp_path: Path) -> None:
+    """The other one's own cache stays empty."""
     site.build()
-    wheels = Wheels(publish=str(folder))
-    prefix = site.environment.prefix
-    for name, home in (("second", "home"), ("third", "other")):
-        recorder = Recorder()
-        request = site.request(wheels=wheels)
-        build(request, at(prefix.with_name(name)), Places(tmp_path / home), recorder)
-        assert recorder.notes == []
-        assert recorder.notes_of["wheel"] == "not needed: the wheel is in the cache"
-    assert recorder.notes_of["stack"] == f"a wheel of this stack is in {folder}"
-    assert names(Cache(folder, shared=True)) == names(own(Places(tmp_path / "home"))) != []
+    request = site.request(wheels=Wheels(read=(str(site.places.wheels),)))
+    recorder = Recorder()
+    other = at(site.environment.prefix.with_name("second"))
+    build(request, other, Places(tmp_path / "other"), recorder)
+    assert recorder.notes == []
+    assert recorder.notes_of["wheel"] == "not needed: the wheel is in the cache"
+    assert recorder.notes_of["stack"] == f"a wheel of this stack is in {site.places.wheels}"
     assert not Places(tmp_path / "other").wheels.exists()
 
 
 def test_a_build_goes_on_without_its_caches(site: Site, tmp_path: Path) -> None:
     """Nothing can be kept, and of what is damaged nothing is used: a line for each."""
-    home, group = tmp_path / "home", tmp_path / "group"
+    home = tmp_path / "home"
     (home / "cache").mkdir(parents=True)
     (home / "cache" / "wheels").write_text("")
-    wheels = Wheels(read=(str(tmp_path / "none"),), publish=str(group))
+    wheels = Wheels(read=(str(tmp_path / "none"),))
     recorder = Recorder()
     request = site.request(wheels=wheels)
     built = build(request, site.environment, Places(home), recorder)
     assert built.changed
     assert recorder.done == STEPS
-    *looked, kept, published = recorder.notes
-    assert [note.partition(": ")[0] for note in looked] == ["cached wheel not used"] * 3
+    *looked, kept = recorder.notes
+    assert [note.partition(": ")[0] for note in looked] == ["cached wheel not used"] * 2
     assert "Not a directory" in looked[0]
     assert "No such file" in looked[1]
     assert kept.startswith(f"the wheel is not kept: {home}/cache/wheels")
-    assert published.startswith(f"the wheel is not kept: {group}/")
     assert "\n" not in "".join(recorder.notes)
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.places import find_places
-from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelcache import names, own, store
+from hvdenv.wheels.wheelcache import Cache, key, names, own, store
 from tests.commands import Hvdenv
 from tests.wheels import NAME, wheel_in
 

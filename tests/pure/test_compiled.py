@@ -11,9 +11,8 @@ from hvdenv.locks.lockfile import PYPI, Horovod, Inputs, Locked, bind
 from hvdenv.locks.pypi import Package, render
 from hvdenv.places import Places
 from hvdenv.wheels import compiled
-from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelcache import own, store, take
-from tests.wheels import umask, wheel_in
+from hvdenv.wheels.wheelcache import Cache, key, names, own, store, take
+from tests.wheels import wheel_in
 
 HASH = "0123456789abcdef" * 4
 WANTED: dict[str, Any] = {"source": HASH, "patches": {}, "variables": {"HOROVOD_WITH_MPI": "1"}}
@@ -55,22 +54,15 @@ def test_what_fits_as_far_as_the_lock_can_tell(
 ) -> None:
     inputs = {**INPUTS, **changed}
     cache = kept(tmp_path, inputs)
-    chosen, notes = compiled.fitting([cache], WANTED, lock)
-    assert chosen == ({key(inputs): cache} if fits else {})
-    assert not notes
+    assert compiled.carry([cache], WANTED, lock, tmp_path) == (int(fits), ())
 
 
-@pytest.mark.parametrize(("mask", "mode"), [(0o002, 0o755), (0o077, 0o700)])
-def test_wheels_go_along_and_are_found_there(
-    mask: int, mode: int, tmp_path: Path, lock: Locked
-) -> None:
+def test_wheels_go_along_and_are_found_there(tmp_path: Path, lock: Locked) -> None:
     cache, to = kept(tmp_path, INPUTS), tmp_path / "fetched"
     to.mkdir()
     assert compiled.cache_in(to) == compiled.cache_in(None) == ()
-    with umask(mask):
-        compiled.carry({key(INPUTS): cache}, to)
+    compiled.carry([cache], WANTED, lock, to)
     (folder,) = compiled.cache_in(to)
-    assert Path(folder).stat().st_mode & 0o777 == mode
     there = Cache(Path(folder), shared=True)
     assert take([there], INPUTS, tmp_path).entry == there.entry(key(INPUTS))
 
@@ -79,8 +71,8 @@ def test_what_is_damaged_stays_behind_and_is_said(tmp_path: Path, lock: Locked) 
     cache = kept(tmp_path, INPUTS)
     next(cache.entry(key(INPUTS)).glob("*.whl")).write_bytes(b"other")
     missing = Cache(tmp_path / "none", shared=True)
-    chosen, notes = compiled.fitting([missing, cache], WANTED, lock)
-    assert chosen == {}
+    count, notes = compiled.carry([missing, cache], WANTED, lock, tmp_path / "fetched")
+    assert (count, names(Cache(tmp_path / "fetched/wheels"))) == (0, [])
     assert [note.partition(": ")[0] for note in notes] == [
         "cached wheels not used", "cached wheel not used",
     ]  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 from docs import reference
 from hvdenv import errors
 from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
+from hvdenv.knowledge.patches import set_number
 from hvdenv.knowledge.rules import all_rules
 from hvdenv.knowledge.signatures import all_signatures, alternatives
 from hvdenv.model.layers import load_recipe, shipped_recipes
@@ -154,6 +155,12 @@ def test_every_rule_and_error_message_is_in_the_reference() -> None:
         text = GENERATED[f"docs/generated/errors/{signature.id}.md"]
         assert all(each in text for each in signature.texts)
         assert all(reference.plain(each) in text for each in alternatives(signature.remedy))
+
+
+def test_labels_of_published_wheels_are_those_of_the_current_patches() -> None:
+    pages = "".join(text for name, text in PAGES.items() if name.startswith("docs/"))
+    labels = set(re.findall(r"\+(hvdenv\.\d+)", pages))
+    assert labels == {f"hvdenv.{set_number()}"}
 
 
 def test_targets_of_make() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,19 @@ from hypothesis import strategies as st
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
-from hvdenv.wheels import wheelcache
-from hvdenv.wheels.cache_entry import Cache, check, key, make_folder_alike, read_record
 from hvdenv.wheels.wheelcache import (
+    Cache,
     Listed,
     Taken,
-    copy,
     describe,
+    key,
     least_recently_used,
     names,
     own,
+    prune,
     shared,
     store,
-    sweep,
     take,
-    trim,
 )
 from tests.wheels import NAME, umask, wheel_in
 
@@ -52,7 +49,7 @@ def group(tmp_path: Path) -> Cache:
     """One that is shared."""
     folder = tmp_path / "group"
     folder.mkdir()
-    folder.chmod(0o2750)
+    folder.chmod(0o750)
     return Cache(folder, shared=True)
 
 
@@ -69,8 +66,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def keep(cache: Cache, wheel: Path, inputs: dict[str, Any] = INPUTS) -> Path:
-    """The entry of a wheel that was stored."""
-    store(cache, inputs, wheel)
+    """The entry of a wheel that was stored; in a shared cache, as its owner does."""
+    store(Cache(cache.folder), inputs, wheel)
     return cache.entry(key(inputs))
 
 
@@ -142,7 +139,7 @@ def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
 ) -> None:
     entry = keep(cache, wheel)
     damage(entry)
-    assert describe(cache, entry.name, thorough=True).damaged
+    assert describe(cache, entry.name).damaged
 
     taken = take([cache], INPUTS, target.parent)
 
@@ -177,21 +174,17 @@ def link(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change",
     [
-        (lambda entry: entry.chmod(0o775), "can be written by others"),
-        (lambda entry: (entry / NAME).chmod(0o666), "can be written by others"),
-        (lambda entry: (entry / "entry.json").chmod(0o662), "can be written by others"),
-        (link, "symbolic link"),
-        (lambda entry: link(entry / NAME), "symbolic link"),
-        (lambda entry: link(entry / "entry.json"), "symbolic link"),
-        (lambda entry: link(entry.parent), "symbolic link"),
+        lambda entry: entry.chmod(0o777),
+        lambda entry: (entry / NAME).chmod(0o666),
+        lambda entry: (entry / "entry.json").chmod(0o646),
     ],
 )
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_what_others_could_have_written_is_left_alone_and_not_used(
     cache: Cache, group: Cache, wheel: Path, target: Path,
-    change: Callable[[Path], object], reason: str, is_shared: bool,
+    change: Callable[[Path], object], is_shared: bool,
 ) -> None:  # fmt: skip
     cache = group if is_shared else cache
     entry = keep(cache, wheel)
@@ -199,11 +192,12 @@ def test_what_others_could_have_written_is_left_alone_and_not_used(
     for _ in range(2):
         taken = take([cache], INPUTS, target.parent)
         assert taken.entry is None
-        assert reason in taken.notes[0]
-        with pytest.raises(StepError, match=reason):
-            store(cache, INPUTS, wheel)
+        assert "can be written by everybody" in taken.notes[0]
         assert not target.exists()
-    assert os.path.lexists(entry)
+    if not is_shared:
+        with pytest.raises(StepError, match="cannot write"):
+            store(cache, INPUTS, wheel)
+    assert entry.exists()
     assert not list(cache.folder.glob(".*"))
 
 
@@ -211,7 +205,7 @@ def test_a_pipe_is_not_waited_for(cache: Cache, wheel: Path, target: Path) -> No
     entry = keep(cache, wheel)
     (entry / NAME).unlink()
     os.mkfifo(entry / NAME)
-    assert "is not a regular file" in take([cache], INPUTS, target.parent).notes[0]
+    assert "it is a pipe, not a regular file" in take([cache], INPUTS, target.parent).notes[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -220,49 +214,24 @@ def test_what_another_user_wrote_is_not_used(cache: Cache, wheel: Path, target: 
     os.chown(entry / "entry.json", 12345, -1)
     taken = take([cache], INPUTS, target.parent)
     assert taken.entry is None
-    assert "belongs to user" in taken.notes[0]
-    trusting = cache._replace(trusted=frozenset({12345, os.stat(entry).st_uid}))
+    assert "belongs to uid 12345" in taken.notes[0]
+    trusting = cache._replace(trusted=("12345",))
     assert take([trusting], INPUTS, target.parent).entry == entry
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("part", ["", "shard", "entry", "entry.json", NAME])
+@pytest.mark.parametrize("part", ["entry", "entry.json", NAME])
 def test_what_belongs_to_another_user_in_a_shared_folder_is_not_used(
     group: Cache, wheel: Path, target: Path, part: str
 ) -> None:
     entry = keep(group, wheel)
-    path = {"": group.folder, "shard": entry.parent, "entry": entry}.get(part, entry / part)
+    path = entry if part == "entry" else entry / part
     os.chown(path, 12345, -1)
     taken = take([group], INPUTS, target.parent)
-    assert taken == Taken(None, (f"cached wheel not used: {path} belongs to user 12345",))
+    assert taken == Taken(None, (f"cached wheel not used: {path} belongs to uid 12345",))
     assert not target.exists()
     (trusting,) = shared(Wheels(read=(str(group.folder),), trust=("12345",)), {})
     assert take([trusting], INPUTS, target.parent) == Taken(entry)
-
-
-def test_a_wheel_that_changes_after_it_was_hashed_is_not_stored(
-    cache: Cache, group: Cache, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checks = iter([False, True])  # of all entries before the first is copied, and once more
-
-    def change_and_tell_the_time(**_: object) -> str:
-        wheel.write_bytes(b"other")
-        return "2026-11-22T00:29:40+00:00"
-
-    def check_and_change(*arguments: Any) -> None:
-        check(*arguments)
-        if next(checks):
-            flip(entry)
-
-    entry = keep(cache, wheel)
-    with monkeypatch.context() as patched:
-        patched.setattr(wheelcache, "timestamp", change_and_tell_the_time)
-        with pytest.raises(StepError, match="was changed while"):
-            store(group, INPUTS, wheel)
-    monkeypatch.setattr(wheelcache, "check", check_and_change)
-    with pytest.raises(StepError, match="was changed while"):
-        copy({key(INPUTS): cache}, group)
-    assert os.listdir(group.folder) == []
 
 
 @pytest.mark.parametrize("value", [0o002, 0o022, 0o077, 0o000])
@@ -275,46 +244,6 @@ def test_our_own_entries_are_trusted_under_any_umask(
         assert take([each], INPUTS, target.parent) == Taken(entry)
 
 
-@pytest.mark.parametrize(
-    ("mode", "folder_mode", "file_mode"),
-    [(0o2750, 0o2750, 0o640), (0o755, 0o755, 0o644), (0o700, 0o700, 0o600)],
-)
-def test_who_may_read_a_shared_cache_may_read_what_is_put_there(
-    group: Cache, wheel: Path, mode: int, folder_mode: int, file_mode: int
-) -> None:
-    group.folder.chmod(mode)
-    with umask(0o077):
-        entry = keep(group, wheel)
-    assert stat.S_IMODE(entry.stat().st_mode) == folder_mode
-    assert stat.S_IMODE(entry.parent.stat().st_mode) == mode
-    assert {stat.S_IMODE(path.stat().st_mode) for path in entry.iterdir()} == {file_mode}
-
-
-@pytest.mark.parametrize("mode", [0o2770, 0o777, 0o1777])
-def test_a_shared_folder_that_others_write_is_neither_read_nor_written(
-    group: Cache, wheel: Path, target: Path, mode: int
-) -> None:
-    keep(group, wheel)
-    group.folder.chmod(mode)
-    taken = take([group], INPUTS, target.parent)
-    assert taken == Taken(
-        None, (f"cached wheel not used: {group.folder} can be written by others",)
-    )
-    with pytest.raises(StepError, match="can be written by others"):
-        store(group, {"other": 1}, wheel)
-    assert names(group) == [key(INPUTS)]
-
-
-def test_a_folder_within_a_shared_one_that_others_write(
-    cache: Cache, group: Cache, wheel: Path, target: Path
-) -> None:
-    for each in (cache, group):
-        keep(each, wheel).parent.chmod(0o775)
-    assert "can be written by others" in take([group], INPUTS, target.parent).notes[0]
-    # The user's own may be in a folder of a group.
-    assert take([cache], INPUTS, target.parent).notes == ()
-
-
 def test_a_shared_folder_that_is_not_there_is_said_and_not_made(
     group: Cache, wheel: Path, target: Path
 ) -> None:
@@ -323,8 +252,6 @@ def test_a_shared_folder_that_is_not_there_is_said_and_not_made(
     assert (
         note == f"cached wheel not used: {missing.folder} cannot be read: No such file or directory"
     )
-    with pytest.raises(StepError, match="No such file"):
-        store(missing, INPUTS, wheel)
     assert not missing.folder.exists()
 
 
@@ -341,13 +268,6 @@ def test_the_next_cache_is_asked(
     assert target.read_bytes() == wheel.read_bytes()
 
 
-def test_whoever_owns_a_damaged_entry_replaces_it(group: Cache, wheel: Path, target: Path) -> None:
-    entry = keep(group, wheel)
-    flip(entry)
-    keep(group, wheel)
-    assert take([group], INPUTS, target.parent) == Taken(entry)
-
-
 def test_a_killed_store_leaves_nothing_that_is_found(
     cache: Cache, wheel: Path, target: Path
 ) -> None:
@@ -355,9 +275,9 @@ def test_a_killed_store_leaves_nothing_that_is_found(
     shutil.move(entry, cache.folder / ".0123")
     assert take([cache], INPUTS, target.parent) == Taken(None)
     assert names(cache) == []
-    sweep(cache)
+    prune(cache)
     os.utime(cache.folder / ".0123", (0, 0))
-    sweep(cache)
+    prune(cache)
     assert not list(cache.folder.glob(".*"))
 
 
@@ -382,11 +302,11 @@ def test_a_target_that_cannot_be_written_is_an_error(cache: Cache, wheel: Path) 
 
 def test_what_a_site_names(tmp_path: Path) -> None:
     wheels = Wheels(
-        read=("/a", "/b/"), publish="/b", trust=("root", "4711", "nobody-of-this-name"),
+        read=("/a", "/b/"), trust=("root", "4711", "nobody-of-this-name"),
     )  # fmt: skip
     caches = shared(wheels, {"HVDENV_WHEEL_CACHE": "/c::/a"})
-    assert [str(each.folder) for each in caches] == ["/b", "/c", "/a"]
-    assert {each[1:] for each in caches} == {(True, frozenset({0, 4711}))}
+    assert [str(each.folder) for each in caches] == ["/c", "/a", "/b"]
+    assert {each[1:] for each in caches} == {(True, wheels.trust)}
     assert shared(Wheels(), {}) == ()
 
 
@@ -400,7 +320,7 @@ def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
     entry = keep(cache, wheel, inputs)
     os.utime(entry, (1000, 1000))
     listed = describe(cache, entry.name, thorough=False)
-    created = read_record((entry / "entry.json").read_bytes())[0].created
+    created = json.loads((entry / "entry.json").read_text())["created"]
     assert listed == Listed(
         entry.name, str(cache.folder), False, "", False, NAME, {"torch": "2.13.0+cpu", "odd": ""},
         "mpirun (Open MPI) 4.1.8", "g++ 12.2.0", 5000, created, "1970-01-01T00:16:40+00:00",
@@ -418,13 +338,7 @@ def test_odd_inputs_are_listed_all_the_same(
     cache: Cache, wheel: Path, inputs: dict[str, Any]
 ) -> None:
     entry = keep(cache, wheel, inputs)
-    assert describe(cache, entry.name, thorough=True).problem == ""
-
-
-@given(st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_a_record_is_read_or_refused(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
-        read_record(raw)
+    assert describe(cache, entry.name).problem == ""
 
 
 def listed(letter: str, created: int, size: int, used: int | None = None) -> Listed:
@@ -473,26 +387,6 @@ def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     for number, entry in enumerate(entries):
         os.utime(entry, (number, number))
     assert take([cache], {"number": 0}, target.parent).entry == entries[0]
-    gone = trim(cache, 12_000, entries[1].name)
-    assert [each.key for each in gone] == [entries[2].name]
+    gone = prune(cache, largest=12_000, spared=entries[1].name)
+    assert [(each.key, is_removed) for each, is_removed in gone] == [(entries[2].name, True)]
     assert names(cache) == sorted(entry.name for entry in entries[:2])
-
-
-def test_a_shared_folder_has_its_permissions_before_its_name(
-    group: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = group.folder / "ab"
-    before: list[bool] = []
-    set_mode = os.fchmod
-
-    def observe(descriptor: int, mode: int) -> None:
-        before.append(folder.exists())
-        set_mode(descriptor, mode)
-
-    monkeypatch.setattr(os, "fchmod", observe)
-    with umask(0o077):
-        make_folder_alike(folder)
-        make_folder_alike(folder)
-    assert before == [False]
-    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(group.folder.stat().st_mode)
-    assert os.listdir(group.folder) == ["ab"]

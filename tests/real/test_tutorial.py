@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from hvdenv.wheels import wheelcache
-from hvdenv.wheels.cache_entry import Cache, key
+from hvdenv.wheels.wheelcache import Cache, key
 from tests.clusters import Names, install_software, write_modules
 from tests.modulesystems import cache_folder, install, write_module
 from tests.standin import Cluster, Partition
