@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from hvdenv.contents.packages import Contents, Horovod, Package
+from hvdenv.contents.packages import Contents, Horovod
 from hvdenv.masking import plain
 from hvdenv.sites.modules import family_of
 
@@ -39,38 +38,92 @@ class Difference(NamedTuple):
     after: str
 
 
+class Item(NamedTuple):
+    """What a side has of a subject.
+
+    Attributes:
+        version: decides whether a change is up or down.
+        value: what is compared besides, such as conda's build.
+        mark: a hash, for example; not compared if one side does not know its own.
+    """
+
+    version: str = ""
+    value: str = ""
+    mark: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.version} {self.value}".strip()
+
+
+Groups = Mapping[str, Mapping[str, Item]]
+# What is compared with an environment that hvdenv did not build.
+_ALWAYS = ("python", "packages", "horovod", "wheel")
+
+
 def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
     """The differences, in groups; in each group, added items come first.
 
     For an environment that hvdenv did not build, only packages, Python and wheel are compared.
     """
-    one, two = first.horovod or Horovod(""), second.horovod or Horovod("")
-    groups = [
-        _texts("python", _python(first, second), _python(second, first)),
-        _packages(first, second),
-        _texts("horovod", _given("Horovod", one.version), _given("Horovod", two.version)),
-    ]
-    if first.recipe and second.recipe:
-        source = "source archive"
-        groups = [
-            _texts("recipe", {"recipe": first.name}, {"recipe": second.name}, versions=False),
-            *groups,
-            _texts(
-                "horovod", _given(source, one.source), _given(source, two.source), versions=False
-            ),
-            _texts("patches", one.patches, two.patches, versions=False),
-            _texts("flags", one.variables, two.variables, versions=False),
-            _modules(first, second),
-            _texts("toolchain", first.toolchain, second.toolchain),
-        ]
-    if one.wheel and two.wheel:
-        wheel = "Horovod's wheel"
-        groups += [_texts("wheel", {wheel: one.wheel}, {wheel: two.wheel}, versions=False)]
+    one, two = _groups(first), _groups(second)
+    compared = one if first.recipe and second.recipe else _ALWAYS
     return tuple(
         each
-        for found in groups
-        for each in sorted(found, key=lambda one: (KINDS.index(one.kind), one.subject))
+        for group in compared
+        for each in sorted(
+            _differences(group, one[group], two[group]),
+            key=lambda each: (KINDS.index(each.kind), each.subject),
+        )
     )
+
+
+def _groups(contents: Contents) -> Groups:
+    horovod = contents.horovod or Horovod("")
+    versions = {"Python": contents.python, "Horovod": horovod.version}
+    known = {name: {name: Item(text)} if text else {} for name, text in versions.items()}
+    return {
+        "recipe": {"recipe": Item(value=contents.name)},
+        "python": {**known["Python"], "machine": Item(mark=contents.machine)},
+        "packages": {
+            each.name if each.kind == "pypi" else f"{each.name} ({each.kind})": Item(
+                each.version, each.build, each.sha256
+            )
+            for each in contents.packages
+        },
+        "horovod": {**known["Horovod"], "source archive": Item(mark=horovod.source)},
+        "patches": {name: Item(mark=digest) for name, digest in horovod.patches.items()},
+        "flags": {name: Item(value=value) for name, value in horovod.variables.items()},
+        # Two versions of one module are one change.
+        "modules": {
+            family_of(name): Item(name, mark=digest) for name, digest in contents.modules.items()
+        },
+        "toolchain": {name: Item(version) for name, version in contents.toolchain.items()},
+        "wheel": {"Horovod's wheel": Item(mark=horovod.wheel)},
+    }
+
+
+def _differences(
+    group: str, one: Mapping[str, Item], two: Mapping[str, Item]
+) -> Iterator[Difference]:
+    for subject in {**one, **two}:
+        before, after = one.get(subject), two.get(subject)
+        kind: Kind = "changed"
+        if before is None or after is None:
+            kind = "removed" if before else "added"
+            texts = [each.text or each.mark if each else "" for each in (before, after)]
+        elif before.version != after.version:
+            kind = _direction(before.version, after.version)
+            texts = [before.version, after.version]
+        elif before.value != after.value:
+            texts = [before.text, after.text]
+        elif before.mark and after.mark and before.mark != after.mark:
+            form = f"{before.version} (sha256 {{}})" if before.version else "{}"
+            texts = [form.format(each.mark) for each in (before, after)]
+        else:
+            continue
+        old, new = texts
+        yield Difference(group=group, subject=subject, kind=kind, before=old, after=new)
 
 
 def render(found: tuple[Difference, ...], *, colour: bool = False) -> str:
@@ -102,90 +155,6 @@ def _line(change: Difference, colour: bool) -> str:
 def _short(text: str) -> str:
     """Shorten hashes; --json has them in full."""
     return re.sub(rf"\b([0-9a-f]{{{_SHORT}}})[0-9a-f]{{28,}}\b", r"\1", text)
-
-
-def _python(contents: Contents, other: Contents) -> dict[str, str]:
-    """Without the architecture if one of the two does not state it."""
-    machine = contents.machine if other.machine else ""
-    return {**_given("Python", contents.python), **_given("machine", machine)}
-
-
-def _given(name: str, value: str) -> dict[str, str]:
-    return {name: value} if value else {}
-
-
-def _packages(first: Contents, second: Contents) -> Iterator[Difference]:
-    one, two = (
-        {(each.kind, each.name): each for each in side.packages} for side in (first, second)
-    )
-    for key in sorted(one.keys() | two.keys()):
-        before, after = one.get(key), two.get(key)
-        if before and after:
-            yield from _package(before, after)
-        else:
-            values = (each and _version(each) for each in (before, after))
-            yield _change("packages", _subject(key), *values)
-
-
-def _package(before: Package, after: Package) -> Iterator[Difference]:
-    change = partial(_change, "packages", _subject((before.kind, before.name)))
-    if before.version != after.version:
-        kind = _direction(before.version, after.version)
-        yield change(before.version, after.version, kind=kind)
-    elif before.build != after.build:
-        yield change(_version(before), _version(after))
-    # Unknown hashes are not compared.
-    elif before.sha256 and after.sha256 and before.sha256 != after.sha256:
-        yield change(*(f"{each.version} (sha256 {each.sha256})" for each in (before, after)))
-
-
-def _subject(key: tuple[str, str]) -> str:
-    kind, name = key
-    return name if kind == "pypi" else f"{name} ({kind})"
-
-
-def _version(package: Package) -> str:
-    return f"{package.version} {package.build}".rstrip()
-
-
-def _modules(first: Contents, second: Contents) -> Iterator[Difference]:
-    """Two versions of one module are one change."""
-    one, two = (
-        {family_of(name): (name, digest) for name, digest in side.modules.items()}
-        for side in (first, second)
-    )
-    for family in sorted(one.keys() | two.keys()):
-        (before, old), (after, new) = one.get(family, ("", "")), two.get(family, ("", ""))
-        change = partial(_change, "modules", family)
-        if not before or not after:
-            yield change(before or None, after or None)
-        elif before != after:
-            versions = (each.rpartition("/")[2] for each in (before, after))
-            yield change(before, after, kind=_direction(*versions))
-        elif old and new and old != new:
-            yield change(*(f"{before} (sha256 {digest})" for digest in (old, new)))
-
-
-def _texts(
-    group: str, one: Mapping[str, str], two: Mapping[str, str], *, versions: bool = True
-) -> Iterator[Difference]:
-    """Differences between two tables of texts."""
-    for name in {**one, **two}:
-        before, after = one.get(name), two.get(name)
-        if before != after:
-            kind = _direction(before or "", after or "") if versions else "changed"
-            yield _change(group, name, before, after, kind=kind)
-
-
-def _change(
-    group: str, subject: str, before: str | None, after: str | None, *, kind: Kind = "changed"
-) -> Difference:
-    """A difference; None for what one side lacks, whatever the kind."""
-    if before is None or after is None:
-        kind = "added" if before is None else "removed"
-    return Difference(
-        group=group, subject=subject, kind=kind, before=before or "", after=after or ""
-    )
 
 
 def _direction(before: str, after: str) -> Kind:
