@@ -150,7 +150,8 @@ def _alone(state: State, step: Step, *, break_lock: bool) -> Iterator[None]:
             end_marked(held.replaced.token)
         yield
         downloads.touch(state.places, folder)
-    downloads.trim(state.places, folder, state.plain_runner)
+    most = downloads.LARGEST_FILES
+    downloads.prune(state.places, state.plain_runner, largest=most, spared=folder)
 
 
 def _execute(state: State, step: Step, log: Path) -> str:

@@ -13,9 +13,8 @@ from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
 from hvdenv.locks import folders
-from hvdenv.locks.lockfile import Locked
 from hvdenv.places import find_places, make_folder, named_folder
-from hvdenv.wheels import compiled, wheelcache
+from hvdenv.wheels import wheelcache
 
 EXAMPLES = """\
 examples:
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     with scratch.folder(find_places().scratch, "fetching") as work:
         maker = resolution_of(prepared, work.path)
         run_steps(arguments, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
-        compiled = _carry_wheels(prepared, locked, to)
+        compiled = _carry_wheels(prepared, to)
     # Last: a folder with a lock in it is whole.
     folders.write(locked._replace(folder=to / LOCK))
     files = [path for path in to.rglob("*") if path.is_file()]
@@ -56,14 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _carry_wheels(prepared: Prepared, locked: Locked, to: Path) -> int:
+def _carry_wheels(prepared: Prepared, to: Path) -> int:
     """Put the compiled wheels beside it that builds may be able to take; how many."""
     caches = (
         wheelcache.own(find_places()),
         *wheelcache.shared(prepared.resolved.recipe.places.wheels),
     )
-    inputs = prepared.plan().wheel_inputs
-    count, notes = compiled.carry(caches, inputs, locked, to)
+    count, notes = wheelcache.carry(caches, prepared.plan().wheel_inputs, to)
     for note in notes:
         report(note)
     return count

@@ -24,7 +24,7 @@ from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites import workspace as workspaces
 from hvdenv.sites.modules import Loaded
-from hvdenv.wheels.compiled import cache_in
+from hvdenv.wheels import wheelcache
 
 
 def allocate_workspace(
@@ -65,6 +65,8 @@ def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace
     # Where everybody can make it, it must be there before it is judged.
     generations.claim(target)
     refuse_foreign_prefix(target.store, arguments)
+    fetched = prepared.source_folder and prepared.source_folder / wheelcache.CARRIED
+    carried = (str(fetched),) if fetched and fetched.is_dir() else ()
     request = Request(
         plan=plan,
         resolved=encode(prepared.resolved.recipe),
@@ -72,7 +74,7 @@ def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace
         findings=_findings(rules, arguments.allow),
         modules=modules,
         accepted=tuple(arguments.accept_drift),
-        wheels=wheels._replace(read=(*wheels.read, *cache_in(prepared.source_folder))),
+        wheels=wheels._replace(read=(*wheels.read, *carried)),
     )
     with choose(len(plan.steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
         progress.note(

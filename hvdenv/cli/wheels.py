@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,8 +23,7 @@ from hvdenv.cli.options import (
     wheels_of_site,
 )
 from hvdenv.environments import generations, registry
-from hvdenv.environments.storage import Counter
-from hvdenv.errors import HvdenvError, StepError, UsageError
+from hvdenv.errors import StepError, UsageError
 from hvdenv.masking import plain
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
@@ -77,7 +77,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(publish, "--dry-run", "print which wheels would be published, and change nothing")
     verify = add_action(
-        actions, "verify", "check every wheel of an index: hash, name, metadata, and the pages"
+        actions,
+        "verify",
+        "compare every wheel of an index with its published hash, and the pages with the wheels",
     )
     add(verify, "folder DIR", "folder of the index", type=Path)
 
@@ -100,24 +102,34 @@ def _caches(arguments: argparse.Namespace) -> tuple[Cache, ...]:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    entries, unread = [], False
-    for cache in _caches(arguments):
-        try:
-            names = wheelcache.names(cache)
-            entries += [wheelcache.describe(cache, name) for name in names]
-        except HvdenvError as error:
-            unread = True
-            report(f"error: {error}")
+    found, unread = wheelcache.find_all(_caches(arguments))
+    for problem in unread:
+        report(f"error: {problem}")
+    entries = [wheelcache.describe(cache, name) for cache, name in found]
     if arguments.json:
         print_json(
-            [{**each._asdict(), "horovod": each.horovod, "python": each.python} for each in entries]
+            [
+                {
+                    **each._asdict(),
+                    "horovod": version if name == "horovod" else "",
+                    "python": python,
+                }
+                for each in entries
+                for name, version, python in [_tags(each)]
+            ]
         )
     else:
         for each in entries:
             _show(each)
         if not entries and not unread:
             print("no wheels yet; `hvdenv build` stores those that it compiles")
-    return int(unread or any(each.problem for each in entries))
+    return int(bool(unread) or any(each.problem for each in entries))
+
+
+def _tags(entry: Listed) -> tuple[str, str, str]:
+    """Name, version and Python in the name of a wheel: Horovod, or a framework from source."""
+    name, version, python = (*entry.wheel.split("-"), "", "")[:3]
+    return name, version, python
 
 
 def _show(entry: Listed) -> None:
@@ -127,7 +139,8 @@ def _show(entry: Listed) -> None:
         used = f", used {entry.used[:10]}" if entry.used else ""
         where = f"shared: {entry.cache}" if entry.shared else "own"
         stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
-        about = ", ".join(filter(None, [entry.package, built, entry.python]))
+        name, version, python = _tags(entry)
+        about = ", ".join(filter(None, [f"{name} {version}", built, python]))
         lines = [
             f"{entry.key[:12]}  {about}",
             "; ".join(each for each in (entry.mpi, entry.compiler) if each),
@@ -160,18 +173,15 @@ def _prune_downloads(largest: float | None, oldest: str) -> int:
     places = find_places()
     if largest is None and not oldest:
         largest = downloads.LARGEST_FILES
-    entries = downloads.kept(places, Counter())
-    status = 0
-    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=oldest):
-        gone = downloads.remove(places, each, Runner())
-        status = status if gone else 5
-        verb = "removed" if gone else "kept (in use, or no permission)"
+    gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
+    for each, is_removed in gone:
+        verb = "removed" if is_removed else "kept (in use, or no permission)"
         print(f"{verb} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
-    return status
+    return 0 if all(is_removed for _, is_removed in gone) else 5
 
 
 def _publish(arguments: argparse.Namespace) -> int:
-    entries, count = _entries(arguments), 0
+    entries, count, new = _entries(arguments), 0, list[str]()
     target = arguments.folder if arguments.dry_run else index.prepare(arguments.folder)
     with TemporaryDirectory() as folder:
         for name, cache in sorted(entries.items()):
@@ -187,6 +197,7 @@ def _publish(arguments: argparse.Namespace) -> int:
                 else:
                     file, is_new = index.add(target, source)
                     print(f"{'published' if is_new else 'unchanged'} {file}")
+                    new += [file] * is_new
                 count += 1
             except (NotUsedError, Unpublished) as error:
                 report(f"not published: {name[:12]}: {error}")
@@ -196,26 +207,24 @@ def _publish(arguments: argparse.Namespace) -> int:
             remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
             " compiles a wheel again",
         )
-    return 0 if arguments.dry_run else _write_pages(target)
+    return 0 if arguments.dry_run else _write_pages(target, new)
 
 
-def _write_pages(target: Path) -> int:
-    found = index.write_pages(target)
-    for problem in found.problems:
-        report(f"not listed: {problem}")
-    count = len(found.listed)
+def _write_pages(target: Path, new: Collection[str]) -> int:
+    found = index.write_pages(target, new)
+    for name, problem in found.problems.items():
+        report(f"bad: {name}: {problem}")
+    count = len(found.wheels)
     print(f"{count} wheel{'s' * (count != 1)} in the index file://{target}")
     return 5 if found.problems else 0
 
 
 def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
     """The caches with the entries to publish, by their keys."""
-    found: dict[str, Cache] = {}
-    for cache in _caches(arguments):
-        try:
-            found = dict.fromkeys(wheelcache.names(cache), cache) | found
-        except HvdenvError as error:
-            report(f"error: {error}")
+    listed, unread = wheelcache.find_all(_caches(arguments))
+    for problem in unread:
+        report(f"error: {problem}")
+    found = {name: cache for cache, name in reversed(listed)}  # the first one counts
     wanted = {}
     for environment in arguments.recipes:
         prefix = registry.find(find_places(), environment).prefix
@@ -235,10 +244,11 @@ def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
 def _verify(arguments: argparse.Namespace) -> int:
     target = arguments.folder.absolute()
     found = index.examine(target)
-    problems = [*found.problems]
+    problems = [f"{name}: {problem}" for name, problem in found.problems.items()]
     problems += [f"{name}: it does not list the wheels" for name in index.outdated(target, found)]
-    for about in found.listed:
-        print(f"good {about.file}")
+    for wheel in found.wheels:
+        if wheel.filename not in found.problems:
+            print(f"good {wheel.filename}")
     for problem in problems:
         print(f"bad {problem}")
-    return 1 if problems else 0
+    return int(bool(problems))

@@ -1,8 +1,8 @@
 """The contents of an environment: data that can be compared and written in other formats.
 
 from_record() makes it from the record of a generation and from what is installed; for an
-environment that hvdenv did not build, only the latter exists (from_installed()). It contains
-no path, user or host name of a machine.
+environment that hvdenv did not build, the record is empty. It contains no path, user or host name of
+a machine.
 """
 
 from __future__ import annotations
@@ -113,11 +113,6 @@ class Installed(NamedTuple):
     python: str = ""
 
 
-def from_installed(installed: Installed) -> Contents:
-    """The contents of an environment that hvdenv did not build: its toolchain is unknown."""
-    return from_record(GenerationRecord(), installed, "")._replace(toolchain={})
-
-
 def from_record(record: GenerationRecord, installed: Installed | None, home: str) -> Contents:
     """The contents of a generation.
 
@@ -190,19 +185,12 @@ def _packages(
     known: Iterable[Package], installed: Installed | None, seen: Mapping[str, str]
 ) -> list[Package]:
     """The packages, with the hashes from the record."""
-    if installed is None:
-        own = {(each.kind, each.name): each for each in known}
-        names = {each.name for each in own.values()}
-        site = [Package("site", *each) for each in seen.items() if each[0] not in names]
-        return [*own.values(), *site]
+    known = list(known)
+    base = installed.packages if installed else {each[:2]: each for each in known}.values()
+    names = installed.distributions if installed else {each.name for each in base}
     hashes = {each[:4]: each for each in known}
-    packages = [hashes.get(each[:4], each) for each in installed.packages]
-    site = [
-        Package("site", name, version)
-        for name, version in seen.items()
-        if name not in installed.distributions
-    ]
-    return packages + site
+    site = [Package("site", *each) for each in seen.items() if each[0] not in names]
+    return [hashes.get(each[:4], each) for each in base] + site
 
 
 def _is_horovod(package: Package) -> bool:
@@ -243,13 +231,14 @@ def _toolchain(
     """What Horovod was built with, as far as the record states it."""
     observed, facts = record.observed or {}, record.facts
     stack = record.stack.get("stack", {})
-    mpirun = observed.get("mpirun", {})
-    mpi = f"{mpirun.get('kind', '')} {mpirun.get('version', '')}".strip()
+    stated = stack.get("mpi", "")
+    seen = (observed.get("mpirun", {}), parse_mpi_version(stated)._asdict() if stated else {})
+    mpi = (f"{each.get('kind', '')} {each.get('version', '')}".strip() for each in seen)
     cmake = _provided("cmake", packages, modules) or (facts.get("cmake") or {}).get("version", "")
     found = {
         "compiler": stack.get("compiler", "").partition(" Copyright")[0],
         "cmake": cmake if stack else "",
-        "mpi": mpi or _mpirun(stack.get("mpi", "")),
+        "mpi": next(filter(None, mpi), ""),
         "cuda": parse_version("nvcc", stack.get("programs", {}).get("nvcc", "")),
         "nccl": _provided(r"(nvidia-)?nccl(-cu\d+)?", packages, modules),
         "glibc": stack.get("glibc", "") or observed.get("glibc", ""),
@@ -265,12 +254,6 @@ def _provided(name: str, packages: Iterable[Package], modules: Mapping[str, str]
             return package.version
     loaded = (each for each in modules if re.fullmatch(name, family_of(each)))
     return next((each.rpartition("/")[2] for each in loaded if "/" in each), "")
-
-
-def _mpirun(text: str) -> str:
-    """Implementation and version in the version text of mpirun."""
-    found = parse_mpi_version(text)
-    return f"{found.kind} {found.version}".strip() if text else ""
 
 
 def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:

@@ -14,10 +14,10 @@ from hvdenv.contents.packages import (
     Horovod,
     Installed,
     Package,
-    from_installed,
     from_record,
     hint,
 )
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.errors import UsageError
 from hvdenv.locks import condalock, folders, pypi
@@ -103,7 +103,8 @@ def contents_of_folder(root: Path) -> Contents:
             where=str(root),
             remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
         )
-    return from_installed(installed_packages(root))
+    contents = from_record(GenerationRecord(), installed_packages(root), "")
+    return contents._replace(toolchain={})  # packages alone do not say what Horovod was built with
 
 
 def contents_of_lock(locked: Locked) -> Contents:

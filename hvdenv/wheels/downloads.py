@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,59 +33,51 @@ class Download(NamedTuple):
     since: str
 
 
-def kept(places: Places, counter: Counter) -> list[Download]:
-    """All that is kept, except wheels of Horovod."""
-    folders = [*_files(places), *(places.cache / "conda" / "packages").glob("*"), _uv(places)]
-    found = [_measure(each, counter) for each in folders if each.is_dir()]
-    return [each for each in found if each.bytes]
-
-
 def touch(places: Places, files: Path) -> None:
     """Note that a build has used the files of a lock, and uv's cache."""
-    for folder in (files, _uv(places)):
+    for folder in (files, places.cache / "uv"):
         with suppress(OSError):
             os.utime(folder)
 
 
-def trim(places: Places, spared: Path, runner: Runner) -> None:
-    """Remove the least recently used files of locks above the limit, but not the spared folder."""
-    counter = Counter()
-    entries = [_measure(each, counter) for each in _files(places)]
-    own = sum(each.bytes for each in entries if each.path == spared)
-    others = [each for each in entries if each.path != spared]
-    for entry in least_recently_used(others, largest=LARGEST_FILES - own):
-        remove(places, entry, runner)
+def prune(
+    places: Places, runner: Runner, *, largest: float | None = None, oldest: str = "",
+    spared: Path | None = None,
+) -> list[tuple[Download, bool]]:  # fmt: skip
+    """Remove what was least recently used.
 
+    Args:
+        largest: bytes to keep.
+        oldest: remove what was not used since this time.
+        spared: files of a lock, to which others of their kind only give way.
 
-def remove(places: Places, entry: Download, runner: Runner) -> bool:
-    """Remove one; False if a build uses it now, or it cannot be removed."""
-    if entry.path == _uv(places):
-        clean = (OWN_PYTHON, "-m", "uv", "cache", "clean", "--cache-dir", str(entry.path))
-        return bool(runner.run(Command(clean, timeout=_SECONDS)))
-    if entry.path.parent.name != "files":
-        shutil.rmtree(entry.path, ignore_errors=True)
-        return not entry.path.exists()
-    try:
-        with prefix_lock.hold(entry.path, wait=0):
-            shutil.rmtree(entry.path, ignore_errors=True)
-    except BusyError:
-        return False
-    return not entry.path.exists()
+    Returns:
+        what was to go, and whether it is gone: a build may use it, or it cannot be removed.
+    """
+    counter, found = Counter(), []
+    for kind in ["files/*"] if spared else ["files/*", "conda/packages/*", "uv"]:
+        for folder in filter(Path.is_dir, places.cache.glob(kind)):
+            used = timestamp(folder.stat().st_mtime, "seconds")
+            found.append(Download(folder, counter.count(folder).bytes, used))
+    largest = largest and largest - sum(each.bytes for each in found if each.path == spared)
+    others = [each for each in found if each.bytes and each.path != spared]
+    going = least_recently_used(others, largest=largest, oldest=oldest)
+    return [(each, _remove(each.path, runner)) for each in going]
 
 
 def forget_unpacked(places: Places, runner: Runner) -> None:
     """Empty the cache of uv: a power cut may have left empty files in it."""
-    remove(places, Download(_uv(places), 0, ""), runner)
+    _remove(places.cache / "uv", runner)
 
 
-def _files(places: Places) -> list[Path]:
-    return list((places.cache / "files").glob("*"))
-
-
-def _uv(places: Places) -> Path:
-    return places.cache / "uv"
-
-
-def _measure(folder: Path, counter: Counter) -> Download:
-    used = timestamp(folder.stat().st_mtime, "seconds")
-    return Download(folder, counter.count(folder).bytes, used)
+def _remove(folder: Path, runner: Runner) -> bool:
+    if folder.name == "uv":
+        clean = (OWN_PYTHON, "-m", "uv", "cache", "clean", "--cache-dir", str(folder))
+        return bool(runner.run(Command(clean, timeout=_SECONDS)))
+    is_locked = folder.parent.name == "files"
+    try:
+        with prefix_lock.hold(folder, wait=0) if is_locked else nullcontext():
+            shutil.rmtree(folder, ignore_errors=True)
+    except BusyError:
+        return False
+    return not folder.exists()

@@ -1,76 +1,63 @@
 """A static index of published wheels, for pip and every other installer of Python packages.
 
     DIR/index.html, index.json                     the projects: horovod
-    DIR/horovod/index.html, index.json             its files (PEP 503 and 691)
-    DIR/files/NAME.whl, NAME.whl.metadata          wheels and their metadata (PEP 658 and 714)
-    DIR/files/NAME.whl.provenance.json             what each was made from
+    DIR/horovod/index.html, index.json             its wheels with their hashes (PEP 503 and 691)
+    DIR/files/NAME.whl                             wheels
 
-Files of a good wheel never change, and a wheel is listed when all of its files are there. Pages are
-replaced atomically, so readers need no lock. Publishers write a page again if it lacks a file
-that another publisher has added meanwhile.
+A listed wheel never changes, and a wheel is listed when it is complete. Pages are replaced
+atomically, so readers need no lock. Publishers write a page again if it lacks a wheel that another
+publisher has added meanwhile.
 """
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import os
-import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from packaging.utils import parse_wheel_filename
-from packaging.version import Version
 
 from hvdenv.errors import UsageError
-from hvdenv.masking import shown
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
-from hvdenv.schema import Problem, Table, decode, encode
-from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, name_of
+from hvdenv.schema import Problem, decode, encode
+from hvdenv.wheels.published import Source, compiled_for, make, name_of
 from hvdenv.wheels.wheelcache import WheelName
 
 FILES, PROJECT = "files", "horovod"
-METADATA, PROVENANCE = ".metadata", ".provenance.json"
 
 
-class Cached(NamedTuple):
-    key: Sha256
+class Hashes(NamedTuple):
     sha256: Sha256
-    created: str
 
 
-class Provenance(NamedTuple):
-    """What a published wheel was made from.
+class Wheel(NamedTuple):
+    """A wheel as a page lists it."""
 
-    Attributes:
-        file, sha256, bytes: of the wheel.
-        cached: the entry of the cache, whose wheel was rewritten.
-        inputs: all that went into that wheel: source, patches, flags, modules, compiler, MPI.
-    """
+    filename: WheelName
+    url: str
+    hashes: Hashes
+    size: int
 
-    format: Literal[1]
-    file: WheelName
-    sha256: Sha256
-    bytes: int
-    metadata_sha256: Sha256
-    requires_python: str
-    compiled_for: CompiledFor
-    cached: Cached
-    inputs: Table
+
+class Page(NamedTuple):
+    """DIR/horovod/index.json, as far as it is needed here."""
+
+    files: tuple[Wheel, ...]
 
 
 class Found(NamedTuple):
-    """What is in an index: the wheels that are listed, and what is wrong with others."""
+    """What is in an index: the wheels to list, and what is wrong with some files, by name."""
 
-    listed: tuple[Provenance, ...]
-    problems: tuple[str, ...]
+    wheels: tuple[Wheel, ...]
+    problems: Mapping[str, str]
 
 
 def prepare(folder: Path) -> Path:
@@ -112,46 +99,16 @@ def add(index: Path, source: Source) -> tuple[str, bool]:
     """
     facts = compiled_for(source)
     name = name_of(source, facts)
-    if isinstance(_examined(index, name), Provenance):
-        return name, False
     path = index / FILES / name
+    known = _listed(index).get(name)
+    if known and path.is_file() and hash_file(path, WHEEL)[0] == known.hashes.sha256:
+        return name, False
     with TemporaryDirectory() as folder:
         wheel = Path(folder) / "wheel"
-        made = make(source, facts, wheel)
-        about = _provenance(source, facts, made)
-        for suffix, text in ((METADATA, made.metadata), (PROVENANCE, about)):
-            _place(path.with_name(name + suffix), [text])
-        # The wheel comes last: what has no wheel is not listed.
+        make(source, facts, wheel)
         with open_file(wheel, WHEEL) as stream:
             _place(path, iter(lambda: stream.read(MIB), b""))
     return name, True
-
-
-def _provenance(source: Source, facts: CompiledFor, made: Published) -> bytes:
-    python = re.search(r"^Requires-Python: (.*)$", made.metadata.decode(), re.MULTILINE)
-    record = source.record
-    document = Provenance(
-        format=1,
-        file=name_of(source, facts),
-        sha256=made.sha256,
-        bytes=made.size,
-        metadata_sha256=hashlib.sha256(made.metadata).hexdigest(),
-        requires_python=python[1] if python else "",
-        compiled_for=facts,
-        cached=Cached(record.key, record.sha256, record.created),
-        inputs={**record.inputs, "variables": _masked(record.inputs.get("variables"))},
-    )
-    return _json(encode(document))
-
-
-def _masked(variables: object) -> Mapping[str, str]:
-    """The variables of a recipe without secrets: whoever reads the index reads them."""
-    known = decode(dict[str, str], variables)
-    return {name: shown(name, value) for name, value in known.items()}
-
-
-def _json(document: object) -> bytes:
-    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _place(path: Path, content: Iterable[bytes]) -> None:
@@ -160,21 +117,45 @@ def _place(path: Path, content: Iterable[bytes]) -> None:
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, mode), 0o600)
 
 
-def examine(index: Path) -> Found:
-    """Check every wheel of an index: hashes, name, metadata.
+def examine(index: Path, new: Collection[str] = ()) -> Found:
+    """Compare every wheel of an index with the hash that its page states.
+
+    Args:
+        new: wheels that were added since the page was written.
 
     Raises:
         StepError: the folder cannot be read.
         UsageError: it is not an index.
     """
-    found = {name: _examined(index, name) for name in _wheels(index)}
-    return Found(
-        tuple(each for each in found.values() if isinstance(each, Provenance)),
-        tuple(f"{name}: {each}" for name, each in found.items() if isinstance(each, str)),
-    )
+    listed = {name: each for name, each in _listed(index).items() if name not in new}
+    wheels, problems = [], {}
+    for name in _names(index):
+        known = listed.get(name)
+        try:
+            if parse_wheel_filename(name)[0] != PROJECT:
+                raise ValueError("it is no wheel of Horovod")
+            sha256, size = hash_file(index / FILES / name, WHEEL)
+            found = Wheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
+            if known and known.hashes != found.hashes:
+                raise ValueError(f"its hash is {sha256}, published was {known.hashes.sha256}")
+            wheels.append(found)
+        except (OSError, ValueError) as error:
+            problems[name] = str(getattr(error, "strerror", None) or error)
+            # Installers refuse it. If it was not listed, its hash would be forgotten.
+            wheels += [known] if known else []
+    return Found(tuple(wheels), problems)
 
 
-def _wheels(index: Path) -> list[str]:
+def _listed(index: Path) -> dict[str, Wheel]:
+    try:
+        document = read_json(index / PROJECT / "index.json", STATE)
+        page = decode(Page, document, lenient=True)
+    except (OSError, ValueError, Problem):
+        return {}
+    return {each.filename: each for each in page.files}
+
+
+def _names(index: Path) -> list[str]:
     try:
         names = {name for name in os.listdir(index / FILES) if not name.startswith(".")}
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -187,32 +168,11 @@ def _wheels(index: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(".whl"))
 
 
-def _examined(index: Path, name: str) -> Provenance | str:
-    """The provenance of a wheel if it is good, or what is wrong with it."""
-    path = index / FILES / name
-    try:
-        document = read_json(path.with_name(name + PROVENANCE), STATE)
-        about = decode(Provenance, document, lenient=True)
-        metadata = read_file(path.with_name(name + METADATA), STATE).data
-        version = Version(about.compiled_for.version)
-        compared = (
-            ("hash of the wheel", hash_file(path, WHEEL)[0], about.sha256),
-            ("hash of the metadata file", hashlib.sha256(metadata).hexdigest(), about.metadata_sha256),
-            ("name in its provenance", about.file, name),
-            ("version in its provenance", version, parse_wheel_filename(name)[1]),
-        )  # fmt: skip
-    except OSError as error:
-        return f"cannot read {Path(error.filename or path).name}: {error.strerror}"
-    except (ValueError, Problem) as error:
-        return f"its name or provenance is malformed: {error}"
-    wrong = (each for each in compared if each[1] != each[2])
-    return next(
-        (f"the {what} is {found}, expected {wanted}" for what, found, wanted in wrong), about
-    )
+def write_pages(index: Path, new: Collection[str] = ()) -> Found:
+    """List all wheels; pages that do not change are not written.
 
-
-def write_pages(index: Path) -> Found:
-    """List all good wheels; pages that do not change are not written.
+    Args:
+        new: as of examine().
 
     Raises:
         StepError: the folder cannot be read or written.
@@ -220,17 +180,17 @@ def write_pages(index: Path) -> Found:
     for folder in (index, index / PROJECT, index / FILES):
         sweep(folder)  # publishers may have been killed
     while True:
-        names = _wheels(index)
-        found = examine(index)
+        names = _names(index)
+        found = examine(index, new)
         for path in outdated(index, found):
-            _place(index / path, [pages(found.listed)[path]])
-        if _wheels(index) == names:
+            _place(index / path, [pages(found.wheels)[path]])
+        if _names(index) == names:
             return found
 
 
 def outdated(index: Path, found: Found) -> list[str]:
-    """Pages that do not list exactly the good wheels."""
-    return [name for name, text in pages(found.listed).items() if _content(index / name) != text]
+    """Pages that do not list exactly the wheels."""
+    return [name for name, text in pages(found.wheels).items() if _content(index / name) != text]
 
 
 def _content(path: Path) -> bytes | None:
@@ -240,56 +200,29 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def pages(listed: Sequence[Provenance]) -> dict[str, bytes]:
-    meta = {"meta": {"api-version": "1.1"}}
-    ordered = sorted(listed, key=lambda each: each.file)
-    versions = sorted({each.compiled_for.version for each in ordered}, key=Version)
-    links = "".join(
-        f"<a {_attributes(each)}>{html.escape(each.file)}</a><br>\n" for each in ordered
-    )
+def pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
+    meta, ordered = {"meta": {"api-version": "1.1"}}, sorted(wheels)
+    versions = sorted({parse_wheel_filename(each.filename)[1] for each in ordered})
+    links = ((f"{each.url}#sha256={each.hashes.sha256}", each.filename) for each in ordered)
+    # The page that add() reads comes first.
     return {
-        f"{PROJECT}/index.html": _page("Links for horovod", links),
         f"{PROJECT}/index.json": _json(
-            {**meta, "name": PROJECT, "versions": versions, "files": [*map(_file, ordered)]}
+            {**meta, "name": PROJECT, "versions": [*map(str, versions)], "files": encode(ordered)}
         ),
-        "index.html": _page("Simple index", f'<a href="{PROJECT}/">{PROJECT}</a><br>\n'),
+        f"{PROJECT}/index.html": _page("Links for horovod", links),
+        "index.html": _page("Simple index", [(f"{PROJECT}/", PROJECT)]),
         "index.json": _json({**meta, "projects": [{"name": PROJECT}]}),
     }
 
 
-def _page(title: str, body: str) -> bytes:
+def _json(document: object) -> bytes:
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _page(title: str, links: Iterable[tuple[str, str]]) -> bytes:
+    lines = [f'<a href="{html.escape(url)}">{html.escape(name)}</a><br>\n' for url, name in links]
     return (
         '<!DOCTYPE html>\n<html>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="pypi:repository-version" content="1.1">\n'
-        f"<title>{title}</title>\n</head>\n<body>\n{body}</body>\n</html>\n"
+        f"<title>{title}</title>\n</head>\n<body>\n{''.join(lines)}</body>\n</html>\n"
     ).encode()
-
-
-def _url(about: Provenance) -> str:
-    return f"../{FILES}/{quote(about.file)}"
-
-
-def _attributes(about: Provenance) -> str:
-    values = {
-        "href": f"{_url(about)}#sha256={about.sha256}",
-        "data-requires-python": about.requires_python,
-        "data-core-metadata": f"sha256={about.metadata_sha256}",
-        # The name of the attribute before PEP 714, for older installers.
-        "data-dist-info-metadata": f"sha256={about.metadata_sha256}",
-    }
-    return " ".join(f'{name}="{html.escape(value)}"' for name, value in values.items() if value)
-
-
-def _file(about: Provenance) -> Mapping[str, Any]:
-    hashes = {"sha256": about.metadata_sha256}
-    return {
-        "filename": about.file,
-        "url": _url(about),
-        "hashes": {"sha256": about.sha256},
-        "size": about.bytes,
-        "requires-python": about.requires_python or None,
-        "core-metadata": hashes,
-        "dist-info-metadata": hashes,
-        # Keys with an underscore are private: the format is not that of PEP 740.
-        "_provenance": f"{_url(about)}{PROVENANCE}",
-    }

@@ -21,13 +21,16 @@ from packaging.version import Version
 
 from hvdenv import WHEEL_PROGRAMS
 from hvdenv.knowledge.patches import applicable, set_number
+from hvdenv.masking import shown
 from hvdenv.plans.step import digest
-from hvdenv.reading import OWN, WHEEL, hash_file, open_file, read_text
+from hvdenv.reading import OWN, WHEEL, open_file, read_text
 from hvdenv.schema import Problem, decode, encode
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
 from hvdenv.wheels.wheelcache import Record
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
+# In the folder of the metadata: the record of the cached wheel.
+PROVENANCE = "provenance.json"
 _IMPORT = "from horovod import _compiled_for; _compiled_for.check({!r})  # by hvdenv\n"
 # Framework: label, key in Horovod's metadata.json, file name of its extension, variable of its build.
 _FRAMEWORKS = {
@@ -125,14 +128,6 @@ class Source(NamedTuple):
 
     record: Record
     wheel: Path
-
-
-class Published(NamedTuple):
-    """A wheel to publish: its hash and size, and the metadata in it."""
-
-    sha256: str
-    size: int
-    metadata: bytes
 
 
 class Symbols(NamedTuple):
@@ -267,7 +262,7 @@ def _build(source: Source) -> str:
     return f"{time}_{source.record.key[:8]}"
 
 
-def make(source: Source, facts: CompiledFor, target: Path) -> Published:
+def make(source: Source, facts: CompiledFor, target: Path) -> None:
     """Write a wheel.
 
     Raises:
@@ -292,9 +287,17 @@ def make(source: Source, facts: CompiledFor, target: Path) -> Published:
         except UNREADABLE as error:
             raise Unpublished(f"it cannot be read ({error})") from error
         lines += [_add(made, name, changed[name]) for name in (_CHECK, _FACTS)]
+        lines.append(_add(made, f"{after}{PROVENANCE}", [_provenance(source.record)]))
         record = "\n".join([*lines, f"{after}RECORD,,", ""])
         _add(made, f"{after}RECORD", [record.encode()])
-    return Published(*hash_file(target, WHEEL), changed[f"{before}METADATA"][0])
+
+
+def _provenance(record: Record) -> bytes:
+    """What the wheel was made from; without secrets, since all users of the index can read it."""
+    variables = decode(Inputs, record.inputs, lenient=True).variables
+    masked = {name: shown(name, value) for name, value in variables.items()}
+    document = {**record._asdict(), "inputs": {**record.inputs, "variables": masked}}
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _changed(

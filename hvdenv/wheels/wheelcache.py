@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, NamedTuple, Protocol, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 from hvdenv import trust
 from hvdenv.environments.generations import timestamp
@@ -34,13 +35,15 @@ from hvdenv.places import (
     write_bytes,
     write_json,
 )
-from hvdenv.reading import MIB, STATE, WHEEL, Content, open_file, read_file
+from hvdenv.reading import MIB, STATE, WHEEL, Content, hash_file, open_file, read_file
 from hvdenv.runner import environment
 from hvdenv.schema import Pattern, Problem, Table, decode
 
 RECORD = "entry.json"
 # Folders, separated by colons.
 VARIABLE = "HVDENV_WHEEL_CACHE"
+# The cache in a folder of fetched files.
+CARRIED = "wheels"
 # What reading an entry fails with if it is broken, and not just out of reach.
 _BROKEN = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG}
 
@@ -114,23 +117,6 @@ class Listed(NamedTuple):
     def since(self) -> str:
         return self.used or self.created
 
-    @property
-    def package(self) -> str:
-        """Name and version of the package; of Horovod, or of a framework built from source."""
-        return f"{self._tag(0)} {self._tag(1)}"
-
-    @property
-    def horovod(self) -> str:
-        return self._tag(1) if self._tag(0) == "horovod" else ""
-
-    @property
-    def python(self) -> str:
-        return self._tag(2)
-
-    def _tag(self, number: int) -> str:
-        parts = self.wheel.split("-")
-        return parts[number] if len(parts) == 5 else ""
-
 
 class NotUsedError(Exception):
     """Why an existing entry is not used."""
@@ -172,6 +158,17 @@ def names(cache: Cache) -> list[str]:
         raise blocked(cache.folder, error, "read") from error
     found = (path.name for path in cache.folder.glob("[0-9a-f][0-9a-f]/*"))
     return sorted(name for name in found if re.fullmatch(r"[0-9a-f]{64}", name))
+
+
+def find_all(caches: Iterable[Cache]) -> tuple[list[tuple[Cache, str]], list[str]]:
+    """The entries of several caches, and why others could not be read."""
+    found, problems = [], []
+    for cache in caches:
+        try:
+            found += [(cache, name) for name in names(cache)]
+        except StepError as error:
+            problems.append(f"{error.where}: {error.message}")
+    return found, problems
 
 
 def read(cache: Cache, name: str) -> Record | None:
@@ -261,27 +258,24 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
             used nor removed.
     """
     name, folder = key(inputs), cache.folder / f".{os.urandom(16).hex()}"
-    entry, digest = cache.entry(name), hashlib.sha256()
+    entry = cache.entry(name)
     found = describe(cache, name)
     if not found.problem:
         return
     if found.damaged:
         _delete(cache.entry(name))
 
-    def hashing(stream: BinaryIO) -> Iterator[bytes]:
-        while block := stream.read(MIB):
-            digest.update(block)
-            yield block
-
     try:
-        with reporting(wheel, "read"), open_file(wheel, WHEEL) as stream, reporting(entry):
+        with reporting(entry), open_file(wheel, WHEEL) as stream:
             make_folder(entry.parent)
             # Never writable for a group, whatever the umask: others would not trust it.
             folder.mkdir(0o755)
-            write_bytes(folder / wheel.name, hashing(stream), lambda _: None, 0o644)
+            blocks = iter(lambda: stream.read(MIB), b"")
+            write_bytes(folder / wheel.name, blocks, lambda _: None, 0o644)
             record = Record(
                 format=1, key=name, inputs=dict(inputs), file=wheel.name,
-                sha256=digest.hexdigest(), created=timestamp(precision="seconds"),
+                sha256=hash_file(folder / wheel.name, WHEEL)[0],
+                created=timestamp(precision="seconds"),
             )  # fmt: skip
             write_json(folder / RECORD, record._asdict(), 0o644)
             folder.rename(entry)
@@ -294,6 +288,37 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def carry(caches: Iterable[Cache], wheel_inputs: Table, to: Path) -> tuple[int, tuple[str, ...]]:
+    """Copy the wheels that another machine may use into a folder of fetched files.
+
+    Which one a build there can use depends on compiler, MPI and C library of that machine. So all
+    are copied that differ in what was found on the machine only.
+
+    Args:
+        wheel_inputs: of the plan of that build.
+
+    Returns:
+        how many there are, and why others were left out.
+
+    Raises:
+        StepError: the folder cannot be written.
+    """
+    target = Cache(to / CARRIED)
+    entries, problems = find_all(caches)
+    notes = [f"cached wheels not used: {each}" for each in problems]
+    for cache, name in entries:
+        try:
+            record = read(cache, name)
+            if record and {**record.inputs, "stack": 0} == {**wheel_inputs, "stack": 0}:
+                with TemporaryDirectory() as folder:
+                    wheel = Path(folder) / record.file
+                    check(cache, record, wheel)
+                    store(target, record.inputs, wheel)
+        except NotUsedError as error:
+            notes.append(f"cached wheel not used: {error}")
+    return len(names(target)), tuple(notes)
+
+
 def describe(cache: Cache, name: str, *, thorough: bool = True) -> Listed:
     """What an entry contains; ``thorough`` checks its hash as well."""
     listed = Listed(name, str(cache.folder), cache.shared)
@@ -301,12 +326,32 @@ def describe(cache: Cache, name: str, *, thorough: bool = True) -> Listed:
         record = read(cache, name)
         if record is None:
             return listed._replace(problem="it is gone")
-        listed = _described(listed, cache.entry(name), record)
+        folder, stack = cache.entry(name), _table(record.inputs.get("stack"))
+        frameworks = _table(stack.get("frameworks"))
+        size, used = 0, ""
+        with suppress(OSError):
+            size = (folder / record.file).stat().st_size
+            used = timestamp(folder.stat().st_mtime, "seconds")
+        listed = listed._replace(
+            wheel=record.file,
+            frameworks={
+                each: str(_table(frameworks[each]).get("version", "")) for each in frameworks
+            },
+            mpi=str(stack.get("mpi", "")).partition(" Report ")[0],
+            compiler=str(stack.get("compiler", "")).partition(" Copyright ")[0],
+            bytes=size,
+            created=record.created,
+            used=None if cache.shared else used,
+        )
         if thorough:
             check(cache, record)
     except NotUsedError as error:
         return listed._replace(problem=str(error), damaged=isinstance(error, DamagedError))
     return listed
+
+
+def _table(value: object) -> Table:
+    return value if isinstance(value, dict) else {}
 
 
 class Used(Protocol):
@@ -370,28 +415,6 @@ def _delete(path: Path) -> bool:
         path.unlink()  # a file or link; a folder cannot be unlinked
     shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
-
-
-def _described(listed: Listed, folder: Path, record: Record) -> Listed:
-    stack = record.inputs.get("stack")
-    stack = stack if isinstance(stack, dict) else {}
-    frameworks = stack.get("frameworks")
-    size, used = 0, ""
-    with suppress(OSError):
-        size = (folder / record.file).stat().st_size
-        used = timestamp(folder.stat().st_mtime, "seconds")
-    return listed._replace(
-        wheel=record.file,
-        frameworks={
-            name: str(each.get("version", "")) if isinstance(each, dict) else ""
-            for name, each in (frameworks if isinstance(frameworks, dict) else {}).items()
-        },
-        mpi=str(stack.get("mpi", "")).partition(" Report ")[0],
-        compiler=str(stack.get("compiler", "")).partition(" Copyright ")[0],
-        bytes=size,
-        created=record.created,
-        used=None if listed.shared else used,
-    )
 
 
 def _content(cache: Cache, path: Path) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import pytest
 from packageurl import PackageURL
 
 from hvdenv.contents import cyclonedx
-from hvdenv.contents.packages import Contents, Installed, from_installed, from_record, hint
+from hvdenv.contents.packages import Contents, Installed, from_record, hint
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.schema import decode
 
@@ -104,7 +104,7 @@ def test_where_the_modules_bring_the_environment(cases: Path) -> None:
 def test_records_with_little_in_them() -> None:
     """Formats before this one said less, and a build may fail to observe."""
     assert contents_of({}, None, "") == Contents()
-    assert from_installed(Installed((), {})) == Contents()
+    assert contents_of({}, Installed((), {}), "") == Contents()
 
 
 def test_the_digest_is_of_what_is_there(cases: Path) -> None:
@@ -195,6 +195,6 @@ def test_the_bill_of_materials_is_what_its_schema_says(name: str, cases: Path) -
 
 def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
     _, installed, _ = read(cases, "local")
-    bill = json.loads(cyclonedx.render(from_installed(installed)))
+    bill = json.loads(cyclonedx.render(contents_of({}, installed, "")))
     assert "timestamp" not in bill["metadata"]
     assert problem_of_bill(json.dumps(bill)) is None

@@ -56,11 +56,9 @@ def test_what_a_build_uses_stays(places: Places, capsys: pytest.CaptureFixture[s
     assert "removed files/aaa, 1.0 MB\n" in capsys.readouterr().out
 
 
-def test_a_build_leaves_no_more_than_is_allowed(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(downloads, "LARGEST_FILES", 1_500_000)
-    downloads.trim(places, places.cache / "files/aaa", Runner({}))
+def test_a_build_leaves_no_more_than_is_allowed(places: Places) -> None:
+    spared = places.cache / "files/aaa"
+    downloads.prune(places, Runner({}), largest=1_500_000, spared=spared)
     assert left(places) == ["files/aaa", *NAMES[2:]]
 
 

@@ -18,6 +18,7 @@ from hvdenv.wheels.wheelcache import (
     Cache,
     Listed,
     Taken,
+    carry,
     describe,
     key,
     least_recently_used,
@@ -325,7 +326,6 @@ def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
         entry.name, str(cache.folder), False, "", False, NAME, {"torch": "2.13.0+cpu", "odd": ""},
         "mpirun (Open MPI) 4.1.8", "g++ 12.2.0", 5000, created, "1970-01-01T00:16:40+00:00",
     )  # fmt: skip
-    assert (listed.horovod, listed.python) == ("0.28.1", "cp311")
     assert describe(group, keep(group, wheel).name, thorough=False).used is None
     assert describe(cache, key({}), thorough=False).problem == "it is gone"
     assert names(own(Places(Path("/none")))) == []
@@ -390,3 +390,32 @@ def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     gone = prune(cache, largest=12_000, spared=entries[1].name)
     assert [(each.key, is_removed) for each, is_removed in gone] == [(entries[2].name, True)]
     assert names(cache) == sorted(entry.name for entry in entries[:2])
+
+
+MACHINE = {"machine": "x86_64", "compiler": "g++ 12"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"), [({}, 1), ({"stack": {"compiler": "clang"}}, 1), ({"source": "b"}, 0)]
+)
+def test_wheels_of_other_machines_go_along_with_what_is_fetched(
+    cache: Cache, wheel: Path, tmp_path: Path, changed: dict[str, Any], count: int
+) -> None:
+    inputs = {**INPUTS, "stack": MACHINE, **changed}
+    keep(cache, wheel, inputs)
+    assert carry([cache], INPUTS, tmp_path) == (count, ())
+    there = Cache(tmp_path / "wheels", shared=True)
+    (tmp_path / "build").mkdir()
+    assert bool(count) == bool(take([there], inputs, tmp_path / "build").entry)
+
+
+def test_what_is_damaged_stays_behind_and_is_said(
+    cache: Cache, wheel: Path, tmp_path: Path
+) -> None:
+    flip(keep(cache, wheel))
+    missing = Cache(tmp_path / "none", shared=True)
+    count, notes = carry([missing, cache], INPUTS, tmp_path)
+    assert count == 0
+    assert [note.partition(": ")[0] for note in notes] == [
+        "cached wheels not used", "cached wheel not used",
+    ]  # fmt: skip

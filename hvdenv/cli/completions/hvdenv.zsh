@@ -52,7 +52,7 @@ _shtab_hvdenv_wheels_commands() {
     list:'List and check the wheels of the caches.'
     prune:'Remove damaged and least recently used wheels of yours.'
     publish:'Add compiled wheels to an index.'
-    verify:'Check every wheel of an index: hash, name, metadata, and the pages.'
+    verify:'Compare every wheel of an index with its published hash, and the pages with the wheels.'
   )
   _describe 'hvdenv wheels commands' _commands
 }
