@@ -16,6 +16,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -29,7 +30,6 @@ from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, 
 from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
 from hvdenv.schema import Problem, decode, encode
 from hvdenv.wheels.published import Source, compiled_for, make, name_of
-from hvdenv.wheels.wheelcache import WheelName
 
 FILES, PROJECT = "files", "horovod"
 
@@ -41,7 +41,7 @@ class Hashes(NamedTuple):
 class Wheel(NamedTuple):
     """A wheel as a page lists it."""
 
-    filename: WheelName
+    filename: str
     url: str
     hashes: Hashes
     size: int
@@ -101,8 +101,9 @@ def add(index: Path, source: Source) -> tuple[str, bool]:
     name = name_of(source, facts)
     path = index / FILES / name
     known = _listed(index).get(name)
-    if known and path.is_file() and hash_file(path, WHEEL)[0] == known.hashes.sha256:
-        return name, False
+    with suppress(OSError):  # otherwise it is replaced, if possible
+        if known and hash_file(path, WHEEL)[0] == known.hashes.sha256:
+            return name, False
     with TemporaryDirectory() as folder:
         wheel = Path(folder) / "wheel"
         make(source, facts, wheel)
@@ -132,8 +133,6 @@ def examine(index: Path, new: Collection[str] = ()) -> Found:
     for name in _names(index):
         known = listed.get(name)
         try:
-            if parse_wheel_filename(name)[0] != PROJECT:
-                raise ValueError("it is no wheel of Horovod")
             sha256, size = hash_file(index / FILES / name, WHEEL)
             found = Wheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
             if known and known.hashes != found.hashes:
@@ -157,7 +156,7 @@ def _listed(index: Path) -> dict[str, Wheel]:
 
 def _names(index: Path) -> list[str]:
     try:
-        names = {name for name in os.listdir(index / FILES) if not name.startswith(".")}
+        return sorted(name for name in os.listdir(index / FILES) if _is_ours(name))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             "this is not an index of wheels: it has no folder `files`", where=str(index),
@@ -165,7 +164,13 @@ def _names(index: Path) -> list[str]:
         ) from error  # fmt: skip
     except OSError as error:
         raise blocked(index / FILES, error, "read") from error
-    return sorted(name for name in names if name.endswith(".whl"))
+
+
+def _is_ours(name: str) -> bool:
+    try:
+        return parse_wheel_filename(name)[0] == PROJECT
+    except ValueError:
+        return False
 
 
 def write_pages(index: Path, new: Collection[str] = ()) -> Found:

@@ -233,18 +233,14 @@ def test_what_is_wrong_is_said_until_it_is_replaced(folder: Path, capsys: Captur
     """A page never takes over the hash of a wheel that was changed."""
     files, (name,) = folder / "files", wheels(folder)
     (files / name).write_bytes(b"")
-    (files / "torch-1-py3-none-any.whl").touch()
-    (files / "no.whl").touch()
+    for other in ("torch-1-py3-none-any.whl", "no.whl", f".{name}"):
+        (files / other).touch()
     for _ in range(2):
         index.write_pages(folder)
         assert main(["wheels", "verify", str(folder)]) == 1
         said = capsys.readouterr().out
         assert f"bad {name}: its hash is e3b0c442" in said
-        assert "bad torch-1-py3-none-any.whl: it is no wheel of Horovod" in said
-        assert "bad no.whl: " in said
-        assert "good" not in said
-    (files / "torch-1-py3-none-any.whl").unlink()
-    (files / "no.whl").unlink()
+        assert said.count("\n") == 1
     (files / name).unlink()
     assert main(["wheels", "verify", str(folder)]) == 1
     assert "bad horovod/index.html: it does not list the wheels" in capsys.readouterr().out

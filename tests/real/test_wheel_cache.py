@@ -140,20 +140,6 @@ def test_one_publishes_and_the_group_reads(place: Path, wheel: Path) -> None:
     )
 
 
-def test_an_entry_of_somebody_else_is_not_used(place: Path, wheel: Path) -> None:
-    """Whoever gets a folder into the cache by another way is still not trusted."""
-    folder = group_cache(place)
-    trusting = shared(folder, trust=(str(ANN),))
-    as_user(ANN, publishing(trusting, wheel))
-    entry = trusting.entry(key(INPUTS))
-    for path, owner in ((entry, EVE), (entry / NAME, EVE), (entry / "entry.json", EVE)):
-        os.chown(path, owner, -1)
-        said = as_user(BOB, taking(trusting, wheel))
-        assert said == f"cached wheel not used: {path} belongs to uid {EVE}"
-        os.chown(path, ANN, -1)
-    assert as_user(BOB, taking(trusting, wheel)) == "the wheel"
-
-
 def test_many_at_once(place: Path, wheel: Path) -> None:
     """Readers never see half an entry, and of several publishers one stays."""
     folder = group_cache(place)
