@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,6 +28,7 @@ from hvdenv.masking import plain
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels import downloads, index, wheelcache
+from hvdenv.wheels.downloads import Download
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
 from hvdenv.wheels.wheelcache import Cache, Listed, NotUsedError
 
@@ -153,30 +154,21 @@ def _show(entry: Listed) -> None:
 
 def _prune(arguments: argparse.Namespace) -> int:
     """Remove wheels of the user's own cache, or downloads."""
-    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    places, largest = find_places(), arguments.max_size
+    oldest = time_ago(arguments.older_than)
+    is_limited = largest is not None or oldest
+    gone: Sequence[tuple[Listed | Download, bool]]
     if arguments.downloads:
-        return _prune_downloads(largest, oldest)
-    cache = wheelcache.own(find_places())
-    if largest is None and not oldest:
-        largest = wheels_of_site(arguments).own_gb * 1e9
-    gone = wheelcache.prune(cache, largest=largest, oldest=oldest, thorough=True)
+        largest = largest if is_limited else downloads.LARGEST_FILES
+        gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
+    else:
+        largest = largest if is_limited else wheels_of_site(arguments).own_gb * 1e9
+        own = wheelcache.own(places)
+        gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
     for each, is_removed in gone:
-        verb = "removed" if is_removed else "kept"
-        print(f"{verb} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
-    if all(is_removed for _, is_removed in gone):
-        return 0
-    report(f"you have no permission to change {cache.folder}")
-    return 5
-
-
-def _prune_downloads(largest: float | None, oldest: str) -> int:
-    places = find_places()
-    if largest is None and not oldest:
-        largest = downloads.LARGEST_FILES
-    gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
-    for each, is_removed in gone:
+        name = each.key[:12] if isinstance(each, Listed) else each.path.relative_to(places.cache)
         verb = "removed" if is_removed else "kept (in use, or no permission)"
-        print(f"{verb} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
+        print(f"{verb} {name}, {each.bytes / 1e6:.1f} MB")
     return 0 if all(is_removed for _, is_removed in gone) else 5
 
 
