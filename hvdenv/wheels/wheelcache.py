@@ -260,11 +260,15 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
     name, folder = key(inputs), cache.folder / f".{os.urandom(16).hex()}"
     entry = cache.entry(name)
     found = describe(cache, name)
-    if not found.problem:
-        return
     if found.damaged:
-        _delete(cache.entry(name))
-
+        _delete(entry)
+    elif not found.problem:
+        return
+    if os.path.lexists(entry):
+        raise StepError(
+            f"its place is taken: {found.problem}", where=str(entry),
+            remedy="remove it, or ask its owner to",
+        )  # fmt: skip
     try:
         with reporting(entry), open_file(wheel, WHEEL) as stream:
             make_folder(entry.parent)
