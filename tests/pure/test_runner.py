@@ -410,8 +410,8 @@ runner = Runner()
 for each in range(40):
     # The signal comes while the process is started, or soon after.
     signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.0005 + each * 0.0002)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 + each * 0.0002)
         runner.run(Command(("sleep", "100"), timeout=60))
     except KeyboardInterrupt:
         pass
