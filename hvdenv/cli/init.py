@@ -26,12 +26,16 @@ from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import EVERY_LINE, read_page
 from hvdenv.drafting.modulelines import SET
+from hvdenv.drafting.proposals import propose
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Found, Origin, Value, joined
 from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
+from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.layers import DEFAULTS
+from hvdenv.model.observe import gpus, observe
+from hvdenv.places import home_folder
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
@@ -41,12 +45,15 @@ EXAMPLES = """\
 examples:
   hvdenv init fenn --from page.md                      writes fenn.toml
   hvdenv init fenn --from job.sh --here                and what this machine shows
+  hvdenv init fenn --here                              proposes versions that were verified
   curl -s https://hpc.example/horovod | hvdenv init fenn --from - -o -
   hvdenv init fenn --here --where compute --set job.partition=gpu
   hvdenv init fenn --from page.html --lines 120-180    one section of the page
   hvdenv init fenn --from page.md --interactive        asks for what is missing
 """
 _STANDARD = "-"
+# A proposal can lack others: a framework has a version, and the controller mpi needs an MPI.
+_ROUNDS = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = joined([found, seen])
     if arguments.interactive:
         found = _ask(name, found)
+    elif not arguments.pages:
+        found = _with_proposals(name, found)
     draft = _combined(name, found)
     text = write(draft, [shown(Path(each).name) for each in sources] or ["your answers"])
     if arguments.json:
@@ -173,6 +182,16 @@ def _standard_input() -> bytes:
             remedy="save the part that matters, and name the file",
         )
     return data
+
+
+def _with_proposals(name: str, found: Found) -> Found:
+    """What this machine shows, and what was verified in the place of what is missing."""
+    facts = observe(home_folder(), Runner(), thorough=False)._replace(gpus=gpus())
+    for _ in range(_ROUNDS):
+        draft = _combined(name, found)
+        proposed = propose(draft.missing, draft.values, facts, all_rows())
+        found = found._replace(values=(*found.values, *proposed))
+    return found
 
 
 def _combined(name: str, found: Found) -> Draft:

