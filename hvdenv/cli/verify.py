@@ -67,7 +67,7 @@ examples:
   hvdenv verify local -n 4
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
-  hvdenv verify local -n 2 -- python train.py  whether a program trains right on several ranks
+  hvdenv verify local -- python train.py       whether a program trains right on several ranks
   hvdenv verify local --bench --time 30
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo

@@ -237,9 +237,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     target = arguments.folder.absolute()
     found = index.examine(target)
     problems = [f"{name}: {problem}" for name, problem in found.problems.items()]
-    problems += [f"{name}: it does not list the wheels" for name in index.outdated(target, found)]
+    problems += [
+        f"{name}: it does not list exactly the wheels; publish again"
+        for name in index.outdated(target, found)
+    ]
+    problems += [f"{name}: no page lists it; publish again" for name in sorted(found.unlisted)]
     for wheel in found.wheels:
-        if wheel.filename not in found.problems:
+        if wheel.filename not in found.problems and wheel.filename not in found.unlisted:
             print(f"good {wheel.filename}")
     for problem in problems:
         print(f"bad {problem}")

@@ -86,6 +86,8 @@ def find(places: Places, name: str) -> Environment:
         return at(Path(name))
     known = list_environments(places)
     named = [each for each in known if environment_name(each.recipe, each.variants) == name]
+    # Those in folders that are gone are only listed.
+    named = [each for each in named if Path(each.prefix).exists()] or named
     if len(named) == 1:
         return named[0].environment
     if named:

@@ -684,7 +684,10 @@ def _checkpoints(program: Program) -> Iterator[Finding]:
             " remove it before you train",
         )  # fmt: skip
     else:
-        yield program.finding("checkpoint", "skip", "no checkpoint was written in these steps")
+        yield program.note(
+            "checkpoint", "no checkpoint was written in these steps, so who writes it is not known:"
+            " run the program with fewer epochs, or observe more with --steps N",
+        )  # fmt: skip
 
 
 def _by_rank(writers: Sequence[tuple[Rank, FileUse]]) -> list[tuple[Rank, FileUse]]:

@@ -58,7 +58,7 @@ def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> Request:
     if first in _LAUNCHERS:
         raise UsageError(
             f"{first} starts ranks, and verify starts them itself", where=where,
-            remedy="write only the program: hvdenv verify RECIPE -n 2 -- python train.py",
+            remedy="write only the program: hvdenv verify RECIPE -- python train.py",
         )  # fmt: skip
     rest = list(words)
     if first.startswith("python"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdenv.reports.plots import HEIGHT, WIDTH, figure, is_drawn, plots, size
-from hvdenv.reports.render import HEADINGS, VERDICTS, clean
+from hvdenv.reports.render import HEADINGS, clean, verdict_of
 from hvdenv.reports.report import Finding, Report, Status, causes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def render(report: Report) -> str:
         .get_template(_TEMPLATE)
         .render(
             report=report,
-            said=VERDICTS[report.verdict],
+            said=verdict_of(report),
             sections=[
                 (name, list(rows)) for name, rows in groupby(report.table, key=lambda r: r.section)
             ],

@@ -53,6 +53,13 @@ _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _COMMAND = re.compile(r"`[^`]+`")
 
 
+def verdict_of(report: Report) -> str:
+    """The verdict in words."""
+    if report.verdict == "pass" and all(each.check in PROGRAM for each in report.findings):
+        return "nothing is wrong in the steps of the program that were observed"
+    return VERDICTS[report.verdict]
+
+
 def render(report: Report, *, width: int = COLUMNS, colour: bool = False) -> str:
     """The report as text; without colour it is ASCII, except for output of programs."""
     lines = [
@@ -164,7 +171,7 @@ def _verdict(report: Report, width: int, colour: bool) -> list[str]:
     found = Counter(finding.status for finding in report.findings)
     order: tuple[Status, ...] = ("pass", "fail", "error", "unproven", "skip")
     counts = [f"{found[status]} {status}" for status in order if found[status]]
-    head, *rest = _wrapped(f"verdict: {report.verdict}: {VERDICTS[report.verdict]}", width)
+    head, *rest = _wrapped(f"verdict: {report.verdict}: {verdict_of(report)}", width)
     coloured = _coloured(report.verdict, report.verdict, colour)
     facts = f"{', '.join(counts)}; {report.seconds:.1f} s; {report.prefix}"
     return [head.replace(report.verdict, coloured, 1), *rest, *_wrapped(facts, width, 4)]

@@ -336,7 +336,7 @@ def refusals(
     where: Callable[[str], str] = "recipe: {}".format,
 ) -> Iterator[UsageError]:
     """Every reason why a site cannot run a job: the option or key, and what is possible."""
-    found = [*_wrong_fields(job, dialect), *_lacking(job)]
+    found = [*_wrong_fields(job, dialect), *_lacking(job), *_without_slots(job, dialect)]
     partition = partitions.get(job.partition or "")
     if job.partition and partition:
         found += _wrong_sizes(job, job.partition, partition)
@@ -367,6 +367,14 @@ def _wrong_fields(job: Job, dialect: Dialect) -> Iterator[_Reason]:
     for field, instead in {**unused, **dialect.unsupported}.items():
         if getattr(job, field) != getattr(default, field):
             yield field, f"{dialect.label} does not support {field}", instead
+
+
+def _without_slots(job: Job, dialect: Dialect) -> Iterator[_Reason]:
+    """Where only a parallel environment gives a job several slots, and the hosts to launchers."""
+    needs = any("{parallel_environment}" in each for each in dialect.directives)
+    if needs and not job.parallel_environment and (job.nodes or 1) * (job.ranks_per_node or 1) > 1:
+        message = f"{dialect.label} gives a job one slot without a parallel environment"
+        yield "parallel_environment", message, "set it: `qconf -spl` lists those of the site"
 
 
 def _lacking(job: Job) -> Iterator[_Reason]:

@@ -29,7 +29,8 @@ from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
 from hvdenv.schema import Problem, decode, encode
-from hvdenv.wheels.published import Source, compiled_for, make, name_of
+from hvdenv.standalone.steps.archives import blocks, opened_zip
+from hvdenv.wheels.published import UNREADABLE, Source, compiled_for, make, name_of
 
 FILES, PROJECT = "files", "horovod"
 
@@ -54,10 +55,17 @@ class Page(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is in an index: the wheels to list, and what is wrong with some files, by name."""
+    """What is in an index.
+
+    Attributes:
+        wheels: those to list.
+        problems: what is wrong with some files, by name.
+        unlisted: names of wheels that the page does not list.
+    """
 
     wheels: tuple[Wheel, ...]
     problems: Mapping[str, str]
+    unlisted: frozenset[str] = frozenset()
 
 
 def prepare(folder: Path) -> Path:
@@ -71,7 +79,7 @@ def prepare(folder: Path) -> Path:
     make_folder(folder)
     with reporting(folder):
         others = [name for name in os.listdir(folder) if not name.startswith(".")]
-        if others and not (folder / FILES).is_dir():
+        if others and not any((folder / name).is_dir() for name in (FILES, PROJECT)):
             raise UsageError(
                 "this folder contains other files", where=str(folder),
                 remedy="name a new folder, an empty one or an index",
@@ -121,6 +129,8 @@ def _place(path: Path, content: Iterable[bytes]) -> None:
 def examine(index: Path, new: Collection[str] = ()) -> Found:
     """Compare every wheel of an index with the hash that its page states.
 
+    A wheel that the page does not list must at least be whole: another publisher may have added it.
+
     Args:
         new: wheels that were added since the page was written.
 
@@ -137,12 +147,22 @@ def examine(index: Path, new: Collection[str] = ()) -> Found:
             found = Wheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
             if known and known.hashes != found.hashes:
                 raise ValueError(f"its hash is {sha256}, published was {known.hashes.sha256}")
+            if not known and name not in new:
+                _read_whole(index / FILES / name)
             wheels.append(found)
-        except (OSError, ValueError) as error:
+        except (OSError, *UNREADABLE) as error:
             problems[name] = str(getattr(error, "strerror", None) or error)
             # Installers refuse it. If it was not listed, its hash would be forgotten.
             wheels += [known] if known else []
-    return Found(tuple(wheels), problems)
+    return Found(tuple(wheels), problems, frozenset({*_names(index)} - {*listed}))
+
+
+def _read_whole(wheel: Path) -> None:
+    """Raises one of UNREADABLE if a file in a wheel does not have its checksum."""
+    with open_file(wheel, WHEEL) as stream, opened_zip(stream) as archive:
+        for info in archive.infolist():
+            for _ in blocks(archive, info):
+                pass
 
 
 def _listed(index: Path) -> dict[str, Wheel]:
