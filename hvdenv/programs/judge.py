@@ -37,6 +37,11 @@ _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
 # How observe.py marks exceptions that a shortened pass may have caused.
 _ENDED_EARLY = "after verify ended a pass"
 _NOT_INITIALISED = "has not been initialized"
+# Those that are called for all ranks, and are watched.
+_COLLECTIVES = (
+    "allreduce", "grouped_allreduce", "allgather", "broadcast", "broadcast_object",
+    "allgather_object",
+)  # fmt: skip
 _SAME_STEPS = (
     "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call hvd.join()"
     " after the last one"
@@ -136,8 +141,53 @@ class Program(NamedTuple):
         ]
 
 
+def _alone(program: Program) -> Finding | None:
+    """An operation that a rank calls and others never do.
+
+    Ranks may call it in different lines, so the numbers of their lines are compared. A program ends
+    when a rank begins another pass, so that all have called what comes before it.
+    """
+    ends = [rank.last(ProgramEnd) for rank in program.ranks]
+    if any(not end or (end.reason == "exception" and not _is_follow_on(end.error)) for end in ends):
+        return None  # it did not get that far, for another reason
+    for rank, end in zip(program.ranks, ends, strict=True):
+        own = _collectives(rank)
+        for last in own[-1:]:
+            others = [
+                other.name
+                for other in program.ranks
+                if _lines(_collectives(other), last) < _lines(own, last)
+            ]
+            if others:
+                return program.finding(
+                    "steps", "fail", f"{rank.name} waits in {last.operation} ({last.site}), which"
+                    f" {listed(others)} never called", end.error if end else "",
+                    "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no"
+                    " other rank",
+                )  # fmt: skip
+    return None
+
+
+def _lines(calls: Sequence[Call], one: Call) -> int:
+    return sum(each.operation == one.operation for each in calls)
+
+
+def _collectives(rank: Rank) -> list[Call]:
+    return [
+        each
+        for each in rank.all(Call)
+        if each.operation in _COLLECTIVES and each.site and not each.gradient
+    ]
+
+
+def _is_follow_on(error: str) -> bool:
+    return any(text in error for text in _FOLLOW_ON)
+
+
 def judge(program: Program) -> list[Finding]:
     """All findings about a run."""
+    if alone := _alone(program):
+        return [alone, *(_initialised(program))]
     first = [*_whole(program), *(_initialised(program) if program.ranks else ())]
     if {"pass"} != {each.status for each in first if _ENDED_EARLY not in each.message}:
         # Ranks that write one file at a time may end by an exception of its library.
@@ -156,7 +206,7 @@ def _whole(program: Program) -> Iterator[Finding]:
         for rank, end in zip(program.ranks, ends, strict=True)
         if end and end.reason == "exception"
     ]
-    first = [pair for pair in failed if not any(text in pair[1].error for text in _FOLLOW_ON)]
+    first = [pair for pair in failed if not _is_follow_on(pair[1].error)]
     if not first and any(end and end.reason == "enough" for end in ends):
         failed = []  # another rank has left after enough steps
     early = [end.error for _, end in first if _ENDED_EARLY in end.error]

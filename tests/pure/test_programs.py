@@ -123,6 +123,9 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "not divided, one rank per host": (
         (each(Joined, local_size=1), each(DataSource, replicas=1, rank=0)), "data", "fail", "divides the data by 1"
     ),
+    "called alone": (
+        (also(Call("allgather", "train.py:19", 3), only=0),), "steps", "fail", "rank 0 on n1 waits in allgather (train.py:19), which rank 1 on n1 never called"
+    ),
     "own GPUs": ((each(ProgramEnd, device=str),), "device", "pass", "of its own"),
     "rate": ((each(TrainingStep, rate=0.1),), "rate", "pass", "note: learning rate 0.1 is the same"),
     "other start": ((each(TrainingStep, before=str, after=str),), "start", "fail", "differ between"),

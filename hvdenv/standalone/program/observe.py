@@ -97,6 +97,7 @@ class Observer:
         fed: number of the data source that supplied the last batch.
         batch: checksums of what a loader has supplied for this step.
         batches: of what models have read since the last step, where no loader is known.
+        of_some: a function of Horovod is called for a process set.
         by_local_rank: a callback saves that was made where the local rank is compared.
         communicates: libraries besides Horovod by which ranks have met.
     """
@@ -111,7 +112,7 @@ class Observer:
         self.steps: Dict[int, int] = {}
         self.optimizers: List[str] = []
         self.phase, self.left = 0, TAIL_STEPS
-        self.initialised = self.over = self.by_local_rank = False
+        self.initialised = self.over = self.by_local_rank = self.of_some = False
         self.sources_read: Dict[str, Source] = {}
         self.calls: Set[Tuple[str, str, bool]] = set()
         self.files: Set[Tuple[str, bool]] = set()
@@ -210,7 +211,7 @@ class Observer:
         """Report a call of Horovod, once for each place."""
         if gradient and (operation, "", True) in self.calls:
             return
-        site = "" if gradient else self.site(sys._getframe(1))
+        site = "" if gradient or self.of_some else self.site(sys._getframe(1))
         key = operation, site, gradient
         if key not in self.calls and len(self.calls) < MOST_EVENTS:
             self.calls.add(key)
@@ -435,6 +436,8 @@ def watch(module: Any, name: str, before: Callable[..., None]) -> None:
         return
 
     def wrapper(*words: Any, **named: Any) -> Any:
+        given = [*words, *named.values()]
+        observer.of_some = any(getattr(each, "process_set_id", 0) for each in given)
         observer.guarded(before, *words, **named)
         return original(*words, **named)
 

@@ -269,7 +269,7 @@ class Call(NamedTuple):
 
     Attributes:
         operation: such as ``init``, ``broadcast_parameters`` or ``allreduce``.
-        site: file and line in the program; empty if a library called it.
+        site: file and line in the program; empty if a library called it, or for a process set.
         step: how many training steps came before.
         elements: of the tensor.
         gradient: whether an optimizer of Horovod, or a loop over gradients, made it.

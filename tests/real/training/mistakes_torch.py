@@ -120,6 +120,11 @@ WRONG = (
         "program-checkpoint", says="half written",
     ),
     _torch(
+        "called by rank 0 alone",
+        (("    mean = hvd.allreduce(", "    mean = loss\n    if hvd.rank() == 0:\n        mean = hvd.allreduce("),),
+        "program-steps", says="which rank 1 on",
+    ),
+    _torch(
         "own metric", (('hvd.allreduce(loss.detach(), name="mean")', "loss"),),
         "program-metrics", "pass", "note",
     ),
@@ -212,6 +217,12 @@ RIGHT = (
         "a loop of its own",
         (("in loader:", "in ((features[i:i + 8] + 0, data.tensors[1][i:i + 8])"
           " for i in range(8 * hvd.rank(), 512, 8 * hvd.size())):"),),
+    ),
+    _torch(
+        "combined in two lines",
+        (("    mean = hvd.allreduce(loss.detach(), name=\"mean\")\n", "    if hvd.rank() == 0:\n"
+          "        mean = hvd.allreduce(loss.detach(), name=\"mean\")\n    else:\n"
+          "        mean = hvd.allreduce(loss.detach() * 1, name=\"mean\")\n"),),
     ),
     _torch(
         "synthetic",
