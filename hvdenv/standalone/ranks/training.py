@@ -199,6 +199,9 @@ def torch_broadcast(context: Context, part: Part) -> Tuple[Any, Any, Dict[str, s
     velocity = random_values(context.numpy, hvd.rank(), "velocity")
     for parameter, own in ((model.weight, velocity[:-1]), (model.bias, velocity[-1])):
         optimizer.state[parameter]["momentum_buffer"] = context.tensor(own.copy())
+        # As broadcast_optimizer_state() makes them where there is no state: with compression, Horovod
+        # 0.26 cannot replace gradients that the first backward() of torch 1.12 makes.
+        parameter.grad = torch.zeros_like(parameter)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
