@@ -44,7 +44,7 @@ class Stage(NamedTuple):
     """One program to run.
 
     Attributes:
-        kind: verify or program, which print a report of verify, cases (JSON lines), or tests (pytest).
+        kind: verify, cases or tests, which print a report of verify, JSON lines, and pytest's words.
         words: the command.
         seconds: its time limit.
         ranks: how many it starts.
@@ -77,9 +77,7 @@ def stages(out, gpus, hosts=()):
         # torch may belong to another user; whoever runs this file with it trusts them.
         words = [*hvdenv, "--trust", "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files]
         words += ["--hosts", slots(env)] if slots(env) else []
-        return Stage(
-            name, "program" if name == "program" else "verify", [*words, *more], 240, ranks
-        )
+        return Stage(name, "verify", [*words, *more], 240, ranks)
 
     def mpirun(name, kind, env, ranks, seconds, *words):
         folder = KIT / "envs" / env / "bin"
@@ -217,8 +215,9 @@ def judge(out, stage, code, gpu):
     if code == 124:
         return "fail", f"did not finish in time; last line: {''.join(log[-1:])}"
     try:
-        judges = {"verify": of_verify, "program": of_program, "cases": of_cases, "tests": of_tests}
-        status, why, devices = judges[stage.kind](out, stage, code, log)
+        status, why, devices = {"verify": of_verify, "cases": of_cases, "tests": of_tests}[
+            stage.kind
+        ](out, stage, code, log)
     except (OSError, ValueError, KeyError) as error:
         return "fail", f"no report ({error!r}); exit code {code}; last line: {''.join(log[-1:])}"
     if status == "fail":
@@ -239,15 +238,10 @@ def of_verify(out, stage, code, log):
     wrong = ("unproven",) if status == "unproven" else ("fail", "error")
     found = [each for each in report["findings"] if each["status"] in wrong]
     why = "; ".join(f"{each['subject']}: {each['message']}" for each in found)
-    return status, why, [rank["device"] for rank in report["ranks"]]
-
-
-def of_program(out, stage, code, log):
-    """The same; the report says where the program's parameters were, not the ranks."""
-    status, why, _ = of_verify(out, stage, code, log)
-    report = json.loads((out / f"{stage.name}.json").read_text())
-    found = [each["status"] for each in report["findings"] if each["check"] == "program-device"]
-    return status, why, ["cpu" if each == "skip" else "cuda" for each in found]
+    # The report of a training program says where its parameters were, and has no ranks.
+    own = [each["status"] for each in report["findings"] if each.get("check") == "program-device"]
+    devices = [rank["device"] for rank in report["ranks"]]
+    return status, why, devices + ["cpu" if each == "skip" else "cuda" for each in own]
 
 
 def of_cases(out, stage, code, log):

@@ -150,21 +150,19 @@ def _alone(program: Program) -> Finding | None:
     ends = [rank.last(ProgramEnd) for rank in program.ranks]
     if any(not end or (end.reason == "exception" and not _is_follow_on(end.error)) for end in ends):
         return None  # it did not get that far, for another reason
-    for rank, end in zip(program.ranks, ends, strict=True):
-        own = _collectives(rank)
-        for last in own[-1:]:
-            others = [
-                other.name
-                for other in program.ranks
-                if _lines(_collectives(other), last) < _lines(own, last)
-            ]
-            if others:
-                return program.finding(
-                    "steps", "fail", f"{rank.name} waits in {last.operation} ({last.site}), which"
-                    f" {listed(others)} never called", end.error if end else "",
-                    "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no"
-                    " other rank",
-                )  # fmt: skip
+    called = [(rank, _collectives(rank)) for rank in program.ranks]
+    for (rank, own), end in zip(called, ends, strict=True):
+        if not own:
+            continue
+        last = own[-1]
+        fewer = [each.name for each, calls in called if _lines(calls, last) < _lines(own, last)]
+        if fewer:
+            return program.finding(
+                "steps", "fail", f"{rank.name} waits in {last.operation} ({last.site}), which"
+                f" {listed(fewer)} never called", end.error if end else "",
+                "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no"
+                " other rank",
+            )  # fmt: skip
     return None
 
 
@@ -243,20 +241,23 @@ def _whole(program: Program) -> Iterator[Finding]:
             return
         yield program.finding("", "fail", how.message, how.evidence, how.remedy)
         return
+    yield _observed(program, ends)
+
+
+def _observed(program: Program, ends: Sequence[ProgramEnd | None]) -> Finding:
+    """Whether a program that ran to its end has shown the steps of several ranks."""
     counts = [max(end.steps, default=0) for end in ends if end]
     if not program.optimizers() or not all(counts):
-        yield program.finding("", "unproven", f"no training step was seen: {_unseen(ends)}")
-        return
+        return program.finding("", "unproven", f"no training step was seen: {_unseen(ends)}")
     if program.run.size < 2:
-        yield program.finding(
+        return program.finding(
             "", "unproven", "a single rank trains, which shows nothing about its distribution",
             remedy="start at least two ranks: -n 2",
         )  # fmt: skip
-        return
     seconds = [end.seconds for end in ends if end and len(end.seconds) == 2]
     times = max((total / max(total - spent, 0.001) for total, spent in seconds), default=1.0)
     watched = len(program.steps(program.optimizers()[0].number))
-    yield program.finding(
+    return program.finding(
         "", "pass", f"{watched} training steps on {program.run.size} ranks were observed",
         f"observed, these steps took {times:.2f} times as long",
     )  # fmt: skip

@@ -139,8 +139,8 @@ def examine(index: Path, new: Collection[str] = ()) -> Found:
         UsageError: it is not an index.
     """
     listed = {name: each for name, each in _listed(index).items() if name not in new}
-    wheels, problems = [], {}
-    for name in _names(index):
+    wheels, problems, names = [], {}, _names(index)
+    for name in names:
         known = listed.get(name)
         try:
             sha256, size = hash_file(index / FILES / name, WHEEL)
@@ -154,7 +154,7 @@ def examine(index: Path, new: Collection[str] = ()) -> Found:
             problems[name] = str(getattr(error, "strerror", None) or error)
             # Installers refuse it. If it was not listed, its hash would be forgotten.
             wheels += [known] if known else []
-    return Found(tuple(wheels), problems, frozenset({*_names(index)} - {*listed}))
+    return Found(tuple(wheels), problems, frozenset(names) - listed.keys())
 
 
 def _read_whole(wheel: Path) -> None:

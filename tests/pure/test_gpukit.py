@@ -51,7 +51,7 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
     several = {"shared-gpu": shared, "cases-shared-gpu": max(2, gpus)}
     assert {name: stage.ranks for name, stage in found.items()} == own | several
     for stage in found.values():
-        option = stage.words.index("-n" if stage.kind in ("verify", "program") else "-np")
+        option = stage.words.index("-n" if stage.kind == "verify" else "-np")
         assert stage.words[option + 1] == str(stage.ranks)
 
 
@@ -100,7 +100,7 @@ def judged(
 ) -> tuple[str, str]:
     """The status of a stage that printed this, on a node with so many GPUs, and the reason."""
     stage, log = stages(kit, gpus)[name], ""
-    if stage.kind in ("verify", "program"):
+    if stage.kind == "verify":
         (kit.KIT / f"{name}.json").write_text(json.dumps(printed))
     elif stage.kind == "cases":
         assert isinstance(printed, list)

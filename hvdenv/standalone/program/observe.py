@@ -436,8 +436,11 @@ def watch(module: Any, name: str, before: Callable[..., None]) -> None:
         return
 
     def wrapper(*words: Any, **named: Any) -> Any:
-        given = [*words, *named.values()]
-        observer.of_some = any(getattr(each, "process_set_id", 0) for each in given)
+        # Nothing is asked of the program's own objects: they may answer anything.
+        observer.of_some = any(
+            type(each).__name__ == "ProcessSet" and each.process_set_id
+            for each in (*words, *named.values())
+        )
         observer.guarded(before, *words, **named)
         return original(*words, **named)
 
