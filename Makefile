@@ -4,7 +4,7 @@
 # make pure      only the tests that compile nothing and start no cluster (a minute)
 # make docs      the documentation as a site in site/, without a network
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
-# make optin     tests that CI does not run
+# make optin     tests that CI does not run, also the cases of tests/real marked optin
 # make bench     the measurements and curves of docs/explanation/measurements.md (half an hour)
 # make gpu-kit   one archive that proves the GPU path on a node without a network (docs/how-to/prove-the-gpu-path.md)
 # make clean     remove .venv and all caches
@@ -80,6 +80,7 @@ standin: $(VENV)/.installed-dev
 
 optin: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/optin
+	$(BIN)/python -m pytest tests/real -m optin
 
 bench: install
 	$(BIN)/python benchmarks/startup.py

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hvdenv.knowledge.patches import applicable
 from hvdenv.plans.step import digest
+from hvdenv.wheels.wheelcache import Cache, key, store
 
 NAME = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 
@@ -22,6 +26,31 @@ def wheel_in(folder: Path, content: bytes = b"wheel" * 1000) -> Path:
     path = folder / NAME
     path.write_bytes(content)
     return path
+
+
+def store_for(wheels: Path, inputs: dict[str, Any], prefix: Path, *, without: str = "") -> None:
+    """Let a build take the wheel of another environment, whose compile takes minutes.
+
+    Args:
+        wheels: the cache of both.
+        inputs: of the plan of the build.
+        prefix: of the other environment.
+        without: a framework that the build does not have.
+    """
+    cache, stack = Cache(wheels), json.loads((prefix / "hvdenv.json").read_text())["stack"]
+    (wheel,) = cache.entry(key(stack)).glob("*.whl")
+    frameworks = {k: v for k, v in stack["stack"]["frameworks"].items() if k != without}
+    with TemporaryDirectory() as folder:
+        smaller = Path(folder) / wheel.name
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w") as new:
+            for name in old.namelist():
+                if not re.search(rf"horovod/{without}/.*\.so$", name):
+                    listed = re.sub(
+                        rf"(?m)^horovod/{without}/\S*\.so,.*\n".encode(), b"", old.read(name)
+                    )
+                    new.writestr(old.getinfo(name), listed if "RECORD" in name else old.read(name))
+        stack = {**stack["stack"], "frameworks": frameworks}
+        store(cache, {**inputs, "stack": stack}, smaller)
 
 
 @contextmanager

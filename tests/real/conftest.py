@@ -37,8 +37,12 @@ FIRST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files of this layer; the tests of a file keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases of `make optin`, and sort the files; the tests of a file keep their order."""
+    if "optin" not in config.option.markexpr:
+        left = [each for each in items if each.get_closest_marker("optin")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [each for each in items if each not in left]
     places = {f"test_{name}": place for place, name in enumerate(FIRST)}
     here = Path(__file__).parent
     items.sort(

@@ -1,17 +1,17 @@
-"""KISTI Neuron on a stand-in: its modules, conda, TensorFlow 2.10 and PyTorch 1.12, two hosts.
+"""KISTI Neuron on a stand-in: its modules, conda, both frameworks, two hosts.
 
-The recipe's variant ``cpu``, with the versions of the site's document: Horovod 0.26.1 is
-compiled against both frameworks, and its ranks compute on both hosts under mpirun and horovodrun.
-srun and jobs: test_tutorial.py.
+The recipe's variant ``cpu``, with the versions of `local`, whose wheel fits: ranks compute on both
+hosts under mpirun and horovodrun. `make optin` compiles Horovod 0.26.1 for TensorFlow 2.10 and
+PyTorch 1.12, the versions of the site's document. srun and jobs: test_tutorial.py.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,8 +22,9 @@ from tests.clusters import NEURON, install_software, write_modules
 from tests.modulesystems import cache_folder, install
 from tests.real.conftest import Cli, Result
 from tests.standin import Cluster
+from tests.wheels import store_for
 
-pytestmark = [pytest.mark.compile, pytest.mark.needs("python3-dev")]
+pytestmark = pytest.mark.needs("python3-dev")
 
 SITE = """\
 [conda]
@@ -57,19 +58,89 @@ def neuron(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
         yield cluster
 
 
+class Versions(NamedTuple):
+    """Which Python the channel has, and what the recipe says otherwise than the shipped one."""
+
+    python: str
+    overrides: tuple[str, ...] = ()
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("document", marks=pytest.mark.optin)])
+def versions(request: pytest.FixtureRequest, local_prefix: Path) -> Versions:
+    if request.param == "document":
+        return Versions("3.10")
+    record = json.loads((local_prefix / "hvdenv.json").read_text())
+    resolved, horovod = record["resolved"], record["resolved"]["horovod"]
+    tensorflow = record["stack"]["stack"]["frameworks"]["tensorflow"]
+    (python,) = (local_prefix / "venv/lib").glob("python3.*")
+    minor = python.name.removeprefix("python")
+    overrides = {
+        "python.version": f"=={minor}.*",
+        "frameworks.torch.version": resolved["frameworks"]["torch"]["version"],
+        "frameworks.tensorflow.package": tensorflow["package"],
+        "frameworks.tensorflow.version": tensorflow["version"],
+        # Wheels of the site's torch 1.12 are for an older C library.
+        "conda.virtual.__glibc": "2.28",
+        "partitions.amd_a100nv_8.glibc": "2.28",
+        "horovod.version": horovod["version"],
+        "horovod.sha256": horovod["sha256"],
+    }
+    return Versions(minor, tuple(f"{name}='{value}'" for name, value in overrides.items()))
+
+
+class Neuron(NamedTuple):
+    """The command line on the cluster's login node, with the environment built from a lock.
+
+    Attributes:
+        cli: as on the login node.
+        words: the recipe, and where its locks are.
+        locks: options of commands that use the lock.
+        lock: its folder.
+    """
+
+    cli: Cli
+    words: tuple[str, ...]
+    locks: tuple[str, str]
+    lock: Path
+
+    def __call__(self, command: str, *words: str, code: int | None = 0) -> Result:
+        return self.cli(command, *self.words, *words, code=code)
+
+    @property
+    def prefix(self) -> Path:
+        return self.cli.home / "envs/neuron+cpu"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.prefix / "hvdenv.json").read_text())
+        return found
+
+
 @pytest.fixture(scope="module")
-def hvdenv(neuron: Cluster, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    """The command line on the cluster's login node, with the environment built."""
+def hvdenv(
+    neuron: Cluster,
+    home: Path,
+    versions: Versions,
+    local_prefix: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Neuron:
     # A home of its own: other tests ask for what was built last.
-    own = home / "neuron"
-    # Jobs of another stand-in have the same numbers.
-    shutil.rmtree(own / "jobs", ignore_errors=True)
-    (own / "envs").mkdir(parents=True, exist_ok=True)
-    site = tmp_path_factory.mktemp("neuron") / "site.toml"
-    site.write_text(SITE.format(channel=python_channel(home, "3.10").url, home=own))
-    cli = Cli(own, {**neuron.environ, "HVDENV_SITE": str(site)})
-    cli("build", "neuron", "--variant", "cpu", timeout=1500)
-    return cli
+    own, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("neuron")
+    (own / "envs").mkdir()
+    (home / "cache").mkdir(parents=True, exist_ok=True)
+    (own / "cache").symlink_to(home / "cache")
+    channel = python_channel(home, versions.python).url
+    (folder / "site.toml").write_text(SITE.format(channel=channel, home=own))
+    cli = Cli(own, {**neuron.environ, "HVDENV_SITE": str(folder / "site.toml")})
+    sets = (word for each in versions.overrides for word in ("--set", each))
+    words = ("neuron", "--variant", "cpu", *sets)
+    locks = ("--lockfiles", str(folder / "locks"))
+    if versions.overrides:
+        inputs = cli("plan", *words, "--json").json["wheel_inputs"]
+        store_for(home / "cache/wheels", inputs, local_prefix)
+    lock = Path(cli("lock", *words, *locks, "--json").json["folder"])
+    cli("build", *words, *locks, "--locked")
+    return Neuron(cli, words, locks, lock)
 
 
 def report(result: Result) -> dict[str, dict[str, str]]:
@@ -82,11 +153,11 @@ def report(result: Result) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_both_frameworks_on_two_hosts(hvdenv: Cli) -> None:
+def test_both_frameworks_on_two_hosts(hvdenv: Neuron) -> None:
     """mpirun and horovodrun start two ranks on each host, over ssh."""
     result = hvdenv(
-        "verify", "neuron", "--variant", "cpu", "--hosts", "gpu32:2,gpu33:2",
-        "--launcher", "mpirun", "--launcher", "horovodrun-gloo", "--json",
+        "verify", "--hosts", "gpu32:2,gpu33:2", "--launcher", "mpirun", "--launcher",
+        "horovodrun-gloo", "--quick", "--json",
     )  # fmt: skip
     found = report(result)
     assert found["verdict"] == {"": "pass"}, result.stdout
@@ -97,69 +168,65 @@ def test_both_frameworks_on_two_hosts(hvdenv: Cli) -> None:
     }
     rows = {row["name"]: row["built"] for row in json.loads(result.stdout)["table"]}
     assert rows == TABLE
-    assert "Horovod 0.26.1" in result.stdout
+    assert f"Horovod {hvdenv.record['resolved']['horovod']['version']}" in result.stdout
     assert "4 ranks on gpu32, gpu33 agree" in result.stdout
 
 
-def test_horovodrun_over_mpi(hvdenv: Cli) -> None:
+def test_horovodrun_over_mpi(hvdenv: Neuron) -> None:
     result = hvdenv(
-        "verify", "neuron", "--variant", "cpu", "--hosts", "gpu32:2,gpu33:2", "--framework",
-        "torch", "--controller", "MPI", "--operation", "MPI", "--launcher", "horovodrun-mpi",
+        "verify", "--hosts", "gpu32:2,gpu33:2", "--framework", "torch", "--controller", "MPI", "--operation", "MPI", "--launcher", "horovodrun-mpi",
         "--quick", "--json",
     )  # fmt: skip
     assert report(result)["allreduce"]["torch over MPI"] == "pass", result.stdout
     assert "(horovodrun-mpi)" in result.stdout
 
 
-def test_a_command_runs_on_two_hosts(hvdenv: Cli, tmp_path: Path) -> None:
+def test_a_command_runs_on_two_hosts(hvdenv: Neuron, tmp_path: Path) -> None:
     train = tmp_path / "train_hvd.py"
     train.write_text(TRAIN)
     result = hvdenv(
-        "run", "neuron", "--variant", "cpu", "--launcher", "mpirun",
-        "--hosts", "gpu32:2,gpu33:2", "--", "python", str(train),
+        "run", "--launcher", "mpirun", "--hosts", "gpu32:2,gpu33:2", "--", "python", str(train),
     )  # fmt: skip
     assert result.stdout.count("of 4 on gpu33 [6.0, 6.0, 6.0]") == 2
 
 
-def test_a_second_build_does_nothing(hvdenv: Cli) -> None:
-    assert "nothing to do" in hvdenv("build", "neuron", "--variant", "cpu").stdout
+def test_a_second_build_does_nothing(hvdenv: Neuron) -> None:
+    assert "nothing to do" in hvdenv("build", *hvdenv.locks, "--locked").stdout
 
 
-def test_the_environment_is_had_again_from_a_lock(hvdenv: Cli, tmp_path: Path) -> None:
+def test_the_environment_is_that_of_the_lock(hvdenv: Neuron) -> None:
     """conda's packages, pip's and the modules; Horovod's wheel is in the cache."""
-    this = ("neuron", "--variant", "cpu", "--lockfiles", str(tmp_path / "locks"))
-    lock = Path(hvdenv("lock", *this, "--json").json["folder"])
+    lock, record = hvdenv.lock, hvdenv.record
     assert {each.name for each in lock.iterdir()} == {MAIN, PYPI, CONDA}
     locked = folders.read(lock)
     conda = {each.name for each in condalock.packages(locked).packages}
     python = {each.name for each in pypi.packages(locked)}
     assert "python" in conda
-    assert {"torch", "tensorflow-gpu"} < python
-    assert str(tmp_path) not in (lock / MAIN).read_text() + (lock / PYPI).read_text()
+    assert {"torch", record["resolved"]["frameworks"]["tensorflow"]["package"]} < python
+    assert str(lock.parents[2]) not in (lock / MAIN).read_text() + (lock / PYPI).read_text()
     assert "cudampi/openmpi-4.1.1" in locked.lock.inputs.modules
 
-    prefix = tmp_path / "env"
-    hvdenv("build", *this, "--locked", "--prefix", str(prefix))
-    record = json.loads((prefix / "hvdenv.json").read_text())
     assert record["lock"]["digest"] == locked.digest
     assert {each["name"] for each in record["packages"]} >= conda | python
-    assert hvdenv("lock", *this, "--prefix", str(prefix), "--json").json["changed"]
+    fill = (*hvdenv.locks, "--prefix", str(hvdenv.prefix))
+    assert hvdenv("lock", *fill, "--json").json["changed"]
     made = folders.read(lock).lock.built
     assert made
     # What only the build loads is not there when what it has come to is observed.
     unknown = {name for name, sha256 in made.modules.items() if not sha256}
     assert unknown == {"cmake/3.16.9"}
     assert len(made.modules) == 4
-    assert hvdenv("lock", *this, "--check").stdout.splitlines()[0].endswith(": unchanged")
+    check = hvdenv("lock", *hvdenv.locks, "--check").stdout
+    assert check.splitlines()[0].endswith(": unchanged")
 
 
-def test_a_module_that_was_renamed(hvdenv: Cli, neuron: Cluster) -> None:
+def test_a_module_that_was_renamed(hvdenv: Neuron, neuron: Cluster) -> None:
     """After a maintenance: verify says what is gone, and what is like it."""
     old = neuron.modulefiles / "cudampi/openmpi-4.1.1"
     new = old.with_name("openmpi-4.1.5")
     old.rename(new)
     try:
-        result = hvdenv("verify", "neuron", "--variant", "cpu", code=None)
+        result = hvdenv("verify", code=None)
     finally:
         new.rename(old)
     assert result.returncode == 5

@@ -8,18 +8,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from hvdenv.wheels import wheelcache
-from hvdenv.wheels.wheelcache import Cache, key
 from tests.clusters import Names, install_software, write_modules
 from tests.modulesystems import cache_folder, install, write_module
 from tests.standin import Cluster, Partition
+from tests.wheels import store_for
 
 DOCS = Path(__file__).parents[2] / "docs"
 TARN = Names("gcc/12.3.0", "", "openmpi/4.1.8", "cmake/3.27.6")
@@ -141,26 +139,6 @@ def reader(tarn: Cluster, home: Path, tmp_path_factory: pytest.TempPathFactory) 
     tarn.run(["qdel", "-f", "-u", "root"], check=False)
 
 
-def keep_wheel_of_tarn(reader: Reader, local_prefix: Path) -> None:
-    """Put a wheel for Tarn's recipe into the cache: that of `local` without TensorFlow.
-
-    Its compile would take minutes, and other tests compile.
-    """
-    cache = Cache(reader.home / "cache/wheels")
-    inputs = json.loads((local_prefix / "hvdenv.json").read_text())["stack"]
-    (wheel,) = cache.entry(key(inputs)).glob("*.whl")
-    smaller = reader.folder.with_name(wheel.name)
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w") as new:
-        for name in old.namelist():
-            if not re.search(r"horovod/tensorflow/.*\.so$", name):
-                listed = re.sub(rb"(?m)^horovod/tensorflow/\S*\.so,.*\n", b"", old.read(name))
-                new.writestr(old.getinfo(name), listed if "RECORD" in name else old.read(name))
-    torch = {"torch": inputs["stack"]["frameworks"]["torch"]}
-    plan = json.loads(reader.types("hvdenv plan ./tarn.toml --json 2>&-"))
-    stack = {**inputs["stack"], "frameworks": torch}
-    wheelcache.store(cache, {**plan["wheel_inputs"], "stack": stack}, smaller)
-
-
 @pytest.mark.parametrize("name", ["tutorial-cluster.md", "how-to/run-jobs.md"])
 def test_each_command_prints_what_the_page_shows(
     reader: Reader, local_prefix: Path, name: str
@@ -174,7 +152,9 @@ def test_each_command_prints_what_the_page_shows(
     wrong = []
     for each in shown(page):
         if each.command.startswith("hvdenv build"):
-            keep_wheel_of_tarn(reader, local_prefix)
+            plan = json.loads(reader.types("hvdenv plan ./tarn.toml --json 2>&-"))
+            wheels, inputs = reader.home / "cache/wheels", plan["wheel_inputs"]
+            store_for(wheels, inputs, local_prefix, without="tensorflow")
         output = reader.types(each.command)
         if missing := disagreement(output, each.output):
             wrong.append(f"$ {each.command}\nno line: {missing}\n{output}")
