@@ -14,9 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -102,24 +104,78 @@ def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
     assert judgement.message.startswith(f"rank 1 on {HERE}: exited without a result")
 
 
-STOPPED = {
-    "the work": ("MPI", "os.kill(os.getpid(), signal.SIGSTOP)", "is stopped"),
-    "its watcher": (
-        "Gloo",
-        "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)",
-        "disappeared without reporting an exit",
+class Hang(NamedTuple):
+    """A rank that keeps the other one waiting.
+
+    Attributes:
+        controller: of the run.
+        fault: see `make_copy`.
+        begins: with what the message begins after the name of rank 1.
+        parts: of the message.
+        timeout: of the run, in seconds.
+    """
+
+    controller: str
+    fault: str
+    begins: str = ""
+    parts: tuple[str, ...] = ()
+    timeout: float = 30 * PATIENCE
+
+
+ASLEEP = (
+    on_rank_1("time.sleep(1000)"),
+    f": did not finish within {30 * PATIENCE - 5:.0f} s; rank 0 on",
+    ("waited for this; results came from no rank",),
+)
+STOPPED = on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)")
+WATCHER_STOPPED = on_rank_1("os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)")
+RENAMED = on_rank_1("kwargs['name'] = kwargs['name'].replace('Sum.float32.17', 'odd')")
+MISSING = ("; results came from no rank", "Horovod reports: missing ranks: 0: [", "odd]")
+HANGS = {
+    "asleep, MPI": Hang("MPI", *ASLEEP),
+    "asleep, Gloo": Hang("Gloo", *ASLEEP),
+    "stopped": Hang("MPI", STOPPED, ": is stopped"),
+    "its supervisor is stopped": Hang(
+        "Gloo", WATCHER_STOPPED, ": disappeared without reporting an exit"
     ),
+    "feeds another name": Hang("MPI", RENAMED, parts=MISSING, timeout=36 * PATIENCE),
 }
 
 
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_rank_that_is_stopped(copy: Copy, runner: Runner, name: str) -> None:
-    controller, action, message = STOPPED[name]
-    timeout, began = 30 * PATIENCE, time.monotonic()
-    judgement = ranks.judge(run_ranks(copy(on_rank_1(action)), runner, controller, timeout=timeout))
-    assert time.monotonic() - began < timeout + MARGIN
+@pytest.fixture(scope="module")
+def hung(
+    original: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Future[ranks.Judgement]]:
+    """All hangs at a time, since each only waits for its end."""
+    folder = tmp_path_factory.mktemp("hung")
+
+    def judgement_of(name: str) -> ranks.Judgement:
+        hang, runner = HANGS[name], Runner()
+        installation, began = (
+            make_copy(original, folder / name.replace(" ", "-"), hang.fault),
+            time.monotonic(),
+        )
+        run = run_ranks(installation, runner, hang.controller, timeout=hang.timeout)
+        assert time.monotonic() - began < hang.timeout + MARGIN
+        wait_until(lambda: not marked(runner.token), 30)
+        return ranks.judge(run)
+
+    with ThreadPoolExecutor(len(HANGS)) as pool:
+        return {name: pool.submit(judgement_of, name) for name in HANGS}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_rank_that_hangs_ends_in_time_and_is_named(
+    hung: dict[str, Future[ranks.Judgement]], name: str
+) -> None:
+    judgement, hang = hung[name].result(), HANGS[name]
     assert judgement.status == "fail"
-    assert judgement.message.startswith(f"rank 1 on {HERE}: {message}")
+    if hang.begins:
+        assert judgement.message.startswith(f"rank 1 on {HERE}{hang.begins}")
+    for part in hang.parts:
+        assert part in judgement.message
+    if "asleep" in name:
+        assert "in allreduce_async" in judgement.evidence
 
 
 def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Runner) -> None:
@@ -177,15 +233,6 @@ def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner, name: str)
     # Both are told of it; the first that ends may be the only one that does so by itself.
     assert re.search(rf"rank [01] on {HERE}", judgement.message), judgement
     assert f"HorovodInternalError: {message}" in judgement.message
-
-
-def test_a_rank_that_feeds_another_name(copy: Copy, runner: Runner) -> None:
-    fault = on_rank_1("kwargs['name'] = kwargs['name'].replace('Sum.float32.17', 'odd')")
-    judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI", timeout=36 * PATIENCE))
-    assert judgement.status == "fail"
-    assert "; results came from no rank" in judgement.message
-    assert "Horovod reports: missing ranks: 0: [" in judgement.message
-    assert "odd]" in judgement.message
 
 
 SHIM = """
@@ -332,7 +379,7 @@ def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -
     installation = copy()
     for name in ("mpirun", "horovodrun"):
         program(Path(installation.prefix) / "bin" / name, "trap '' TERM; while :; do sleep 1; done")
-    timeout, began = 20 * PATIENCE, time.monotonic()
+    timeout, began = 12 * PATIENCE, time.monotonic()
     report = verify(Setup(installation, runner, TORCH, exercises=EXERCISES, seconds=timeout))
     assert time.monotonic() - began < timeout + MARGIN
     assert report.verdict in ("fail", "error")
@@ -514,51 +561,33 @@ def verify_on(
     return report
 
 
-@pytest.fixture
-def unplugged(cluster: Cluster) -> Iterator[str]:
-    """The second host, off the network until the end of the test."""
-    name = cluster.hosts[1]
-    cluster.unplug(name)
-    yield name
-    cluster.plug(name)
-
-
-def test_a_host_that_cannot_be_reached(
-    cluster: Cluster, original: Installation, unplugged: str
+def test_a_host_that_is_lost_in_the_middle_and_cannot_be_reached_after(
+    cluster: Cluster, original: Installation, copy: Copy, tmp_path: Path
 ) -> None:
-    report = verify_on(cluster, original, OVER_GLOO, 60 * PATIENCE)
-    assert report.verdict == "fail"
-    finding = found(report, "allreduce")["torch over Gloo"]
-    assert finding.status == "fail"
-    assert "horovodrun-gloo started none of 2 ranks" in finding.message
-    left = found(report, "orphans")[unplugged]
-    assert left.status == "unproven"
-    assert f"unconfirmed whether ranks still run on {unplugged}: " in left.message
-
-
-def test_a_host_that_is_lost_in_the_middle(cluster: Cluster, copy: Copy, tmp_path: Path) -> None:
     flag, lost = tmp_path / "flag", cluster.hosts[1]
     fault = on_rank_1(f"open({str(flag)!r}, 'w').close(); time.sleep(1000)")
-    timeout, reports = 90 * PATIENCE, list[Report]()
-    thread = threading.Thread(
-        target=lambda: reports.append(
-            verify_on(cluster, without_check_build(copy(fault)), OVER_MPI, timeout)
-        )
-    )
-    thread.start()
-    try:
-        wait_until(flag.exists, timeout)
-        cluster.unplug(lost)
-        thread.join()
-        wait_until(lambda: "rank" not in probes_on(cluster, lost), timeout)
-    finally:
-        cluster.plug(lost)
+    timeout, installation = 90 * PATIENCE, without_check_build(copy(fault))
+    with ThreadPoolExecutor() as pool:
+        before = pool.submit(verify_on, cluster, installation, OVER_MPI, timeout)
+        try:
+            wait_until(flag.exists, timeout)
+            cluster.unplug(lost)
+            after = verify_on(cluster, original, OVER_GLOO, 20 * PATIENCE)
+            report = before.result()
+            wait_until(lambda: "rank" not in probes_on(cluster, lost), timeout)
+        finally:
+            cluster.plug(lost)
     wait_until(lambda: not probes_on(cluster, cluster.hosts[0]), 30)
-    (report,) = reports
-    assert report.verdict == "fail"
+    assert report.verdict == after.verdict == "fail"
     finding = found(report, "allreduce")["torch over MPI"]
     assert f"rank 1 on {lost}: disappeared without reporting an exit" in finding.message
     assert found(report, "orphans")[lost].status == "unproven"
+    finding = found(after, "allreduce")["torch over Gloo"]
+    assert finding.status == "fail"
+    assert "horovodrun-gloo started none of 2 ranks" in finding.message
+    left = found(after, "orphans")[lost]
+    assert left.status == "unproven"
+    assert f"unconfirmed whether ranks still run on {lost}: " in left.message
 
 
 def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
