@@ -35,22 +35,7 @@ def test_the_command_prints_their_folder(cli: Cli) -> None:
     assert cli("examples").stdout == f"{FOLDER}\n"
 
 
-def test_one_rank(cli: Cli, original: Installation, script: str) -> None:
-    (accuracy,) = train(cli, original.prefix, 1, script, "--epochs", "1").values()
-    assert 0.9 < accuracy < 1
-
-
-def test_two_ranks_resume(cli: Cli, original: Installation, script: str, tmp_path: Path) -> None:
-    """No other file is left."""
-    words = (script, "--checkpoint", str(tmp_path / "state"), "--epochs")
-    first = train(cli, original.prefix, 2, *words, "1")
-    assert first.keys() == {1} and 0.9 < first[1] < 1
-    second = train(cli, original.prefix, 2, *words, "2")
-    assert second.keys() == {2} and second[2] > 0.9
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
-
-
-def test_files_of_mnist(cli: Cli, original: Installation, script: str, tmp_path: Path) -> None:
+def write_mnist(folder: Path) -> None:
     """Unequal shares: neither number of images can be divided by two."""
     for name, count in (("train", 2047), ("t10k", 255)):
         labels = [number % 10 for number in range(count)]
@@ -59,6 +44,20 @@ def test_files_of_mnist(cli: Cli, original: Installation, script: str, tmp_path:
             (f"{name}-labels-idx1-ubyte.gz", struct.pack(">ii", 0x801, count) + bytes(labels)),
             (f"{name}-images-idx3-ubyte.gz", struct.pack(">4i", 0x803, count, 28, 28) + images),
         ):
-            (tmp_path / file).write_bytes(gzip.compress(content))
-    accuracies = train(cli, original.prefix, 2, script, "--data", str(tmp_path), "--epochs", "1")
-    assert accuracies[1] > 0.99
+            (folder / file).write_bytes(gzip.compress(content))
+
+
+def test_they_train_and_resume(
+    cli: Cli, original: Installation, script: str, tmp_path: Path
+) -> None:
+    """Alone on generated images, and then on files of MNIST on two ranks, from the checkpoint."""
+    data, state = tmp_path / "data", tmp_path / "state"
+    state.mkdir()
+    data.mkdir()
+    write_mnist(data)
+    words = (script, "--checkpoint", str(state / "file"), "--epochs")
+    first = train(cli, original.prefix, 1, *words, "1")
+    assert first.keys() == {1} and 0.9 < first[1] < 1
+    second = train(cli, original.prefix, 2, *words, "2", "--data", str(data))
+    assert second.keys() == {2} and second[2] > 0.99
+    assert [path.name for path in state.iterdir()] == ["file"]
