@@ -93,7 +93,14 @@ def assert_exact(folder: Path, expected: dict[str, str]) -> None:
         assert {name: values.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("how", HOROVODRUN)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "two hosts",
+        "over MPI",
+        *(pytest.param(each, marks=pytest.mark.optin) for each in ("one host", "elastic")),
+    ],
+)
 def test_horovodrun(
     original: Installation, cluster: Cluster, program: tuple[str, ...], tmp_path: Path, how: str
 ) -> None:
@@ -112,7 +119,14 @@ def test_horovodrun(
     assert_exact(tmp_path, {**VARIABLES, **others})
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "mpiexec", "horovodrun-mpi", "horovodrun-gloo"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "mpirun",
+        "horovodrun-gloo",
+        *(pytest.param(each, marks=pytest.mark.optin) for each in ("mpiexec", "horovodrun-mpi")),
+    ],
+)
 def test_run_by_ssh(
     original: Installation, cli: Cli, cluster: Cluster, program: tuple[str, ...], tmp_path: Path,
     launcher: str,

@@ -69,6 +69,7 @@ def needing(path: Path) -> bool:
     return any(word in text for word in ("mark.needs", "support.needs", "standin", "modulesystems"))
 
 
+@pytest.mark.optin
 @pytest.mark.needs("root", "mounts")
 def test_tests_that_need_packages_are_skipped_without_them(tmp_path: Path) -> None:
     hidden = {package for package in packages() if package not in KEPT}

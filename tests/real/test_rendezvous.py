@@ -148,6 +148,7 @@ def judged(installation: Installation, runner: Runner) -> tuple[str, str]:
     return finding.status, finding.message
 
 
+@pytest.mark.optin
 def test_a_release_of_horovod_runs_code_of_strangers(
     stock: Installation, cluster: Cluster, runner: Runner, tmp_path: Path
 ) -> None:
@@ -158,7 +159,10 @@ def test_a_release_of_horovod_runs_code_of_strangers(
         assert (tmp_path / advisory).exists(), name
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    ["elastic", "function over MPI", pytest.param("function over Gloo", marks=pytest.mark.optin)],
+)
 def test_strangers_are_refused(
     copy: Callable[..., Installation], cluster: Cluster, runner: Runner, tmp_path: Path, name: str
 ) -> None:
