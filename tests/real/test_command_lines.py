@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ HOROVODRUN = {
 ON_BOTH = ("-n", "2", "--hosts", "gpu32:1,gpu33:1")
 SECONDS = 300
 GIVEN = 'it\'s "$(id)" a=b\n\\ ü'
+# Launchers get variables in one way from `run` and from `verify`, whoever starts them.
+REPEATS = partial(pytest.param, marks=pytest.mark.optin)
 NAMES = (*(word for name in VARIABLES for word in ("-x", name)), "-x", f"GIVEN={GIVEN}")
 
 
@@ -93,14 +96,7 @@ def assert_exact(folder: Path, expected: dict[str, str]) -> None:
         assert {name: values.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "two hosts",
-        "over MPI",
-        *(pytest.param(each, marks=pytest.mark.optin) for each in ("one host", "elastic")),
-    ],
-)
+@pytest.mark.parametrize("how", ["two hosts", *map(REPEATS, ["one host", "elastic", "over MPI"])])
 def test_horovodrun(
     original: Installation, cluster: Cluster, program: tuple[str, ...], tmp_path: Path, how: str
 ) -> None:
@@ -120,12 +116,7 @@ def test_horovodrun(
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [
-        "mpirun",
-        "horovodrun-gloo",
-        *(pytest.param(each, marks=pytest.mark.optin) for each in ("mpiexec", "horovodrun-mpi")),
-    ],
+    "launcher", ["mpirun", "horovodrun-gloo", *map(REPEATS, ["mpiexec", "horovodrun-mpi"])]
 )
 def test_run_by_ssh(
     original: Installation, cli: Cli, cluster: Cluster, program: tuple[str, ...], tmp_path: Path,
@@ -142,7 +133,7 @@ def test_run_by_ssh(
     assert_exact(tmp_path, {**VARIABLES, "GIVEN": GIVEN})
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["srun", REPEATS("mpirun")])
 def test_run_in_a_job(
     original: Installation, cli: Cli, cluster: Cluster, program: tuple[str, ...], tmp_path: Path,
     launcher: str,
@@ -158,7 +149,7 @@ def test_run_in_a_job(
     assert_exact(tmp_path, {**VARIABLES, "GIVEN": GIVEN})
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun-gloo"])
+@pytest.mark.parametrize("launcher", ["horovodrun-gloo", REPEATS("mpirun")])
 def test_ranks_of_verify(original: Installation, cluster: Cluster, launcher: str) -> None:
     launch = told_of(cluster)._replace(variables=tuple(VARIABLES.items()))
     runner = Runner({**cluster.environ, **VARIABLES, "HOROVOD_MINE": MARK})

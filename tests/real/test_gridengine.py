@@ -66,13 +66,18 @@ def test_a_job_across_hosts(hvdenv: Cli) -> None:
 
 def test_how_jobs_end(hvdenv: Cli) -> None:
     one = ("job", "./local.toml", "--nodes", "1", "--submit")
-    failed = hvdenv(*one, "--", "sh", "-c", "exit 3", code=3)
-    assert "failed with exit code 3" in failed.stderr
-    late = hvdenv(*one, "--time", "00:00:03", "--", "sleep", "60", code=5)
-    assert "reached its time limit" in late.stderr
-    stuck = hvdenv(*one, "--output", "/nonexistent/x", "--", "true", code=5)
-    assert "an attempt to start it failed" in stuck.stderr
-    assert "hvdenv cancelled it" in stuck.stderr
+    ends = (
+        ("--", "sh", "-c", "exit 3"),
+        ("--time", "00:00:03", "--", "sleep", "60"),
+        ("--output", "/nonexistent/x", "--", "true"),
+    )
+    jobs = [hvdenv.start(*one, *words) for words in ends]
+    failed, late, stuck = (job.communicate(timeout=300)[1] for job in jobs)
+    assert [job.returncode for job in jobs] == [3, 5, 5]
+    assert "failed with exit code 3" in failed
+    assert "reached its time limit" in late
+    assert "an attempt to start it failed" in stuck
+    assert "hvdenv cancelled it" in stuck
 
 
 def test_run_and_shell_in_a_job(hvdenv: Cli) -> None:
