@@ -212,20 +212,21 @@ def test_the_scheduler_can_be_away_for_a_while(cluster: Cluster, tmp_path: Path)
     wait_until(lambda: cluster.run(state).stdout == "", 60)
 
 
+GLOO = "horovodrun --gloo --disable-cache --start-timeout 120 -np 4 -H {hosts}"
+OVER_MPI = GLOO.replace("--gloo", "--mpi --mpi-args='--prefix {venv}'")
+# Other tests start ranks of `verify` and `run` on the hosts by these.
+REPEATS = partial(pytest.param, marks=pytest.mark.optin)
+
+
 @pytest.mark.parametrize(
     ("where", "launcher"),
     [
-        ("head", "srun --mpi=pmix -N2 --ntasks-per-node=2"),
-        ("head", "salloc -N2 --ntasks-per-node=2 mpirun"),
-        ("head", "horovodrun --gloo --disable-cache --start-timeout 120 -np 4 -H {hosts}"),
-        ("gpu32", "{venv}/bin/mpirun -x PATH -n 4 -H {hosts}"),
-        (
-            "gpu32",
-            "horovodrun --mpi --mpi-args='--prefix {venv}' --disable-cache --start-timeout 120"
-            " -np 4 -H {hosts}",
-        ),
+        pytest.param("head", "srun --mpi=pmix -N2 --ntasks-per-node=2", id="srun"),
+        REPEATS("head", "salloc -N2 --ntasks-per-node=2 mpirun", id="mpirun-in-slurm"),
+        REPEATS("head", GLOO, id="gloo"),
+        REPEATS("gpu32", "{venv}/bin/mpirun -x PATH -n 4 -H {hosts}", id="mpirun"),
+        REPEATS("gpu32", OVER_MPI, id="horovodrun-mpi"),
     ],
-    ids=["srun", "mpirun-in-slurm", "gloo", "mpirun", "horovodrun-mpi"],
 )
 def test_four_ranks_on_two_hosts_reduce(
     cluster: Cluster, local_prefix: Path, tmp_path: Path, where: str, launcher: str
