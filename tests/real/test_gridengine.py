@@ -97,6 +97,7 @@ def test_build_there(hvdenv: Cli) -> None:
     assert "succeeded" in built.stderr
 
 
+@pytest.mark.optin  # a job across hosts, and a training program's verify
 def test_verify_there(hvdenv: Cli) -> None:
     """mpirun starts its daemon on the other host by qrsh, which knows no option of ssh."""
     words = ("--where", "compute", "--quick", "--framework", "torch", "--controller", "MPI")
