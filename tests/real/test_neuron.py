@@ -38,14 +38,6 @@ TABLE = {
     "TensorFlow": True, "PyTorch": True, "MXNet": False,
     "NCCL": False, "DDL": False, "CCL": False, "MPI": True, "Gloo": True,
 }  # fmt: skip
-TRAIN = """\
-import socket
-import torch
-import horovod.torch as hvd
-hvd.init()
-total = hvd.allreduce(torch.ones(3) * hvd.rank(), op=hvd.Sum)
-print("rank", hvd.rank(), "of", hvd.size(), "on", socket.gethostname(), total.tolist())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -179,15 +171,6 @@ def test_horovodrun_over_mpi(hvdenv: Neuron) -> None:
     )  # fmt: skip
     assert report(result)["allreduce"]["torch over MPI"] == "pass", result.stdout
     assert "(horovodrun-mpi)" in result.stdout
-
-
-def test_a_command_runs_on_two_hosts(hvdenv: Neuron, tmp_path: Path) -> None:
-    train = tmp_path / "train_hvd.py"
-    train.write_text(TRAIN)
-    result = hvdenv(
-        "run", "--launcher", "mpirun", "--hosts", "gpu32:2,gpu33:2", "--", "python", str(train),
-    )  # fmt: skip
-    assert result.stdout.count("of 4 on gpu33 [6.0, 6.0, 6.0]") == 2
 
 
 def test_a_second_build_does_nothing(hvdenv: Neuron) -> None:
