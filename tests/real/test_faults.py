@@ -18,7 +18,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -104,41 +103,21 @@ def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
     assert judgement.message.startswith(f"rank 1 on {HERE}: exited without a result")
 
 
-class Hang(NamedTuple):
-    """A rank that keeps the other one waiting.
-
-    Attributes:
-        controller: of the run.
-        fault: see `make_copy`.
-        begins: with what the message begins after the name of rank 1.
-        parts: of the message.
-        timeout: of the run, in seconds.
-    """
-
-    controller: str
-    fault: str
-    begins: str = ""
-    parts: tuple[str, ...] = ()
-    timeout: float = 30 * PATIENCE
-
-
-ASLEEP = (
-    on_rank_1("time.sleep(1000)"),
-    f": did not finish within {30 * PATIENCE - 5:.0f} s; rank 0 on",
-    ("waited for this; results came from no rank",),
-)
+ASLEEP = on_rank_1("time.sleep(1000)")
 STOPPED = on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)")
 WATCHER_STOPPED = on_rank_1("os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)")
 RENAMED = on_rank_1("kwargs['name'] = kwargs['name'].replace('Sum.float32.17', 'odd')")
+LATE = f": did not finish within {30 * PATIENCE - 5:.0f} s; rank 0 on"
+GONE = ": disappeared without reporting an exit"
+WAITED = "waited for this; results came from no rank"
 MISSING = ("; results came from no rank", "Horovod reports: missing ranks: 0: [", "odd]")
+# Controller, fault, seconds, how the message goes on after the name of rank 1, other parts of it.
 HANGS = {
-    "asleep, MPI": Hang("MPI", *ASLEEP),
-    "asleep, Gloo": Hang("Gloo", *ASLEEP),
-    "stopped": Hang("MPI", STOPPED, ": is stopped"),
-    "its supervisor is stopped": Hang(
-        "Gloo", WATCHER_STOPPED, ": disappeared without reporting an exit"
-    ),
-    "feeds another name": Hang("MPI", RENAMED, parts=MISSING, timeout=36 * PATIENCE),
+    "asleep, MPI": ("MPI", ASLEEP, 30 * PATIENCE, LATE, (WAITED,)),
+    "asleep, Gloo": ("Gloo", ASLEEP, 30 * PATIENCE, LATE, (WAITED,)),
+    "stopped": ("MPI", STOPPED, 30 * PATIENCE, ": is stopped", ()),
+    "its supervisor": ("Gloo", WATCHER_STOPPED, 30 * PATIENCE, GONE, ()),
+    "feeds another name": ("MPI", RENAMED, 36 * PATIENCE, "", MISSING),
 }
 
 
@@ -150,13 +129,11 @@ def hung(
     folder = tmp_path_factory.mktemp("hung")
 
     def judgement_of(name: str) -> ranks.Judgement:
-        hang, runner = HANGS[name], Runner()
-        installation, began = (
-            make_copy(original, folder / name.replace(" ", "-"), hang.fault),
-            time.monotonic(),
-        )
-        run = run_ranks(installation, runner, hang.controller, timeout=hang.timeout)
-        assert time.monotonic() - began < hang.timeout + MARGIN
+        controller, fault, timeout, *_ = HANGS[name]
+        runner, installation = Runner(), make_copy(original, folder / name.replace(" ", "-"), fault)
+        began = time.monotonic()
+        run = run_ranks(installation, runner, controller, timeout=timeout)
+        assert time.monotonic() - began < timeout + MARGIN
         wait_until(lambda: not marked(runner.token), 30)
         return ranks.judge(run)
 
@@ -168,14 +145,11 @@ def hung(
 def test_a_rank_that_hangs_ends_in_time_and_is_named(
     hung: dict[str, Future[ranks.Judgement]], name: str
 ) -> None:
-    judgement, hang = hung[name].result(), HANGS[name]
+    judgement, (_, fault, _, begins, parts) = hung[name].result(), HANGS[name]
     assert judgement.status == "fail"
-    if hang.begins:
-        assert judgement.message.startswith(f"rank 1 on {HERE}{hang.begins}")
-    for part in hang.parts:
-        assert part in judgement.message
-    if "asleep" in name:
-        assert "in allreduce_async" in judgement.evidence
+    assert judgement.message.startswith(f"rank 1 on {HERE}{begins}" if begins else "")
+    assert [part for part in parts if part not in judgement.message] == []
+    assert fault != ASLEEP or "in allreduce_async" in judgement.evidence
 
 
 def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Runner) -> None:
