@@ -86,7 +86,11 @@ def versions(prefix: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "provider", [pytest.param("venv", marks=pytest.mark.needs("python3-dev")), "conda"]
+    "provider",
+    [
+        pytest.param("venv", marks=pytest.mark.needs("python3-dev")),
+        pytest.param("conda", marks=pytest.mark.optin),
+    ],
 )
 def test_packages_come_and_go_and_nothing_moves(
     provider: str, wheels: Path, home: Path, tmp_path: Path
