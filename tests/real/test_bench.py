@@ -32,7 +32,7 @@ def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> N
     report = verify(
         Setup(
             original, runner, expectation, launchers=("mpirun",), exercises=EXERCISES,
-            effort=Effort(0.5, str(tmp_path)), seconds=5 * TIMEOUT,
+            effort=Effort(0.2, str(tmp_path)), seconds=5 * TIMEOUT,
         ),
         lambda what, label, _: ended.append(label) if what == "finished" else None,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def test_the_yardstick_on_two_hosts(
     setup = Setup(original, runner, launch=launch, launchers=("mpirun",))
     mpi, _ = collectors.mpi(setup, TIMEOUT)
     yardstick = collectors.measure_yardstick(
-        setup, Effort(0.5, str(tmp_path)), mpi, TIMEOUT, 1 << 20
+        setup, Effort(0.2, str(tmp_path)), mpi, TIMEOUT, 1 << 20
     )
     assert yardstick.points, yardstick
     assert {point.ranks for point in yardstick.points} == {2}
