@@ -138,10 +138,9 @@ def hvdenv(
 def report(result: Result) -> dict[str, dict[str, str]]:
     """Findings of a report: by check, the status of each subject."""
     found: dict[str, dict[str, str]] = {}
-    document = json.loads(result.stdout)
-    for finding in document["findings"]:
+    for finding in result.json["findings"]:
         found.setdefault(finding["check"], {})[finding["subject"]] = finding["status"]
-    found["verdict"] = {"": document["verdict"]}
+    found["verdict"] = {"": result.json["verdict"]}
     return found
 
 
@@ -158,7 +157,7 @@ def test_both_frameworks_on_two_hosts(hvdenv: Neuron) -> None:
         for framework in ("torch", "tensorflow")
         for controller in ("MPI", "Gloo")
     }
-    rows = {row["name"]: row["built"] for row in json.loads(result.stdout)["table"]}
+    rows = {row["name"]: row["built"] for row in result.json["table"]}
     assert rows == TABLE
     assert f"Horovod {hvdenv.record['resolved']['horovod']['version']}" in result.stdout
     assert "4 ranks on gpu32, gpu33 agree" in result.stdout
