@@ -59,15 +59,13 @@ class Draft(NamedTuple):
 
     Attributes:
         values: in the order of the sources; items of a list one by one.
-        overruled: values of less weight than the one that the draft has.
-        left: commands without a place in the draft.
+        left: every other line of the sources, and parts of lines.
         commands: how many commands the page has.
         partition: of the job, if nothing is known about its nodes.
     """
 
     name: str
     values: tuple[Value, ...]
-    overruled: tuple[Value, ...]
     choices: tuple[Choice, ...]
     missing: tuple[Missing, ...]
     left: tuple[Left, ...]
@@ -77,40 +75,64 @@ class Draft(NamedTuple):
 
 def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     """The draft of a recipe; ``defaults`` is the layer below every recipe."""
-    values, with_image = _without_some_images(found.values)
-    valid, left = _valid(_horovodrun(values))
-    items, choices = _items(valid)
-    scalars, overruled, more = _scalars([each for each in valid if not each.item])
-    more, several = _without_several_partitions(more)
-    scalars, unknown = _without_unknown_launcher(scalars)
-    chosen, unplaced = _with_partition([*items, *scalars])
+    left = list(found.left)
+    valid = _valid(_without_some_images(list(_horovodrun(found.values)), left), left)
+    merged, choices = _merged(valid, left)
+    merged = _without_unknown_launcher(merged, left)
+    chosen = _with_partition(merged, left)
     chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
     chosen += _gpu_option(chosen, found)
-    chosen, alternatives = _without_alternatives(chosen, more, valid)
-    choices = [*choices, *more, *alternatives]
+    chosen, alternatives = _without_alternatives(chosen, choices, valid)
+    choices += alternatives
     pending = {each.key for each in choices}
-    return Draft(
+    draft = Draft(
         name=name,
         values=tuple(chosen),
-        overruled=tuple(overruled),
         choices=tuple(choices),
         missing=tuple(_missing(name, chosen, pending, defaults)),
-        left=_without_used(
-            (*found.left, *left, *with_image, *several, *unknown, *unplaced), found.values
-        ),
+        left=tuple(left),
         commands=found.commands,
         partition=_bare_partition(chosen),
     )
+    return draft._replace(left=tuple(_every_line(draft, found)))
 
 
-def _without_used(left: Iterable[Left], values: Iterable[Value]) -> tuple[Left, ...]:
-    """Commands that need no key, except those that have values as well; fit to be shown."""
-    used = {each.origin for each in values}
-    return tuple(
-        each._replace(reason=shown_whole(each.reason))
-        for each in left
-        if not each.understood or each.origin not in used
-    )
+def _every_line(draft: Draft, found: Found) -> Iterator[Left]:
+    """What the draft does not have as values, so that it names every line of the sources.
+
+    A line that needs no key is left out if it has values as well.
+    """
+    used = {each.origin for each in _shown(draft)}
+    left = [
+        each for each in draft.left if not each.understood or each.table or each.origin not in used
+    ]
+    origins = used | {each.origin for each in left}
+    named = {place for origin in origins for place in _lines_of(origin)}
+    by_value = {(each.key, str(each.value)): each for each in draft.values}
+    for each in found.values:
+        if (
+            each.origin.line
+            and each.origin not in origins
+            and named.isdisjoint(_lines_of(each.origin))
+        ):
+            same = by_value.get((each.key, str(each.value)))
+            told = f"the same as {same.origin.place}" if same else "another line takes precedence"
+            left.append(Left(each.origin, told, understood=True))
+            named |= {*_lines_of(each.origin)}
+    left += [each for each in found.lines if named.isdisjoint(_lines_of(each.origin))]
+    yield from (each._replace(reason=shown_whole(each.reason)) for each in left)
+
+
+def _shown(draft: Draft) -> Iterator[Value]:
+    yield from draft.values
+    yield from (each for choice in draft.choices for each in choice.values)
+
+
+def _lines_of(origin: Origin) -> Iterator[tuple[str, int]]:
+    if origin.line:
+        yield from (
+            (origin.source, line) for line in range(origin.line, max(origin.line, origin.last) + 1)
+        )
 
 
 def _find(values: Iterable[Value], key: str) -> Value | None:
@@ -136,9 +158,9 @@ def nested(values: Iterable[Value]) -> dict[str, Any]:
     return document
 
 
-def _valid(values: Iterable[Value]) -> tuple[list[Value], list[Left]]:
+def _valid(values: Iterable[Value], left: list[Left]) -> list[Value]:
     """Values that the recipe format accepts; the others by their commands."""
-    good, bad = [], []
+    good = []
     for each in values:
         key = each.key
         if key[:2] == ("partitions", ""):
@@ -153,80 +175,73 @@ def _valid(values: Iterable[Value]) -> tuple[list[Value], list[Left]]:
             good.append(each)
         except Problem as problem:
             told = f"{each.value!r} does not fit {'.'.join(key)}: {problem.message}"
-            bad.append(Left(each.origin, told))
-    return good, bad
+            left.append(Left(each.origin, told, table=".".join(each.key[:-1])))
+    return good
 
 
-def _without_some_images(values: Sequence[Value]) -> tuple[list[Value], list[Left]]:
+def _without_some_images(values: list[Value], left: list[Left]) -> list[Value]:
     """A page that starts ranks with and without an image shows two ways."""
     images = [each for each in values if each.key[0] == "container"]
     launches = {each.origin for each in values if each.key == at("launch.launcher")}
     if not images or launches <= {each.origin for each in images}:
-        return list(values), []
+        return values
     told = "other commands of the page start ranks without an image"
-    others = [each for each in values if each.key[0] != "container"]
-    return others, [Left(each.origin, told) for each in images]
+    left += [Left(each.origin, told) for each in images]
+    return [each for each in values if each.key[0] != "container"]
 
 
-def _without_unknown_launcher(values: list[Value]) -> tuple[list[Value], list[Left]]:
+def _without_unknown_launcher(values: list[Value], left: list[Left]) -> list[Value]:
     """A launcher that hvdenv does not know is no value, but it is one in a choice."""
     launcher = _find(values, "launch.launcher")
     of_site = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
     if not launcher or launcher.value in (*get_args(LauncherName), *of_site):
-        return values, []
+        return values
     told = f"hvdenv does not know the launcher {launcher.value}"
     if launcher.value == "horovodrun-":
         told = "horovodrun uses MPI or Gloo, and the page does not state which"
-    others = [each for each in values if each is not launcher]
-    return others, [Left(launcher.origin, told)]
+    left.append(Left(launcher.origin, told, table="launch"))
+    return [each for each in values if each is not launcher]
 
 
-def _items(values: Iterable[Value]) -> tuple[list[Value], list[Choice]]:
-    """Items of lists, each once; without those that a command excludes."""
-    unique: dict[tuple[Key, str], Value] = {}
+def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], list[Choice]]:
+    """Each key once, and each item of a list, with the value of most weight.
+
+    Several values of the same weight are a choice.
+    """
+    slots: dict[Key, dict[str, Value]] = {}
     for each in values:
-        if each.item:
-            before = unique.get((each.key, str(each.value)))
-            if before is None or before.weight < each.weight:
-                unique[each.key, str(each.value)] = each
-    items, choices = [], dict[Key, list[Value]]()
-    for (key, value), each in unique.items():
-        against = unique.get((key, value[1:] if value.startswith(WITHOUT) else f"{WITHOUT}{value}"))
-        if len(key) > 2 and key[:2] == ("modules", "load"):
-            choices.setdefault(key, []).append(each._replace(key=key[:2]))
-        elif against and against.weight == each.weight:
-            choices.setdefault((*key, value.removeprefix(WITHOUT)), []).append(each)
-        elif not value.startswith(WITHOUT) and not (against and against.weight > each.weight):
-            items.append(each)
-    return items, [Choice(key, tuple(each)) for key, each in choices.items()]
-
-
-def _scalars(values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Choice]]:
-    by_key: dict[Key, dict[Scalar, Value]] = {}
-    for each in values:
-        known = by_key.setdefault(each.key, {})
-        if str(each.value) not in known or known[str(each.value)].weight < each.weight:
-            known[str(each.value)] = each
-    chosen, overruled, choices = [], [], []
-    for key, known in by_key.items():
+        text = str(each.value)
+        several = each.item and not _labelled(each.key)
+        slot = (*each.key, text.removeprefix(WITHOUT)) if several else each.key
+        known = slots.setdefault((*slot, "" if several else "."), {})
+        if text not in known or known[text].weight < each.weight:
+            known[text] = each
+    merged, choices = list[Value](), list[Choice]()
+    for slot, known in slots.items():
         most = max(each.weight for each in known.values())
         best = [each for each in known.values() if each.weight == most]
-        overruled += [each for each in known.values() if each.weight < most]
-        if len(best) > 1:
-            choices.append(Choice(key, tuple(best)))
-        else:
-            chosen += best
-    return chosen, overruled, choices
+        key = best[0].key
+        left += [_overruled(each, best[0]) for each in known.values() if each.weight < most]
+        if key[:2] == ("partitions", "") and len(best) > 1:
+            told = "the page's scripts are for different partitions"
+            left += [Left(each.origin, told) for each in best]
+        elif _labelled(key):
+            choices.append(Choice(key, tuple(each._replace(key=key[:2]) for each in best)))
+        elif len(best) > 1:
+            choices.append(Choice(slot[:-1], tuple(best)))
+        elif not str(best[0].value).startswith(WITHOUT):
+            merged.append(best[0])
+    return merged, choices
 
 
-def _without_several_partitions(
-    choices: Iterable[Choice],
-) -> tuple[list[Choice], list[Left]]:
-    """Facts about the job's partition that scripts for several partitions state."""
-    told = "the page's scripts are for different partitions"
-    several = [each for each in choices if each.key[:2] == ("partitions", "")]
-    left = [Left(value.origin, told) for each in several for value in each.values]
-    return [each for each in choices if each not in several], left
+def _labelled(key: Key) -> bool:
+    """Whether a key is that of an alternative: see modulelines.drafted."""
+    return len(key) > 2 and key[:2] == ("modules", "load")
+
+
+def _overruled(each: Value, other: Value) -> Left:
+    told = f"{'.'.join(each.key)}: {other.origin.place} takes precedence over {each.value}"
+    return Left(each.origin, told, table=".".join(each.key[:-1]))
 
 
 def _without_alternatives(
@@ -248,10 +263,10 @@ def _without_alternatives(
     return kept, [Choice(each.key, (each,)) for each in with_one]
 
 
-def _with_partition(values: list[Value]) -> tuple[list[Value], list[Left]]:
+def _with_partition(values: list[Value], left: list[Left]) -> list[Value]:
     """The facts of a job's partition under its name."""
     partition = _find(values, "job.partition")
-    placed, left = [], []
+    placed = []
     for each in values:
         if each.key[:2] != ("partitions", ""):
             placed.append(each)
@@ -259,7 +274,7 @@ def _with_partition(values: list[Value]) -> tuple[list[Value], list[Left]]:
             placed.append(each._replace(key=("partitions", str(partition.value), *each.key[2:])))
         else:
             left.append(Left(each.origin, f"no partition is known that has {each.value}"))
-    return placed, left
+    return placed
 
 
 def _derived(values: Sequence[Value], items: Collection[str]) -> list[Value]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple, get_args
 
-from hvdenv.drafting import directives, launching, modulelines, packages
+from hvdenv.drafting import directives, launching, modulelines, packagefiles, packages
 from hvdenv.drafting.pages import Block, blocks
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement, statements
+from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Rest, Statement, read_script
 from hvdenv.drafting.values import (
     COMMAND,
     INFERRED,
     SCRIPT,
     Found,
+    Key,
     Left,
     Origin,
     Read,
@@ -51,28 +52,13 @@ _PROGRAMS = (
     " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync let"
 )
 _NO_EFFECT = frozenset(_PROGRAMS.split())
-_MODULE_SYSTEMS = frozenset({"lmod", "module", "modules", "tmod"})
-_SHELLS = frozenset({"bash", "sh", "ksh", "zsh", "profile"})
 _PROFILES = re.compile(
-    r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)"
+    r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)|activate"
 )
-
-
-def _sets_up(path: str) -> bool:
-    """Whether a script sets up the module system or conda.
-
-    A recipe with another one would run it in checks, builds and jobs.
-    """
-    *folders, name = path.lower().split("/")
-    of_modules = any(word in name for word in ("lmod", "module", "spack"))
-    return (
-        path in ("/etc/profile", "/etc/bashrc")
-        or (of_modules and folders[-2:] == ["etc", "profile.d"])
-        or (name in _SHELLS and folders[-1] == "init" and bool(_MODULE_SYSTEMS & {*folders}))
-        or name in ("lmod.sh", "modules.sh", "init_lmod.sh", "init_modules.sh")
-        or [*folders[-2:], name] == ["share", "spack", "setup-env.sh"]
-        or (name == "setup.sh" and folders[-1].rstrip("0123456789").endswith("conda"))
-    )
+# The table of lines that are about another way to an environment, and what ways differ in.
+OTHER_WAY = "another way"
+_CREATES = frozenset({at("python.provider")})
+_OF_WAYS = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
 
 
 def _of_environment(name: str) -> bool:
@@ -99,12 +85,13 @@ def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Fo
     """
     every = text.split("\n")
     reader = _Reader(source)
-    for block in blocks("\n".join(every[:MOST_LINES])):
-        if reader.has_too_many:
-            break
+    for block in blocks("\n".join(every[:MOST_LINES]), source):
         first, last = lines[0] - block.line, lines[1] - block.line
         kept = tuple(text if first <= at <= last else "" for at, text in enumerate(block.lines))
-        reader.read_block(block._replace(lines=kept))
+        if any(kept):
+            reader.read_block(block._replace(lines=kept))
+        if reader.has_too_many:
+            break
     return reader.found(more_lines=len(every) > MOST_LINES)
 
 
@@ -120,66 +107,134 @@ class _Job(NamedTuple):
     launches: bool | None
 
 
+class _Part(NamedTuple):
+    """A section of the page.
+
+    Attributes:
+        does: the tables, and the key, that it has values for.
+    """
+
+    first: int
+    last: int
+    does: frozenset[str | Key] = frozenset()
+
+    def joined(self, other: _Part) -> _Part:
+        return _Part(self.first, other.last, self.does | other.does)
+
+
 class _Reader:
     """Reads the blocks of one page, in order.
 
     Attributes:
         scheduler: of the directives read so far, or implied by a program; empty if unknown.
+        lines: every line that may be a command, by its number.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.scheduler = ""
-        self.purged = False
         self.page = packages.Page()
         self.loads = modulelines.Loads()
         self.variables: dict[str, str] = {}
         self.jobs: list[_Job] = []
         self.values: list[Value] = []
         self.left: list[Left] = []
+        self.lines: dict[int, Left] = {}
+        self.parts: list[_Part] = []
+        self.section = -1
         self.commands = self.read = 0
 
     @property
     def has_too_many(self) -> str:
-        """What the page has too many of, so that the rest is not read; or empty."""
+        """The limit that stopped reading, or ""."""
         if self.commands > MOST_COMMANDS:
             return f"{MOST_COMMANDS} commands"
         return f"{MOST_VALUES} values" if self.read > MOST_VALUES else ""
 
     def found(self, *, more_lines: bool) -> Found:
         self._keep_jobs()
+        values, others = self._without_other_ways()
         loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
         most = self.has_too_many or (f"{MOST_LINES} lines" if more_lines else "")
         told = f"it has more than {most}, and the rest was not read"
-        left = (*self.left, *([Left(Origin(self.source), told)] if most else []))
-        values = directives.with_scheduler([*loads, *self.values])
-        return Found(tuple(values), left, self.commands)
+        left = (*self.left, *others, *([Left(Origin(self.source), told)] if most else []))
+        values = directives.with_scheduler([*loads, *values])
+        return Found(tuple(values), left, tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
-        found = statements(block, known, MOST_COMMANDS - self.commands + 1)
-        script = any(each.batch for each in found)
-        if script:  # starts from nothing
+        script = read_script(block, known, MOST_COMMANDS - self.commands + 1)
+        for line in script.rest:
+            self.lines[line.line] = Left(self._origin(line), line.reason, True)
+        if block.kind in packagefiles.READERS:
+            self._read_all(block, packagefiles.READERS[block.kind](block, self.page))
+            return
+        statements = list(_without_python(script.statements))
+        batch = any(each.batch for each in statements)
+        if batch:  # it starts from nothing
             self.loads.purge()
-            self.purged = False
-        fields, before = list[directives.Field](), len(self.values)
-        for statement in _without_python(map(self._resolved, found)):
+        other = directives.unsupported(statements)
+        self._read_all(
+            block, ((each, self._read(each, other)) for each in map(self._resolved, statements))
+        )
+        if batch:
+            self.loads.purge()
+        for inner in script.inner:
+            self.read_block(inner._replace(section=block.section))
+
+    def _read_all(
+        self, block: Block, read: Iterable[tuple[Statement, Iterator[Read | directives.Field]]]
+    ) -> None:
+        fields, before, batch = list[directives.Field](), len(self.values), False
+        for statement, reads in read:
             if self.has_too_many:
                 break
             self.commands += 1
-            for read in islice(self._read(statement), MOST_VALUES + 1):
+            batch |= statement.batch
+            for each in islice(reads, MOST_VALUES + 1):
                 self.read += 1
-                if isinstance(read, directives.Field):
-                    fields.append(read)
+                if isinstance(each, directives.Field):
+                    fields.append(each)
                 else:
-                    self._keep(statement, read)
-        if any(each.key == at("job.ranks_per_node") for each in self.values):
-            fields = [each for each in fields if each.field != "ranks"]
-        launches = any(each.key == at("launch.launcher") for each in self.values[before:])
+                    self._keep(statement, each)
+        new = self.values[before:]
+        launches = any(each.key == at("launch.launcher") for each in new)
         for job in _jobs(fields):
             meant = directives.values_of(job, self._scheduler_of(job[0].statement))
-            self.jobs.append(_Job(tuple(meant), launches if script else None))
-        if script:
-            self.loads.purge()
+            self.jobs.append(_Job(tuple(meant), launches if batch else None))
+        self._note_part(block, new)
+
+    def _note_part(self, block: Block, new: Sequence[Value]) -> None:
+        """What the block adds to its section."""
+        keys = {each.key for each in new if each.weight != INFERRED}
+        does = frozenset(key[0] for key in keys) | (_CREATES & keys)
+        part = _Part(block.line, block.line + len(block.lines) - 1, does)
+        if block.section == self.section and self.parts:
+            part = self.parts.pop().joined(part)
+        self.parts.append(part)
+        self.section = block.section
+
+    def _without_other_ways(self) -> tuple[list[Value], list[Left]]:
+        """The values of the first way to an environment, and the lines of the others.
+
+        A section that creates another environment, or builds Horovod for another framework,
+        begins another way. The job's sections belong to all of them.
+        """
+        ways = [_Part(0, 0)]
+        for part in self.parts:
+            both = ways[-1].does & part.does
+            if both >= _CREATES or {"horovod", "frameworks"} <= both:
+                ways.append(part)
+            else:
+                ways[-1] = ways[-1].joined(part)
+        values, left = list[Value](), list[Left]()
+        for each in self.values:
+            way = next((w for w in ways[1:] if w.first <= each.origin.line <= w.last), None)
+            if way and each.key[0] in _OF_WAYS:
+                told = f"another way: `--lines {way.first}-{way.last}` drafts it"
+                left.append(Left(each.origin, told, table=OTHER_WAY))
+            else:
+                values.append(each)
+        return values, left
 
     def _keep_jobs(self) -> None:
         """Values of the jobs; not those of scripts without ranks, if others start them."""
@@ -194,14 +249,20 @@ class _Reader:
             return directives.scheduler_of(statement.text)
         return _REQUESTS.get(statement.words[0], self.scheduler)
 
+    def _origin(self, line: Statement | Rest) -> Origin:
+        return Origin(self.source, line.line, line.text, line.last)
+
     def _keep(self, statement: Statement, read: Read) -> None:
-        origin = Origin(self.source, statement.line, statement.text)
+        origin = self._origin(statement)
         if isinstance(read, Left):
-            left = read._replace(origin=origin)
-            if read.reason and left not in self.left[-5:]:
+            table = _table_of(statement)
+            placed = not read.understood or table == "job"
+            left = read._replace(origin=origin, table=table if placed else "")
+            if left not in self.left[-5:]:
                 self.left.append(left)
         elif UNKNOWN in str(read.value) or PLACEHOLDER in str(read.value):
-            self.left.append(Left(origin, f"the page does not state {'.'.join(read.key)}"))
+            told = f"the page does not state {'.'.join(read.key)}"
+            self.left.append(Left(origin, told, table=".".join(read.key[:-1])))
         else:
             stated = SCRIPT if statement.batch else COMMAND
             weight = INFERRED if read.weight == INFERRED else stated
@@ -214,7 +275,7 @@ class _Reader:
             return _NAMED.sub(lambda found: self.variables.get(found[1], found[0]), text)
 
         variables = tuple((name, fill(value)) for name, value in statement.variables)
-        if not statement.words or statement.words[0] in ("export", "declare", "local", "typeset"):
+        if not statement.words or statement.words[0] in _EXPORTS:
             plain = ((name, value) for name, value in variables if UNKNOWN not in value)
             self.variables |= {name: value for name, value in plain if len(value) < 500}
         # A shell splits the text of a variable that is a word of its own.
@@ -224,22 +285,27 @@ class _Reader:
         )
         return statement._replace(words=tuple(chain.from_iterable(words)), variables=variables)
 
-    def _read(self, statement: Statement) -> Iterator[Read | directives.Field]:
-        if statement.directive:
-            name = directives.scheduler_of(statement.text)
-            self.scheduler = name or self.scheduler
-            if name:
-                yield Value(at("scheduler"), name)
+    def _read(self, statement: Statement, unsupported: str) -> Iterator[Read | directives.Field]:
+        if statement.directive and unsupported:
+            yield leave(
+                f"hvdenv does not support {unsupported}: see docs/how-to/add-a-scheduler.md"
+            )
+        elif statement.directive:
+            self.scheduler = directives.scheduler_of(statement.text)
+            yield Value(at("scheduler"), self.scheduler)
             yield from directives.fields_of_directive(statement)
-            return
-        exported = bool(statement.words)
-        if exported and not _of_environment(statement.words[0]) and statement.variables:
-            yield leave("its variables are for this command only")
         else:
-            for name, value in statement.variables:
-                yield from variable(name, value, exported=exported)
-        if statement.words:
-            yield from self._command(statement)
+            yield from self._variables(statement)
+            if statement.words:
+                yield from self._command(statement)
+
+    def _variables(self, statement: Statement) -> Iterator[Read]:
+        exported = bool(statement.words)
+        if exported and statement.variables and not _of_environment(statement.words[0]):
+            yield leave("its variables are for this command only")
+            return
+        for name, value in statement.variables:
+            yield from variable(name, value, exported=exported)
 
     def _command(self, statement: Statement) -> Iterator[Read | directives.Field]:
         name, *words = statement.words
@@ -254,9 +320,8 @@ class _Reader:
         elif name in LAUNCHERS:
             yield from launching.launch(statement)
         elif name in _REQUESTS:
-            scheduler = _REQUESTS[name]
-            yield Value(at("scheduler"), scheduler, weight=INFERRED)
-            yield from launching.request(statement, scheduler)
+            yield Value(at("scheduler"), _REQUESTS[name], weight=INFERRED)
+            yield from launching.request(statement, _REQUESTS[name])
         elif name in _INTERACTIVE:
             yield leave("for an interactive job: hvdenv shell", understood=True)
         elif name in _NO_EFFECT:
@@ -276,45 +341,33 @@ class _Reader:
 
     def _module(self, statement: Statement) -> Iterator[Read]:
         name, *words = statement.words
-        weight = SCRIPT if statement.batch else COMMAND
         words = list(modulelines.words_of_ml(words) if name == "ml" else words)
+        weight = SCRIPT if statement.batch else COMMAND
         for read in modulelines.module(words[: MOST_VALUES + 1]):
-            if isinstance(read, str):
-                if "$" in read or UNKNOWN in read or PLACEHOLDER in read:
-                    yield leave("the page does not state the module")
-                    continue
-                origin = Origin(self.source, statement.line, statement.text)
-                self.loads.add(modulelines.Load(read, origin, weight))
+            if (
+                isinstance(read, str)
+                and "$" not in read
+                and UNKNOWN not in read
+                and PLACEHOLDER not in read
+            ):
+                self.loads.add(modulelines.Load(read, self._origin(statement), weight))
                 self.read += 1
-                continue
-            key = read.key if isinstance(read, Value) else ()
-            if key == at("modules.purge"):
-                self.loads.purge()
-                self.purged = True
-            # After a purge, only other modules can have loaded it; recipes unload before they load.
-            earlier = [x for x in self.loads.sequences[-1] if x.origin.line < statement.line]
-            if key == at("modules.unload") and self.purged and earlier:
+            elif isinstance(read, str):
+                yield leave("the page does not state the module")
+            elif isinstance(read, Value) and self.loads.refuses(read, statement.line):
                 yield leave("recipes unload modules before they load others")
             else:
                 yield read
 
     def _source(self, statement: Statement) -> Iterator[Read]:
         path = (statement.words[1:2] or ("",))[0]
-        if statement.words[0] == "." and "/" not in path:
-            return
-        if _PROFILES.fullmatch(path) or PLACEHOLDER in path or path == "activate":
+        if _PROFILES.fullmatch(path) or PLACEHOLDER in path:
             yield leave("hvdenv activates the environment itself", understood=True)
-        elif path.startswith("/") and "$" not in path and UNKNOWN not in path:
-            yield (
-                Value(at("modules.source"), path, item=True)
-                if _sets_up(path)
-                else leave(
-                    f"not taken over: {path} may do anything; if it sets up the environment, add it"
-                    " to modules.source"
-                )
-            )
         else:
-            yield leave("a script that the page does not show, or without its whole path")
+            yield leave(
+                "what does this script set? hvdenv does not run it; if the environment needs it, add it"
+                " to modules.source: then every check, build and job runs it"
+            )
 
     def _qsub(self, statement: Statement) -> Iterator[Read | directives.Field]:
         """qsub belongs to several batch systems: options tell which."""
@@ -344,6 +397,30 @@ class _Reader:
             yield leave(f"recipes have no key for uv {' '.join(words[:1])}")
 
 
+def _table_of(statement: Statement) -> str:
+    """The table of the recipe that a command is about."""
+    if statement.directive:
+        return "job"
+    name = (statement.words or ("",))[0]
+    if name in LAUNCHERS:
+        return "launch"
+    if _PIP.fullmatch(name) or _PYTHON.fullmatch(name):
+        return "packages"
+    named = (table for table, names in _TABLES.items() if name in names)
+    return next(named, "")
+
+
+_EXPORTS = frozenset({"export", "declare", "local", "typeset"})
+_TABLES: dict[str, Collection[str]] = {
+    "environment.run": {"", *_EXPORTS},
+    "modules": {"module", "ml", "source", "."},
+    "job": _REQUESTS.keys() | {"qsub"},
+    "conda": _CONDA,
+    "packages": {"uv", "virtualenv"},
+    "container": {"singularity", "apptainer"},
+}
+
+
 def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
     inside = False
     for statement in statements:
@@ -359,7 +436,7 @@ def _jobs(fields: Iterable[directives.Field]) -> Iterable[list[directives.Field]
     """A script is one job: its directives, and the ranks that it starts. So is each command line."""
     jobs = dict[int, list[directives.Field]]()
     for each in fields:
-        of_script = each.statement.directive or each.field == "ranks"
+        of_script = each.statement.directive or each.field in directives.OF_LAUNCHER
         line = 0 if of_script else each.statement.line
         jobs.setdefault(line, []).append(each)
     return jobs.values()
@@ -370,8 +447,7 @@ _HANDLERS: dict[str, Callable[[_Reader, Statement], Iterator[Read | directives.F
     "ml": _Reader._module,
     "source": _Reader._source,
     ".": _Reader._source,
-    "export": _Reader._export,
-    "declare": _Reader._export,
+    **dict.fromkeys(_EXPORTS, _Reader._export),
     "srun": lambda _, statement: launching.srun(statement),
     "qsub": _Reader._qsub,
     "uv": _Reader._uv,

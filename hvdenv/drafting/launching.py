@@ -3,77 +3,70 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hvdenv.drafting import directives
+from hvdenv.drafting.directives import Field
 from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
 from hvdenv.model import horovodrun
 
-# Options of mpirun and mpiexec, horovodrun and aprun, with how many values follow.
+# Options of launchers that hvdenv states in its own way: they are left out of the draft.
+_HOSTS = "-H --host -host -hosts --hosts -hostfile --hostfile -machinefile --machinefile -f"
+_OWN_VALUES = (
+    f"{_HOSTS} -np --np -n --num-proc -bind-to --bind-to -map-by --map-by -rank-by --rank-by -wdir --wdir"
+    " -wd -prefix --prefix -output-filename --output-filename -q --start-timeout"
+)
+_OWN_FLAGS = (
+    "-report-bindings --report-bindings --allow-run-as-root -allow-run-as-root -oversubscribe"
+    " --oversubscribe -tag-output --tag-output -timestamp-output --timestamp-output -display-map"
+    " --display-map --verbose -verbose -v -l --disable-cache --mpi --gloo"
+)
+_OWN = frozenset(f"{_OWN_VALUES} {_OWN_FLAGS}".split())
+_PER_NODE = "-npernode --npernode -ppn --ppn -perhost --perhost"
 _VALUES = {
     **dict.fromkeys(
-        ("-np", "--np", "-n", "-H", "--host", "-host", "-hosts", "--hosts", "-hostfile", "--hostfile",
-         "-machinefile", "--machinefile", "-f", "-N", "-npernode", "--npernode", "-ppn", "--ppn",
-         "-perhost", "-x", "-bind-to", "--bind-to", "-map-by", "--map-by", "-rank-by", "--rank-by",
-         "-wdir", "--wdir", "-wd", "-prefix", "--prefix", "-envlist", "-genvlist", "-d", "-depth",
-         "--depth", "-cc", "--cpu-bind", "-j", "-iface", "-b", "-a", "-c", "-g", "-r", "-p",
-         "--network-interface", "--network-interfaces", "--gloo-timeout-seconds", "--start-timeout",
-         "--cpus-per-proc", "-output-filename", "--output-filename", "-launcher", "-e", "-l", "-M",
-         "--smpiargs", "--timeline-filename", "--fusion-threshold-mb", "--cycle-time-ms",
-         "--min-np", "--max-np", "--num-proc", "-q", "--mpi-args", "--pe", "-ssh-port"), 1),
-    **dict.fromkeys(("-mca", "--mca", "-gmca", "--gmca", "-genv", "-env", "--genv", "--env"), 2),
+        f"{_OWN_VALUES} {_PER_NODE} -N -x -envlist -genvlist -d -depth --depth -cc --cpu-bind -j -iface -b -a"
+        " -c -g -r -p --network-interface --network-interfaces --gloo-timeout-seconds --cpus-per-proc"
+        " -launcher -e -l -M --smpiargs --timeline-filename --fusion-threshold-mb --cycle-time-ms --min-np"
+        " --max-np --mpi-args --pe -ssh-port --cache-capacity --log-level --config-file".split(), 1),
+    **dict.fromkeys(["-mca", "--mca", "-gmca", "--gmca", "-genv", "-env", "--genv", "--env"], 2),
 }  # fmt: skip
-# What hvdenv's own command lines say instead.
-_OWN = re.compile(
-    r"-+(?:bind-to|map-by|rank-by|np|n|H|hosts?|(?:host|machine)file|f|report-bindings|allow-run-as-root"
-    r"|oversubscribe|tag-output|num-proc|wd(?:ir)?|prefix|timestamp-output|display-map|verbose|v|l"
-    r"|output-filename|q|start-timeout|disable-cache)"
-)
 _OPEN_MPI = frozenset({"mpirun", "mpiexec", "orterun"})
 # Launchers of sites.
 _OF_SITES = {"ibrun": "ibrun -n {ranks} {program}"}
 _OF_APRUN = {"-N": "job.ranks_per_node", "-d": "job.cpus_per_rank", "-j": "launch.threads_per_core"}
 _ON_EACH_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
-_ALL_RANKS = ("-np", "--np", "-n", "--num-proc")
+_ALL_RANKS = ("-np", "--np", "-n", "--num-proc", "--ntasks")
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
+_NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 
 
-def launch(statement: Statement) -> Iterator[directives.Field | Read]:
+def launch(statement: Statement) -> Iterator[Field | Read]:
     name, *words = statement.words
     options = split(words, _VALUES, program=True)
-    name = name.rpartition("/")[2]
+    name = name.rpartition("/")[2].removesuffix(".hydra").replace("orterun", "mpirun")
     if options.has("-cb", "--check-build"):
         yield leave("`hvdenv verify` shows more", understood=True)
         return
     if not options.rest or options.rest[0] in _NO_RANKS or options.has("--version", "-info"):
-        yield leave("it starts no program with Horovod", understood=True)
+        yield _NO_PROGRAM
         return
-    yield from _launcher(name, options)
-    for option, value in options.given:
-        yield from _option(option, value, name)
-    yield from _sizes(name, options)
-    ranks = options.last(*_ALL_RANKS)
-    if statement.batch and ranks.isdigit():
-        yield directives.Field(statement, "ranks", ranks)
-    yield from container(options.rest)
-
-
-def _launcher(name: str, options: Options) -> Iterator[Read]:
     if name == "horovodrun":
-        controllers = [each for each in ("mpi", "gloo") if options.has(f"--{each}")]
         # Without either, horovodrun uses MPI if Horovod was built with it: see combine.py.
-        yield Value(at("launch.launcher"), f"horovodrun-{(controllers or [''])[0]}")
-    elif name == "orterun":
-        yield Value(at("launch.launcher"), "mpirun")
-    else:
-        yield Value(at("launch.launcher"), name.removesuffix(".hydra"))
+        controllers = [each for each in ("mpi", "gloo") if options.has(f"--{each}")]
+        name = f"horovodrun-{(controllers or [''])[0]}"
+    yield Value(at("launch.launcher"), name)
     if template := _OF_SITES.get(name):
         yield Value(at("launch.launchers", name, "command"), template, weight=INFERRED)
+    for option, value in options.given:
+        yield from _option(option, value, name)
+    yield from _sizes(statement, name, options)
+    yield from container(options.rest)
 
 
 def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
@@ -81,10 +74,9 @@ def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
     name, equals, text = value.partition("=")
     if (stripped, value) == ("-hostfile", "$SGE_JOB_HOSTLIST"):
         yield directives.of_site("hostfile")
-    elif stripped == "-x":
-        named = [Value(at("launch.exports"), name, item=True)]
-        yield from variable(name, text, exported=True) if equals else named
-    elif stripped in ("-genv", "-env", "-e"):
+    elif stripped == "-x" and not equals:
+        yield Value(at("launch.exports"), name, item=True)
+    elif stripped in ("-x", "-genv", "-env", "-e"):
         yield from variable(name, text, exported=True)
     elif stripped in ("-mca", "-gmca"):
         yield Value(at("launch.mca", name), text)
@@ -93,59 +85,63 @@ def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
     elif stripped in ("-network-interface", "-network-interfaces"):
         for interface in value.split(","):
             yield Value(at("network.use"), interface, item=True)
-    elif not (stripped in ("-mpi", "-gloo", *_by_node(launcher)) or _OWN.fullmatch(option)):
+    elif launcher == "aprun" and option in _OF_APRUN and value.isdigit():
+        yield Value(at(_OF_APRUN[option]), int(value))
+    elif option not in _OWN and option not in _by_node(launcher):
         yield _other_option(option, value, launcher)
 
 
 def _other_option(option: str, value: str, launcher: str) -> Read:
-    if launcher == "horovodrun" and option.startswith("--"):
+    if launcher.startswith("horovodrun-") and option.startswith("--"):
         argument = f"{option}={value}" if value else option
         wrong = [message for _, message in horovodrun.problems([argument])]
         return leave(wrong[0]) if wrong else Value(at("launch.horovodrun"), argument, item=True)
-    if launcher == "aprun" and option in _OF_APRUN and value.isdigit():
-        return Value(at(_OF_APRUN[option]), int(value))
     return leave(f"recipes have no key for {option} of {launcher}")
 
 
-def _by_node(launcher: str) -> tuple[str, ...]:
-    """Options with the number of ranks on each node, with one dash."""
-    return ("-npernode", "-ppn", "-perhost", *(("-N",) if launcher in _OPEN_MPI else ()))
+def _by_node(launcher: str) -> list[str]:
+    """Options with the number of ranks on each node."""
+    return [*_PER_NODE.split(), *(["-N"] if launcher in _OPEN_MPI else [])]
 
 
-def _sizes(launcher: str, options: Options) -> Iterator[Read]:
-    """Nodes and ranks for each, where the line itself states both."""
-    hosts = options.last("-H", "--host", "-host", "--hosts").split(",")
+def _sizes(statement: Statement, launcher: str, options: Options) -> Iterator[Field | Read]:
+    """Nodes and ranks, as far as the line states them."""
+    hosts = options.last(*_HOSTS.split()[:5]).split(",")
     slots = {host.partition(":")[2] for host in hosts}
     mapped = _ON_EACH_NODE.fullmatch(options.last("-map-by", "--map-by"))
-    names = [each for name in _by_node(launcher) for each in (name, f"-{name}")]
-    by_node = mapped[1] if mapped else options.last(*names)
+    per_node = mapped[1] if mapped else options.last(*_by_node(launcher))
     slot = slots.pop() if len(slots) == 1 else ""
     if slot.isdigit():
         yield Value(at("job.nodes"), len(hosts), weight=INFERRED)
-    if ranks := by_node if by_node.isdigit() else slot if slot.isdigit() else "":
-        yield Value(at("job.ranks_per_node"), int(ranks), weight=INFERRED)
+    ranks = options.last(*_ALL_RANKS)
+    if (per_node := per_node or slot).isdigit():
+        if not statement.batch or not ranks:
+            yield Value(at("job.ranks_per_node"), int(per_node), weight=INFERRED)
+        yield Field(statement, "launched_per_node", per_node)
+    if statement.batch and ranks.isdigit():
+        yield Field(statement, "ranks", ranks)
 
 
-def srun(statement: Statement) -> Iterator[directives.Field | Read]:
+def srun(statement: Statement) -> Iterator[Field | Read]:
     yield Value(at("scheduler"), "slurm", weight=INFERRED)
     words = statement.words[1:]
-    table = directives.tables()["slurm"]
-    options = split(words, table.options.keys(), program=True)
+    options = split(words, directives.tables()["slurm"].options.keys(), program=True)
     read = list(directives.fields_of(statement, words[: len(words) - len(options.rest)], "slurm"))
     if options.has("--pty") or not options.rest or options.rest[0] in _SHELLS:
-        yield from _interactive(read)
-        return
-    if options.rest[0] in _NO_RANKS:
-        yield leave("it starts no program with Horovod", understood=True)
-        return
-    if options.rest[0] in _OTHER_RUNTIMES:
+        yield from _interactive(options, read)
+    elif options.rest[0] in _NO_RANKS:
+        yield _NO_PROGRAM
+    elif options.rest[0] in _OTHER_RUNTIMES:
         yield leave(f"hvdenv does not know how {options.rest[0]} runs images")
-        return
-    yield Value(at("launch.launcher"), "srun")
-    # Which part of an allocation a step uses says nothing about the job.
-    of_step = ("srun_mpi", "cpu_bind")
-    yield from (each for each in read if isinstance(each, Left) or each.field in of_step)
-    yield from container(options.rest)
+    else:
+        yield Value(at("launch.launcher"), "srun")
+        # Which part of an allocation a step uses says nothing about the job.
+        of_step = ("srun_mpi", "cpu_bind")
+        yield from (each for each in read if isinstance(each, Left) or each.field in of_step)
+        ranks = options.last("-n", "--ntasks")
+        if statement.batch and ranks.isdigit():
+            yield Field(statement, "ranks", ranks)
+        yield from container(options.rest)
 
 
 def container(words: Sequence[str]) -> Iterator[Read]:
@@ -175,21 +171,27 @@ def container(words: Sequence[str]) -> Iterator[Read]:
         yield Value(at("container.image"), image)
 
 
-def request(statement: Statement, scheduler: str) -> Iterator[directives.Field | Read]:
+def request(statement: Statement, scheduler: str) -> Iterator[Field | Read]:
     """salloc, sbatch, qsub, bsub: options of an allocation on a command line."""
-    words = statement.words
-    read = directives.fields_of(statement, words[1:], scheduler)
-    if words[0] in ("salloc", "sinteractive") or {"-I", "-Is"} & set(words):
-        yield from _interactive(read)
+    name, *words = statement.words
+    read = list(directives.fields_of(statement, words, scheduler))
+    if name in ("salloc", "sinteractive") or {"-I", "-Is"} & set(words):
+        options = split(words, directives.tables()[scheduler].options.keys(), program=True)
+        yield from _interactive(options, read)
     else:
         yield from read
         yield leave("hvdenv submits jobs itself", understood=True)
 
 
-def _interactive(read: Iterable[directives.Field | Left]) -> Iterator[directives.Field | Read]:
+def _interactive(options: Options, read: Sequence[Field | Left]) -> Iterator[Field | Read]:
     """Of an interactive job: where it runs. Its sizes say nothing about those of a training."""
-    yield from (
-        each for each in read
-        if isinstance(each, directives.Field) and each.field in ("partition", "account", "qos")
-    )  # fmt: skip
-    yield leave("for an interactive job: hvdenv shell", understood=True)
+    kept = [each for each in read if isinstance(each, Field) and each.field in _OF_PLACE]
+    yield from kept
+    yield from (each for each in read if isinstance(each, Left) and not each.understood)
+    values = {each.value for each in kept}
+    others = [" ".join(filter(None, each)) for each in options.given if each[1] not in values]
+    told = f", with {', '.join(others)}" if others else ""
+    yield leave(f"for an interactive job{told}: hvdenv shell", understood=True)
+
+
+_OF_PLACE = ("partition", "account", "qos")

@@ -40,15 +40,29 @@ class Loads:
 
     def __init__(self) -> None:
         self.sequences: list[list[Load]] = [[]]
+        self.purged = False
 
     def purge(self) -> None:
         self.sequences.append([])
+        self.purged = False
 
     def add(self, load: Load) -> None:
         """A module that is loaded again begins a new sequence."""
         if any(each.module == load.module for each in self.sequences[-1]):
             self.purge()
         self.sequences[-1].append(load)
+
+    def refuses(self, read: Value, line: int) -> bool:
+        """Whether recipes cannot express it here; a purge begins a new sequence.
+
+        After a purge, only modules of the page can have loaded what it unloads. Recipes unload
+        before they load.
+        """
+        if read.key == at("modules.purge"):
+            self.purge()
+            self.purged = True
+        earlier = any(each.origin.line < line for each in self.sequences[-1])
+        return read.key == at("modules.unload") and self.purged and earlier
 
 
 def words_of_ml(words: Sequence[str]) -> tuple[str, ...]:
@@ -74,7 +88,11 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
         yield from (Value(at("modules.unload"), name, item=True) for name in names)
     elif action in ("swap", "switch") and len(names) == 2:
         yield Value(at("modules.swap"), {"out": names[0], "into": names[1]}, item=True)
-    elif action in ("purge", "reset"):
+    elif action == "reset":
+        yield leave(
+            'does the environment need the default modules? modules.purge = "no" keeps them'
+        )
+    elif action == "purge":
         forced = "--force" in words or "-f" in words
         yield Value(at("modules.purge"), "force" if forced else "yes")
     elif action == "use":
@@ -114,13 +132,13 @@ def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Value]:
     by_role: dict[str, set[str]] = {}
     for load in (load for each in sequences for load in each):
         by_role.setdefault(role_of(load.module), set()).add(load.module)
-    seen = set[str]()
-    for load in (load for each in every for load in each):
-        if load.module not in seen:
-            seen.add(load.module)
-            label = labels.get(load.module, sites)
-            key = _key(load, sequences, by_role, label)
-            yield Value(key, load.module, load.origin, load.weight, item=True)
+    keys = {
+        load.module: _key(load, sequences, by_role, labels.get(load.module, sites))
+        for each in every
+        for load in each
+    }
+    for load in (load for each in loads.sequences for load in each):
+        yield Value(keys[load.module], load.module, load.origin, load.weight, item=True)
 
 
 def _labels(sequences: list[list[Load]]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -55,33 +55,28 @@ def venv(words: Sequence[str], python: str = "") -> Iterator[Read]:
 
 def conda(words: Sequence[str], page: Page) -> Iterator[Read]:
     """conda, mamba and micromamba; words follow the program."""
-    action, *arguments = words or [""]
-    if action == "config" and {"--add", "--append", "--prepend"} & {*arguments}:
-        yield from _channel(arguments, page)
-        return
-    if action == "env" and "create" in arguments:
+    options = split(words, _CONDA_VALUES)
+    action, *specs = options.rest or ("",)
+    if action == "config" and options.has("--add", "--append", "--prepend"):
+        yield from _channel(specs, page)
+    elif options.has("-f", "--file") and action in ("env", "create", "install"):
         yield leave("the contents of the environment are in a file that the page names")
-        return
-    if action not in ("create", "install"):
+    elif action not in ("create", "install"):
         yield _CREATES if action != "run" else leave("a program of the page", understood=True)
-        return
-    options = split(arguments, _CONDA_VALUES)
-    if options.has("--clone"):
+    elif options.has("--clone"):
         yield Value(at("python.provider"), "clone")
         prefix = options.last("--clone")
         yield Value(at("python.prefix"), prefix) if "/" in prefix else leave("clones by name")
-        return
-    yield Value(at("python.provider"), "conda")
-    for channel in options.all("-c", "--channel"):
-        yield Value(at("conda.channels"), channel, item=True)
-    if options.has("-f", "--file"):
-        yield leave("the packages are in a file that the page names")
-    for spec in options.rest:
-        yield from _conda_package(spec)
+    else:
+        yield Value(at("python.provider"), "conda")
+        for channel in options.all("-c", "--channel"):
+            yield Value(at("conda.channels"), channel, item=True)
+        for spec in specs:
+            yield from conda_package(spec)
 
 
 def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
-    key, name = words[-2:] if len(words) > 2 else ("", "")
+    key, name = words if len(words) == 2 else ("", "")
     if key != "channels":
         yield leave("recipes have no key for the configuration of conda")
         return
@@ -93,7 +88,8 @@ def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
         yield Value(at("conda.channels"), name, item=True)
 
 
-def _conda_package(spec: str) -> Iterator[Read]:
+def conda_package(spec: str) -> Iterator[Read]:
+    """``channel::name=version``."""
     channel, _, named = spec.rpartition("::")
     found = re.fullmatch(r"([A-Za-z0-9_.-]+?)\s*((?:[=<>!~].*)?)", named)
     if channel:
@@ -138,13 +134,17 @@ def _framework(name: str, package: str, version: str) -> Iterator[Read]:
         yield leave(f"it names no exact version of {package}")
 
 
-def pip(words: Sequence[str], page: Page) -> Iterator[Read]:
-    """``pip install`` and ``uv pip install``; words follow the program."""
-    action, *arguments = words or [""]
+def pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Read]:
+    """``pip install`` and ``uv pip install``; words follow the program.
+
+    Args:
+        others: frameworks that the same file installs.
+    """
+    options = split(words, _PIP_VALUES)
+    action, *specs = options.rest or ("",)
     if action not in ("install", "wheel", "download"):
         yield leave("it installs nothing", understood=action not in ("uninstall", "sync"))
         return
-    options = split(arguments, _PIP_VALUES)
     if options.has("-r", "--requirement"):
         yield leave("the packages are in a file that the page names")
     if options.has("-c", "--constraint"):
@@ -152,16 +152,20 @@ def pip(words: Sequence[str], page: Page) -> Iterator[Read]:
     if options.has("-e", "--editable"):
         yield leave("an editable installation; hvdenv install -e adds it after the build", True)
     upgrades = options.has("-U", "--upgrade")
-    frameworks = set[str]()
-    for text in options.rest:
-        for read in _requirement(text, page, upgrades):
-            if isinstance(read, Value) and read.weight == INFERRED:
-                frameworks.add(str(read.value))
-            yield read
-    yield from _indexes(options, frameworks)
+    for text in specs:
+        yield from requirement(text, page, upgrades=upgrades)
+    yield from _indexes(
+        options, {*others, *(name for text in specs for name in frameworks_in(text))}
+    )
 
 
-def _indexes(options: Options, frameworks: set[str]) -> Iterator[Read]:
+def frameworks_in(text: str) -> list[str]:
+    """The framework that a requirement installs, if any."""
+    found = re.match(r"[A-Za-z-]+", text)
+    return [_FRAMEWORKS[found[0]]] if found and found[0] in _FRAMEWORKS else []
+
+
+def _indexes(options: Options, frameworks: Collection[str]) -> Iterator[Read]:
     for key, names in (
         ("extra_index", ("-i", "--index-url", "--extra-index-url")),
         ("find_links", ("-f", "--find-links")),
@@ -177,7 +181,8 @@ def _indexes(options: Options, frameworks: set[str]) -> Iterator[Read]:
                 yield leave(told, understood=url.startswith("https://download.pytorch.org/"))
 
 
-def _requirement(text: str, page: Page, upgrades: bool) -> Iterator[Read]:
+def requirement(text: str, page: Page, *, upgrades: bool = False) -> Iterator[Read]:
+    """What pip accepts as the name of something to install."""
     if repository := re.match(r"(?:[\w\[\],-]+ ?@ ?)?git\+(https://[^@#]+)(?:@([^#]+))?", text):
         yield from of_repository(repository[1], repository[2] or "")
         return

@@ -1,66 +1,139 @@
-"""Finds the shell code of a page: HTML, Markdown, reStructuredText, a script, or plain text."""
+"""Finds the code of a page: HTML, Markdown, reStructuredText, a script, a package list, or text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from html.parser import HTMLParser
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from markdown_it import MarkdownIt
 
 # Longer lines are data, such as images.
 LONGEST_LINE = 4096
+# In place of control characters. A line that contains one is not read.
+REFUSED = "\ufffd"
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # Of typesetting; a shell would not accept them.
 _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
+
+DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
 # What follows the title of a tab or a note of MkDocs is no paragraph that goes on.
 _TAB = re.compile(r"^[ ]{0,12}(?:===|!!!|\?\?\?)[!+]? .*$", re.MULTILINE)
-_DIRECTIVE = re.compile(r"^ {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::", re.MULTILINE)
+_HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== |<h[1-6]\b)|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
+_RST = re.compile(r"^ {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::", re.MULTILINE)
 _LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
 _OTHER_LANGUAGE = re.compile(
-    r"(?i)\W*(?:py(?:thon3?|con)?|ya?ml|json|toml|ini|c|c\+\+|cpp|cuda|cmake|docker(?:file)?|lua|julia"
-    r"|matlab|r|fortran|diff|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
+    r"(?i)\W*(?:py(?:thon3?|con)?|json|toml|ini|c|c\+\+|cpp|cuda|cmake|lua|julia|matlab|r|fortran|diff"
+    r"|ya?ml|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
 )
+
+Kind = Literal["shell", "text", "conda", "requirements", "docker", "other"]
+_KINDS_OF_FILES: dict[Kind, str] = {
+    "conda": "*.yml *.yaml",
+    "requirements": "*requirements*.txt *requirements*.in",
+    "docker": "dockerfile* containerfile* *.dockerfile",
+    "other": "*.json *.toml *.ini *.cfg *.py *.ipynb",
+    "shell": "*.sh *.bash *.sbatch *.slurm *.pbs *.qsub *.lsf *.job *.batch *.cmd",
+}
 
 
 class Block(NamedTuple):
-    """Lines of a page that may be shell code.
+    """Lines of a page.
 
     Attributes:
         line: number of the first one in the page.
+        kind: how to read them. In text, sentences and commands alternate.
         language: as the page names it; may be empty.
-        mixed: whether sentences and commands alternate.
+        section: how many headings precede it.
     """
 
     line: int
     lines: tuple[str, ...]
+    kind: Kind = "shell"
     language: str = ""
-    mixed: bool = False
-
-    @property
-    def other_language(self) -> bool:
-        return bool(_OTHER_LANGUAGE.fullmatch(self.language.split(",")[0].split(" ")[0]))
+    section: int = 0
 
 
-def blocks(text: str) -> tuple[Block, ...]:
-    lines = [line if len(line) <= LONGEST_LINE else "" for line in text.split("\n")]
-    text = "\n".join(line.rstrip("\r").translate(_SPACES).expandtabs(4) for line in lines)
-    if text.lstrip().startswith("#!"):
-        return (Block(1, tuple(text.split("\n"))),)
+def blocks(text: str, name: str = "") -> tuple[Block, ...]:
+    """All lines of a page, in order.
+
+    Args:
+        name: of its file, which may say what it contains.
+    """
+    lines = [line if len(line) <= LONGEST_LINE else REFUSED for line in text.split("\n")]
+    lines = [_CONTROL.sub(REFUSED, line.rstrip("\r").translate(_SPACES)) for line in lines]
+    lines = [line.expandtabs(4) for line in lines]
+    if kind := kind_of_file(name, lines):
+        return (Block(1, tuple(lines), kind),)
+    code = sorted(_code("\n".join(lines), lines), key=lambda each: each.line)
+    return tuple(_with_text(lines, code))
+
+
+def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
+    first = next((line for line in lines if line.strip()), "")
+    text = "\n".join(lines)
+    for kind, patterns in _KINDS_OF_FILES.items():
+        named = any(fnmatchcase(name.lower(), pattern) for pattern in patterns.split())
+        if named and (kind != "conda" or _is_conda(lines)):
+            return kind
+    if first.startswith("#!"):
+        return "shell"
+    if _FENCE.search(text) or _HTML.search(text):
+        return None
+    if first.startswith("#") and any(map(DIRECTIVE.match, lines)):
+        return "shell"
+    return next((kind for kind, is_one in _BY_CONTENT if is_one(lines)), None)
+
+
+def _is_conda(lines: Sequence[str]) -> bool:
+    return any(line.startswith("dependencies:") for line in lines)
+
+
+def _is_docker(lines: Sequence[str]) -> bool:
+    return any(re.match(r"FROM [\w./-]+(?::\S+)?(?: [Aa][Ss] \w+)?$", line) for line in lines)
+
+
+_BY_CONTENT: tuple[tuple[Kind, Callable[[Sequence[str]], bool]], ...] = (
+    ("conda", _is_conda), ("docker", _is_docker),
+)  # fmt: skip
+
+
+def _kind_of_code(language: str, lines: Sequence[str]) -> Kind:
+    for kind, is_one in _BY_CONTENT:
+        if is_one(lines):
+            return kind
+    named = language.split(",")[0].split(" ")[0]
+    other = _OTHER_LANGUAGE.fullmatch(named) and not any(map(DIRECTIVE.match, lines))
+    return "other" if other else "shell"
+
+
+def _code(text: str, lines: list[str]) -> Iterator[Block]:
     # Titles of reStructuredText may be underlined with ~~~.
-    if _DIRECTIVE.search(text) and "```" not in text:
-        return tuple(_of_literals(text.split("\n")))
-    if _HTML.search(text) and not _FENCE.search(text):
-        return tuple(_of_html(text))
+    if _RST.search(text) and "```" not in text:
+        return _of_literals(lines)
     if _FENCE.search(text):
-        return tuple(_of_markdown(_TAB.sub("", text)))
-    literal = tuple(_of_literals(text.split("\n")))
-    if literal:
-        return literal
-    return (Block(1, tuple(text.split("\n")), mixed=True),)
+        return _of_markdown(_TAB.sub("", text))
+    if _HTML.search(text):
+        return _of_html(text)
+    return _of_literals(lines)
+
+
+def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
+    """The blocks of code, and the text between them."""
+    start = sections = 0
+    for block in (*code, Block(len(lines) + 1, ())):
+        text = tuple(lines[start : max(block.line - 1, start)])
+        sections += sum(1 for line in text if _HEADING.match(line))
+        if any(line.strip() for line in text):
+            yield Block(start + 1, text, "text", section=sections)
+        if block.lines:
+            yield block._replace(section=sections)
+        start = max(start, block.line - 1 + len(block.lines))
 
 
 class _Preformatted(HTMLParser):
@@ -73,11 +146,14 @@ class _Preformatted(HTMLParser):
         self.found: list[Block] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        language = given.get("lang") or (given.get("class") or "").removeprefix("language-")
         if tag in _PREFORMATTED:
             if not self.depth:
-                self.start, self.parts = self.getpos()[0], []
-                self.language = next((value or "" for name, value in attrs if name == "lang"), "")
+                self.start, self.parts, self.language = self.getpos()[0], [], language
             self.depth += 1
+        elif tag == "code" and self.depth:
+            self.language = self.language or language
         elif tag == "br" and self.depth:
             self.parts.append("\n")
 
@@ -85,35 +161,38 @@ class _Preformatted(HTMLParser):
         if tag in _PREFORMATTED and self.depth:
             self.depth -= 1
             if not self.depth:
-                lines = "".join(self.parts).split("\n")
-                self.found.append(Block(self.start, tuple(lines), self.language))
+                lines = tuple("".join(self.parts).split("\n"))
+                kind = _kind_of_code(self.language, lines)
+                self.found.append(Block(self.start, lines, kind, self.language))
 
     def handle_data(self, data: str) -> None:
         if self.depth:
             self.parts.append(data)
 
 
-def _of_html(text: str) -> list[Block]:
+def _of_html(text: str) -> Iterator[Block]:
     parser = _Preformatted()
     parser.feed(text)
     parser.close()
-    return parser.found
+    yield from parser.found
 
 
 def _of_markdown(text: str, first: int = 1, depth: int = 0) -> Iterator[Block]:
-    # The text of paragraphs is of no interest, and takes the longest.
+    # The text of paragraphs is of no interest here, and takes the longest.
     parser = MarkdownIt("commonmark").disable(["inline"])
     for token in parser.parse(text):
         if token.type not in ("fence", "code_block") or token.map is None:
             continue
         line = first + token.map[0] + (token.type == "fence")
+        lines = tuple(token.content.rstrip("\n").split("\n"))
         # Tabs and notes of some generators hold fences that are indented as code is.
         if token.type == "code_block" and _FENCE.search(token.content) and depth < 4:
             yield from _of_markdown(token.content, line, depth + 1)
-        else:
-            # What is indented may also be the text of a note.
-            indented = token.type == "code_block"
-            yield Block(line, tuple(token.content.split("\n")), token.info.strip(), mixed=indented)
+        elif token.type == "fence":
+            language = token.info.strip()
+            yield Block(line, lines, _kind_of_code(language, lines), language)
+        else:  # it may also be the text of a note
+            yield Block(line, lines, "text")
 
 
 def _of_literals(lines: list[str]) -> Iterator[Block]:
@@ -130,17 +209,39 @@ def _of_literals(lines: list[str]) -> Iterator[Block]:
             not lines[number].strip() or _indent(lines[number]) > margin
         ):
             number += 1
-        body = lines[start:number]
+        body = tuple(_dedented(lines[start:number]))
         if any(line.strip() for line in body):
-            yield Block(start + 1, tuple(_dedented(body)), opening.partition("::")[2].strip())
+            language = opening.partition("::")[2].strip()
+            yield Block(start + 1, body, _kind_of_code(language, body), language)
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _dedented(lines: Iterable[str]) -> Iterator[str]:
+def _dedented(lines: Sequence[str]) -> Iterator[str]:
     """Without the common margin; options of the directive are left out."""
     kept = ["" if re.fullmatch(r"\s*:[\w-]+:.*", line) else line for line in lines]
     margin = min((_indent(line) for line in kept if line.strip()), default=0)
     yield from (line[margin:] for line in kept)
+
+
+class Line(NamedTuple):
+    """A line, with those that continue it after a backslash.
+
+    Attributes:
+        first, last: their places in the block, from 0.
+    """
+
+    first: int
+    last: int
+    text: str
+
+
+def logical_lines(lines: Sequence[str]) -> Iterator[Line]:
+    parts = list[str]()
+    for number, line in enumerate(lines):
+        parts.append(line)
+        if not line.endswith("\\") or len(parts) > 200 or number == len(lines) - 1:
+            yield Line(number - len(parts) + 1, number, "\n".join(parts))
+            parts = []

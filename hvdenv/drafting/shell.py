@@ -1,13 +1,13 @@
-"""Reads blocks of shell code into statements, with the variables that the page itself sets."""
+"""Reads shell code into statements, and never runs it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from hvdenv.drafting.pages import Block
+from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
 from hvdenv.errors import UsageError
 from hvdenv.libraries import install_command
 from hvdenv.masking import clean, learn
@@ -28,19 +28,26 @@ _PROMPT = re.compile(
     r"(?!\s*#\$)\s*(?:\([\w.+/ -]{1,60}\) ?)?"
     r"""(?:\[[^\]\n]{1,80}\] ?[$%#>]|[^\s'"=()`|;&]{0,80}[$%]|[^\s'"=()`|;&>]{1,80}>)(?:\s+|$)"""
 )
-_DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _SENTENCE = re.compile(
     r"[a-z)][.:;?!]$|\b(?:the|a|an|is|are|you|your|this|that|of|which|will|can|should|be)\b"
 )
 _MODULE = re.compile(
     r"\bmodule (?:-\S{1,20} ){0,3}(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
 )
+_INLINE = re.compile(
+    r"``([^`\n]{1,400})``|`([^`\n]{1,400})`|<code[^>\n]{0,80}>([^<\n]{1,400})</code>"
+)
+# What a sentence mentions, and the draft names.
+_MENTION = re.compile(
+    r"\b(?:module load|ml load|pip3? install|conda (?:create|install)|horovodrun|mpirun|srun|sbatch|qsub) \S"
+    r"|#(?:SBATCH|PBS|BSUB|PJM|COBALT)\b"
+)
 _ASSIGNMENT = re.compile(r"""([A-Za-z_]\w*)=([^\s'"`;&|<>()*?[\]]+)""")
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(
-    r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift)\b"
-    r"|[{}()\[:]"
+    r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift|EOF|EOT|END)\b"
+    r"|[{}()\[:]|;;"
 )
 
 
@@ -51,7 +58,7 @@ class Statement(NamedTuple):
         words: the program and its arguments; empty if it only assigns. A value may contain
             UNKNOWN, PLACEHOLDER or ``$NAME``.
         variables: those that it assigns.
-        line: of the page.
+        line, last: of the page.
         text: as on the page, fit to be shown.
         batch: whether it is in a script with directives.
     """
@@ -59,6 +66,7 @@ class Statement(NamedTuple):
     words: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     line: int
+    last: int
     text: str
     batch: bool = False
 
@@ -67,9 +75,31 @@ class Statement(NamedTuple):
         return self.text.startswith("#")
 
 
+class Rest(NamedTuple):
+    """A line that may be a command, and why it is none, if it turns out so."""
+
+    line: int
+    last: int
+    text: str
+    reason: str
+
+
+class Script(NamedTuple):
+    """What a block of code contains.
+
+    Attributes:
+        inner: files that it writes, of a kind that is read.
+        rest: all its lines, except comments.
+    """
+
+    statements: tuple[Statement, ...]
+    inner: tuple[Block, ...]
+    rest: tuple[Rest, ...]
+
+
 def shown_whole(text: str) -> str:
     """A text of the page on one line, without control characters and secrets."""
-    return " ".join(clean(text).split()).replace(PLACEHOLDER, "<...>")
+    return " ".join(clean(text.replace("\\\n", " ")).split()).replace(PLACEHOLDER, "<...>")
 
 
 def shown(text: str) -> str:
@@ -78,39 +108,98 @@ def shown(text: str) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def statements(block: Block, known: Callable[[str], bool], most: int) -> tuple[Statement, ...]:
-    """The statements of a block; none if it is output or of another language.
+def read_script(block: Block, known: Callable[[str], bool], most: int) -> Script:
+    """The statements of a block.
 
     Args:
         known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
-    code, batch = _code(block, known)
-    if not any(line.strip() for line in code) or (block.other_language and not batch):
-        return ()
-    found = _Reader(block.line, batch, most).read(code)
-    if batch or any(each.words and known(each.words[0]) for each in found):
-        return found
-    return tuple(each for each in found if not each.words and each.variables)
+    typed = _typed(block, known)
+    if block.kind in ("conda", "requirements"):
+        return Script((), (), tuple(_rest(block, typed)))
+    code = [_TO_FILL_IN.sub(PLACEHOLDER, line) for line in typed]
+    found, inner = _Reader(block.line, most).read(code)
+    if not any(each.batch or (each.words and known(each.words[0])) for each in found):
+        found = tuple(each for each in found if not each.words and each.variables)
+    rest = tuple(_rest(block, typed))
+    return Script(found, inner, rest)
 
 
-def _code(block: Block, known: Callable[[str], bool]) -> tuple[list[str], bool]:
-    """The lines without prompts and output, each at its place; whether they have directives."""
+def _typed(block: Block, known: Callable[[str], bool]) -> list[str]:
+    """What a shell would read of each line; empty for sentences and output."""
     lines = list(block.lines)
-    if block.mixed:
-        lines = [line if _is_command(line, known) else "" for line in lines]
+    for each in logical_lines(lines):
+        if REFUSED in each.text or (block.kind == "text" and not _is_command(each.text, known)):
+            inline = _inline(each.text, known) if block.kind == "text" else ""
+            lines[each.first : each.last + 1] = [inline, *[""] * (each.last - each.first)]
+        elif block.kind == "text":
+            lines[each.first] = _without_prompt(each.text.split("\n")[0])
+    if block.kind in ("conda", "requirements", "other"):
+        return [""] * len(lines) if block.kind == "other" else lines
+    if block.kind == "docker":
+        return list(_of_docker(lines))
+    if block.kind == "text":
+        return lines
     if any(_PROMPT.match(line) for line in lines if not line.lstrip().startswith(">>>")):
         lines = list(_after_prompts(lines))
-    lines = [_TO_FILL_IN.sub(PLACEHOLDER, line) for line in lines]
-    return lines, any(_DIRECTIVE.match(line.lstrip()) for line in lines)
+    return lines
+
+
+def _rest(block: Block, typed: Sequence[str]) -> Iterator[Rest]:
+    for each in logical_lines(block.lines):
+        text, stripped = "\n".join(typed[each.first : each.last + 1]).strip(), each.text.strip()
+        comment = (text or stripped).startswith("#") and not DIRECTIVE.match(text or stripped)
+        if not stripped or (comment and not (block.kind == "text" and _MENTION.search(stripped))):
+            continue
+        if text or block.kind != "text" or _MENTION.search(stripped):
+            yield Rest(
+                block.line + each.first,
+                block.line + each.last,
+                shown(stripped),
+                _why(block, each, text),
+            )
+
+
+def _why(block: Block, line: Line, typed: str) -> str:
+    if REFUSED in line.text:
+        return "control characters, or too long: it was not read"
+    if block.kind in ("conda", "requirements"):
+        return "it lists no package"
+    if typed:
+        return "control flow" if _KEYWORD.match(typed) else "hvdenv found no command in it"
+    return {
+        "text": "in a sentence", "docker": "an instruction for the image",
+        "other": f"{block.language.split(' ')[0] or 'it'} is not shell code",
+    }.get(block.kind, "output of a command")  # fmt: skip
+
+
+# Instructions of a Dockerfile, and what a shell has in their place.
+_OF_DOCKER = {"RUN": "", "ENV": "export ", "ARG": ""}
+
+
+def _of_docker(lines: Sequence[str]) -> Iterator[str]:
+    """A Dockerfile as shell code, line by line."""
+    for each in logical_lines(lines):
+        instruction, _, text = each.text.strip().partition(" ")
+        if instruction == "ENV" and "=" not in text:
+            text = "=".join(text.split(None, 1))
+        known = instruction in _OF_DOCKER and REFUSED not in text
+        code = f"{_OF_DOCKER[instruction]}{text}" if known else "\n" * (each.last - each.first)
+        yield from code.split("\n")
+
+
+def _inline(line: str, known: Callable[[str], bool]) -> str:
+    """The commands that a sentence contains as inline code."""
+    spans = (next(filter(None, found.groups())) for found in _INLINE.finditer(line))
+    return " ; ".join(span for span in spans if REFUSED not in span and _is_command(span, known))
 
 
 def _is_command(line: str, known: Callable[[str], bool]) -> bool:
     """Whether a line of a text is a command and not a sentence."""
-    if _DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
+    if DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
-    prompt = _PROMPT.match(line)
-    typed = line[prompt.end() :] if prompt else line
+    typed = _without_prompt(line)
     words = typed.split()
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
     if first == "module" and not _MODULE.search(typed):
@@ -118,13 +207,17 @@ def _is_command(line: str, known: Callable[[str], bool]) -> bool:
     return len(words) > 1 and known(first) and not _SENTENCE.search(typed)
 
 
-def _after_prompts(lines: list[str]) -> Iterator[str]:
+def _without_prompt(line: str) -> str:
+    while found := _PROMPT.match(line):
+        line = line[found.end() :]
+    return line
+
+
+def _after_prompts(lines: Sequence[str]) -> Iterator[str]:
     """What was typed, and scripts that were shown; empty lines instead of output."""
     goes_on = script = False
     for line in lines:
-        typed = line
-        while found := _PROMPT.match(typed):
-            typed = typed[found.end() :]
+        typed = _without_prompt(line.removeprefix("> ") if goes_on else line)
         prompted = typed != line
         script = not prompted and (script or line.startswith("#!"))
         if prompted or goes_on or script:
@@ -138,95 +231,87 @@ def _after_prompts(lines: list[str]) -> Iterator[str]:
 class _Reader:
     """Reads one block, whose first line has the number ``first``."""
 
-    def __init__(self, first: int, batch: bool, most: int) -> None:
+    def __init__(self, first: int, most: int) -> None:
         self.first = first
-        self.batch = batch
         self.most = most
         self.parser = _parser()
+        self.inner: list[Block] = []
 
-    def read(self, lines: list[str]) -> tuple[Statement, ...]:
+    def read(self, lines: list[str]) -> tuple[tuple[Statement, ...], tuple[Block, ...]]:
+        commands = list(islice(self._parse(lines), self.most))
+        inside = {n for each in self.inner for n in range(each.line, each.line + len(each.lines))}
         directives = (
-            Statement((), (), self.first + number, shown(line.strip()), batch=True)
+            Statement((), (), self.first + number, last=0, text=shown(line.strip()))
             for number, line in enumerate(lines)
-            if _DIRECTIVE.match(line.lstrip())
+            if DIRECTIVE.match(line.lstrip()) and self.first + number not in inside
         )
-        found = [*islice(directives, self.most), *islice(self._parse(lines, 0), self.most)]
-        return tuple(sorted(found, key=lambda each: each.line)[: self.most])
+        found = [*islice(directives, self.most), *commands]
+        batch = any(each.directive for each in found)
+        ordered = sorted(found, key=lambda each: each.line)[: self.most]
+        return tuple(each._replace(batch=batch) for each in ordered), tuple(self.inner)
 
-    def _parse(self, lines: list[str], offset: int) -> Iterator[Statement]:
+    def _parse(self, lines: list[str]) -> Iterator[Statement]:
         root = self.parser.parse("\n".join(lines).encode()).root_node
         if not root.has_error:
-            yield from self._walk(root, offset)
+            yield from self._walk(root, 0)
             return
-        for number, part in _logical_lines(lines):
-            node = self.parser.parse(part.encode()).root_node
+        for each in logical_lines(lines):
+            node, part = self.parser.parse(each.text.encode()).root_node, each.text.strip()
             if not node.has_error:
-                yield from self._walk(node, offset + number)
-            elif part.strip() and not _KEYWORD.match(part.strip()):
-                words = tuple(part.split())
-                line = self.first + offset + number
-                yield Statement((words[0], UNKNOWN), (), line, shown(part), batch=self.batch)
+                yield from self._walk(node, each.first)
+            elif part and not _KEYWORD.match(part):
+                first, last = self.first + each.first, self.first + each.last
+                words = (part.split()[0], UNKNOWN)
+                yield Statement(words, (), first, last=last, text=shown(part))
 
     def _walk(self, root: Node, offset: int) -> Iterator[Statement]:
         """Statements below a node. No recursion: pages may nest deeply."""
         stack = [root]
         while stack:
             node = stack.pop()
-            line = self.first + offset + node.start_point[0]
             if node.type == "heredoc_body":
-                yield from self._here_document(node, line)
+                lines = tuple(_text(node).rstrip("\n").split("\n"))
+                block = Block(self.first + offset + node.start_point[0], lines)
+                if kind := kind_of_file("", lines):
+                    self.inner.append(block._replace(kind=kind))
             elif node.type in ("command", "declaration_command", "unset_command"):
-                yield self._statement(node, line)
+                yield self._statement(node, offset)
             elif node.type == "variable_assignment":
-                assigned = tuple(_assignments([node]))
-                yield self._made((), assigned, line, _text(node))
+                yield self._made(node, offset, [], list(_assignments([node])))
             elif node.type != "command_substitution":
                 stack += reversed(node.children)
 
-    def _statement(self, node: Node, line: int) -> Statement:
+    def _statement(self, node: Node, offset: int) -> Statement:
         if assigned := _ASSIGNMENT.fullmatch(_text(node)):  # a=/b/$C/$D
             pair = (assigned[1], re.sub(r"\$\{(\w+)\}", r"$\1", assigned[2]))
-            return self._made((), (pair,), line, assigned[0])
-        variables, words = list(_assignments(node.children)), []
-        if node.type != "command":
-            words.append(_text(node.children[0]))
-            named = [each for each in node.children if each.type in ("variable_name", "word")]
-            words += [_text(each) for each in named]
-        else:
-            for child in node.children:
-                if child.type == "command_name":
-                    words.append("".join(map(_value, child.children)))
-                elif child.is_named and child.type != "variable_assignment":
-                    words.append(_value(child))
+            return self._made(node, offset, [], [pair])
+        variables, words = list(_assignments(node.children)), list(_words(node))
         while len(words) > 1 and (words[0] in _BEFORE or "=" in words[0]):
             name, equals, value = words.pop(0).partition("=")
             variables += [(name, value)] if equals else []
-        return self._made(tuple(words), tuple(variables), line, _text(node))
+        return self._made(node, offset, words, variables)
 
     def _made(
-        self, words: tuple[str, ...], variables: tuple[tuple[str, str], ...], line: int, text: str
+        self, node: Node, offset: int, words: list[str], variables: list[tuple[str, str]]
     ) -> Statement:
         learn(variables)  # before the text is shown
-        return Statement(words, variables, line, shown(text), batch=self.batch)
-
-    def _here_document(self, node: Node, line: int) -> Iterator[Statement]:
-        lines = _text(node).split("\n")
-        if any(_DIRECTIVE.match(each) for each in lines) or lines[0].startswith("#!"):
-            inner = Block(line, tuple(lines))
-            yield from statements(inner, lambda name: True, self.most)
+        first, last = (
+            self.first + offset + row for row in (node.start_point[0], node.end_point[0])
+        )
+        return Statement(tuple(words), tuple(variables), first, last=last, text=shown(_text(node)))
 
 
-def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    start, parts = 0, list[str]()
-    for number, line in enumerate(lines):
-        if not parts:
-            start = number
-        parts.append(line)
-        if not line.rstrip().endswith("\\") or len(parts) > 50:
-            yield start, "\n".join(parts)
-            parts = []
-    if parts:
-        yield start, "\n".join(parts)
+def _words(node: Node) -> Iterator[str]:
+    if node.type != "command":
+        yield _text(node.children[0])
+        named = (each for each in node.children if each.type in ("variable_name", "word"))
+        yield from map(_text, named)
+        return
+    for child in node.children:
+        if child.type == "command_name":
+            yield "".join(map(_value, child.children))
+        elif child.is_named and child.type != "variable_assignment":
+            yield _value(child)
 
 
 def _assignments(nodes: list[Node]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,6 @@ Scalar = str | int | bool | dict[str, str]
 # How much a value counts where two differ. Equal weights are a conflict.
 INFERRED, COMMAND, SCRIPT, GIVEN = range(4)
 
-
 # Before an item of a list that a command excludes: HOROVOD_WITHOUT_GLOO=1. No value contains it.
 WITHOUT = "\1"
 
@@ -23,17 +22,26 @@ class Origin(NamedTuple):
         source: the page, or the command that was run.
         line: of the page; 0 if it is none.
         text: the command, fit to be shown.
+        last: the last line of a command of several lines.
     """
 
     source: str
     line: int = 0
     text: str = ""
+    last: int = 0
+
+    @property
+    def place(self) -> str:
+        """The source, with its lines."""
+        if not self.line:
+            return self.source
+        return f"{self.source}:{self.line}" + (f"-{self.last}" if self.last > self.line else "")
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}: {self.text}" if self.line else self.source
+        return f"{self.place}: {self.text}" if self.line else self.source
 
 
-# Until whoever reads a page adds it.
+# Until the reader of a page adds it.
 _UNKNOWN = Origin("")
 
 
@@ -54,16 +62,18 @@ class Value(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A command, or a part of one, without a place in the draft.
+    """A line, or a part of one, that is no value of the draft.
 
     Attributes:
         reason: why.
         understood: whether it needs none: hvdenv does it, or it changes no environment.
+        table: where the draft shows it; empty for the lists at the end.
     """
 
     origin: Origin
     reason: str
     understood: bool = False
+    table: str = ""
 
 
 Read = Value | Left
@@ -74,10 +84,16 @@ def leave(reason: str, understood: bool = False) -> Left:
 
 
 class Found(NamedTuple):
-    """Everything that the sources yield, in their order."""
+    """Everything that the sources yield, in their order.
+
+    Attributes:
+        lines: every line that may be a command, and why it is none, if nothing else came of it.
+        commands: how many commands were read.
+    """
 
     values: tuple[Value, ...] = ()
     left: tuple[Left, ...] = ()
+    lines: tuple[Left, ...] = ()
     commands: int = 0
 
 
@@ -86,6 +102,7 @@ def joined(parts: Iterable[Found]) -> Found:
     return Found(
         tuple(value for part in parts for value in part.values),
         tuple(left for part in parts for left in part.left),
+        tuple(line for part in parts for line in part.lines),
         sum(part.commands for part in parts),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import tomlkit
 
 from hvdenv.drafting.combine import Choice, Draft
+from hvdenv.drafting.commands import OTHER_WAY
 from hvdenv.drafting.shell import shown, shown_whole
 from hvdenv.drafting.values import WITHOUT, Key, Left, Origin, Scalar, Value
 
@@ -36,19 +37,37 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
     parts += [_line("summary", summary_of(draft)), _line("status", "documented")]
     for table in _tables(draft):
+        lines = list(_table(draft, table))
         if table:
-            parts.append(f"\n[{tomlkit.key(list(table)).as_string()}]")
-        parts += _table(draft, table)
+            empty = all(line.startswith("#") for line in lines)
+            name = tomlkit.key(list(table)).as_string()
+            parts.append(f"\n{'# ' if empty else ''}[{name}]")
+        parts += lines
     if draft.partition:
         parts += [
             f"\n[{tomlkit.key(['partitions', draft.partition]).as_string()}]",
             "# cores, gpus, memory_gb, max_time of its nodes: `hvdenv init --here` asks the scheduler",
         ]
-    parts += _left("Not understood", [each for each in draft.left if not each.understood])
-    without = [each for each in draft.left if each.understood]
-    parts += _left("Without effect on a recipe", [each for each in without if each.origin.line])
-    parts += _left("Also seen on this machine", [each for each in without if not each.origin.line])
+    for title, left in _lists(draft).items():
+        parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in told_left(left))]
     return "\n".join(parts) + "\n"
+
+
+def _lists(draft: Draft) -> dict[str, list[Left]]:
+    """What has no table, by the titles of the lists at the end."""
+    lists: dict[str, list[Left]] = {}
+    for each in sorted(draft.left, key=lambda left: (left.understood, not left.origin.line)):
+        if each.table == OTHER_WAY:
+            lists.setdefault("Another way of the page", []).append(each)
+        elif not each.table:
+            lists.setdefault(_title(each), []).append(each)
+    return lists
+
+
+def _title(left: Left) -> str:
+    if not left.understood:
+        return "Not understood"
+    return "Without effect on a recipe" if left.origin.line else "Also seen on this machine"
 
 
 def _head(draft: Draft, sources: Sequence[str]) -> str:
@@ -63,7 +82,7 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
 
 
 def told_choice(choice: Choice) -> str:
-    values = ", ".join(f"{told_value(each.value)} ({_where(each)})" for each in choice.values)
+    values = ", ".join(f"{told_value(each.value)} ({each.origin.place})" for each in choice.values)
     return f"{'.'.join(choice.key)}: {values}"
 
 
@@ -96,6 +115,9 @@ def _tables(draft: Draft) -> list[Key]:
     keys = [each.key for each in draft.values]
     keys += [each.values[0].key for each in draft.choices]
     tables = {key[:-1] for key in keys}
+    tables |= {
+        tuple(each.table.split(".")) for each in draft.left if each.table not in ("", OTHER_WAY)
+    }
 
     def place(table: Key) -> tuple[int, Key]:
         names = [name for name in _TABLES if name in (".".join(table), ".".join(table[:1]))]
@@ -111,8 +133,7 @@ def _table(draft: Draft, table: Key) -> Iterator[str]:
         if each.key[:-1] == table and each.item:
             lists.setdefault(each.key, []).append(each)
         elif each.key[:-1] == table:
-            others = [other for other in draft.overruled if other.key == each.key]
-            yield _commented(_line(each.key[-1], each.value), _origins(each, others))
+            yield _of_value(_line(each.key[-1], each.value), each)
     open_lists = [
         choice for choice in draft.choices
         if choice.values[0].item and choice.values[0].key[:-1] == table
@@ -124,55 +145,37 @@ def _table(draft: Draft, table: Key) -> Iterator[str]:
     for choice in draft.choices:
         if choice not in open_lists and choice.values[0].key[:-1] == table:
             for each in choice.values:
-                yield _commented(f"# {_line(each.key[-1], each.value)}", _origin(each))
+                yield _of_value(f"# {_line(each.key[-1], each.value)}", each)
+    yield from map(_comment, told_left(each for each in draft.left if _is_of(each, table)))
+
+
+def _is_of(left: Left, table: Key) -> bool:
+    return left.table not in ("", OTHER_WAY) and left.table == ".".join(table)
 
 
 def _list(key: Key, items: Sequence[Value], choices: Sequence[Choice]) -> Iterator[str]:
     if len(items) == 1 and not choices:
         line = f"{tomlkit.key([key[-1]]).as_string()} = [{rendered(items[0].value)}]"
-        yield _commented(line, _origin(items[0]))
+        yield _of_value(line, items[0])
         return
     yield f"{tomlkit.key([key[-1]]).as_string()} = ["
     for each in items:
-        yield _commented(f"    {rendered(each.value)},", _origin(each))
+        yield _of_value(f"    {rendered(each.value)},", each)
     for choice in choices:
         for each in choice.values:
             text = str(each.value)
             value = each.value if isinstance(each.value, dict) else text.removeprefix(WITHOUT)
             without = "without it: " if text.startswith(WITHOUT) else f"{choice.key[-1]}: "
-            yield _commented(f"    # {rendered(value)},", f"{without}{_origin(each)}")
+            yield _of_value(f"    # {rendered(value)},", each, without)
     yield "]"
 
 
-def _commented(text: str, comment: str) -> str:
-    comment = shown(comment)
-    room = max(_WIDTH - len(text), 30)
+def _of_value(text: str, each: Value, label: str = "") -> str:
+    """A line with the origin of its value. The origin's text is cut, but never its place."""
+    origin = each.origin
+    comment = shown(label + ": ".join(filter(None, (origin.place, origin.text))))
+    room = max(_WIDTH - len(text), len(label) + len(origin.place) + 4, 30)
     return f"{text}  # {comment if len(comment) <= room else comment[: room - 3] + '...'}"
-
-
-def _origin(each: Value) -> str:
-    source, line, text = each.origin
-    return str(each.origin) if line or not text else f"{source}: {text}"
-
-
-def _where(each: Value) -> str:
-    return f"{each.origin.source}:{each.origin.line}" if each.origin.line else each.origin.source
-
-
-def _origins(each: Value, others: Iterable[Value]) -> str:
-    told = [
-        f"{rendered(other.value)} at {_where(other)}"
-        for other in others
-        if other.value != each.value
-    ]
-    return f"{_where(each)}; also {', '.join(told)}" if told else _origin(each)
-
-
-def _left(title: str, left: Sequence[Left]) -> Iterator[str]:
-    if not left:
-        return
-    yield f"\n# {title}:"
-    yield from (_comment(f"  {line}") for line in told_left(left))
 
 
 def told_left(left: Iterable[Left]) -> Iterator[str]:

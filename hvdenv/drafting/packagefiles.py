@@ -1,0 +1,86 @@
+"""Reads files that list packages: environment.yml of conda, and requirements.txt of pip."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+
+import yaml
+
+from hvdenv.drafting import packages
+from hvdenv.drafting.pages import Block, logical_lines
+from hvdenv.drafting.shell import Statement, shown
+from hvdenv.drafting.values import Read, Value, at, leave
+from hvdenv.drafting.variables import variable
+
+# Longer files are no lists of packages.
+_MOST_LINES = 2000
+Lines = Iterator[tuple[Statement, Iterator[Read]]]
+
+
+def _requirements(block: Block, page: packages.Page) -> Lines:
+    texts = {
+        line: re.sub(r"\\\n", " ", re.split(r"(?:^|\s)#", line.text)[0]).strip()
+        for line in logical_lines(block.lines[:_MOST_LINES])
+    }
+    frameworks = {name for text in texts.values() for name in packages.frameworks_in(text)}
+    for line, text in texts.items():
+        if text:
+            first, last = block.line + line.first, block.line + line.last
+            statement = Statement(("pip", "install"), (), first, last=last, text=shown(text))
+            yield statement, _requirement(text, page, frameworks)
+
+
+def _requirement(text: str, page: packages.Page, frameworks: set[str]) -> Iterator[Read]:
+    if not text.startswith("-"):
+        yield from packages.requirement(re.split(r"\s--", text)[0], page)
+        return
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        yield leave("its quotes do not match")
+        return
+    yield from packages.pip(["install", *words], page, frameworks)
+
+
+def _environment(block: Block, page: packages.Page) -> Lines:
+    text = "\n".join(block.lines[:_MOST_LINES])
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        root = None
+    for key, node in root.value if isinstance(root, yaml.MappingNode) else ():
+        for entry, read in _entries(str(key.value), node, page):
+            number = entry.start_mark.line
+            line = block.line + number
+            text = shown(block.lines[number])
+            yield Statement(("conda", "env"), (), line, last=line, text=text), read
+
+
+def _entries(
+    key: str, node: yaml.Node, page: packages.Page
+) -> Iterator[tuple[yaml.Node, Iterator[Read]]]:
+    items = node.value if isinstance(node, yaml.CollectionNode) else []
+    if key == "channels":
+        for each in items:
+            yield each, iter([Value(at("conda.channels"), str(each.value), item=True)])
+    elif key == "dependencies":
+        yield node, iter([Value(at("python.provider"), "conda")])
+        for each in items:
+            if isinstance(each, yaml.MappingNode):
+                of_pip = (item for _, value in each.value for item in value.value)
+                yield from ((item, _requirement(str(item.value), page, set())) for item in of_pip)
+            else:
+                yield each, packages.conda_package(str(each.value))
+    elif key == "variables" and isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield name, variable(str(name.value), str(value.value), exported=True)
+    else:
+        yield node, iter([leave("hvdenv names and stores environments itself", understood=True)])
+
+
+READERS: dict[str, Callable[[Block, packages.Page], Lines]] = {
+    "requirements": _requirements,
+    "conda": _environment,
+}

@@ -1,0 +1,219 @@
+"""A draft loses no line: lines in = values + comments + list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv.drafting.combine import combine
+from hvdenv.drafting.commands import read_page
+from hvdenv.drafting.writer import write
+from hvdenv.model.layers import DEFAULTS
+from hvdenv.schema import Table, parse_toml
+from tests.commands import Hvdenv
+
+CASES = Path(__file__).parents[1] / "cases"
+PAGES = {path.name: path for path in sorted((CASES / "pages").iterdir())}
+DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
+COMMENT = re.compile(r"#(?!SBATCH|PBS|PJM|BSUB|COBALT|\$ )")
+
+
+class Line(NamedTuple):
+    first: int
+    last: int
+    text: str
+
+
+def drafted(text: str, name: str = "page") -> str:
+    return write(combine("x", read_page(text, name), parse_toml(DEFAULTS.read_text())), [name])
+
+
+def lost(lines: Sequence[Line], draft: str, name: str = "page") -> list[Line]:
+    """Lines that no value, comment or list of the draft names."""
+    named: set[int] = set()
+    for found in re.finditer(rf"{re.escape(name)}:(\d+)(?:-(\d+))?\b", draft):
+        named |= {*range(int(found[1]), int(found[2] or found[1]) + 1)}
+    return [line for line in lines if named.isdisjoint(range(line.first, line.last + 1))]
+
+
+def commands(text: str, name: str) -> list[Line]:
+    """Logical lines that are commands, directives or packages: all that is not prose."""
+    shown = list(_shown(text.split("\n"), Path(name).suffix))
+    lines, start = list[Line](), 0
+    for number, line in enumerate(shown):
+        if not line.endswith("\\"):
+            whole = " ".join(shown[start : number + 1]).strip()
+            if whole and not COMMENT.match(whole):
+                lines.append(Line(start + 1, number + 1, whole))
+            start = number + 1
+    return lines
+
+
+def _shown(lines: Sequence[str], kind: str) -> Iterator[str]:
+    """The lines without prose and markup, each at its place."""
+    inside = kind not in (".md", ".html", ".rst", ".txt")
+    for line in lines:
+        if (kind == ".md" and line.startswith("```")) or (
+            kind == ".html" and re.search(r"</?pre>", line)
+        ):
+            inside = not inside
+            yield ""
+        else:
+            indented = kind in (".rst", ".txt") and line.startswith("  ")
+            quoted = re.search(r"(?:`|<code>)(?:module|salloc|horovodrun) \S", line)
+            yield line if inside or indented or quoted else ""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_line_of_a_page_is_in_its_draft(name: str) -> None:
+    text = PAGES[name].read_text()
+    lines = commands(text, "page" if name == "requirements.txt" else name)
+    assert len(lines) >= 3
+    draft = drafted(text, name)
+    parse_toml(draft)
+    assert lost(lines, draft, name) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_every_line_of_the_documents_is_in_their_drafts(path: Path) -> None:
+    lines, number = list[Line](), 2
+    for each in parse_toml(path.read_text())["command"]:
+        text = each["line"]
+        last = number + text.count("\n")
+        lines.append(Line(number, last, text))
+        number = last + 1
+    text = "\n".join(["#!/bin/bash", *(line.text for line in lines)])
+    assert lost([line for line in lines if not COMMENT.match(line.text)], drafted(text)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".sh")])
+def test_a_script_means_the_same_with_and_without_its_first_line(name: str) -> None:
+    """Also as standard input, which has no name."""
+    text = PAGES[name].read_text()
+    text = text if text.startswith("#!") else f"#!/bin/bash\n{text}"
+    bare = text.split("\n", 1)[1]
+    values = [
+        parse_toml(drafted(each, source))
+        for each, source in ((text, "page"), (bare, "page"), (bare, "x.sh"))
+    ]
+    assert values[0] == values[1] == values[2]
+
+
+def table(name: str) -> Table:
+    return parse_toml(drafted(PAGES[name].read_text(), name))
+
+
+def test_packages_of_conda() -> None:
+    found = table("environment.yml")
+    assert found["python"] == {"provider": "conda", "version": "==3.8.*"}
+    assert found["conda"]["channels"] == ["pytorch", "conda-forge"]
+    packages = {"cudatoolkit": "11.3.*", "nccl": ">=2.8", "ccache": "*"}
+    assert found["conda"]["packages"] == packages
+    assert (found["horovod"]["version"], found["packages"]) == ("0.28.1", {"tqdm": "==4.64.0"})
+    assert found["environment"]["run"] == {"NCCL_DEBUG": "INFO"}
+
+
+def test_packages_of_pip() -> None:
+    found = table("requirements.txt")
+    torch = {"version": "1.13.1+cu117", "extra_index": "https://download.pytorch.org/whl/cu117"}
+    assert found["frameworks"] == {"torch": torch}
+    assert found["packages"] == {"numpy": "<2,>=1.23"}
+    assert found["horovod"]["sha256"].startswith("92a43f5a94c43907")
+
+
+def test_a_dockerfile() -> None:
+    found = table("Dockerfile")
+    assert found["frameworks"]["torch"]["version"] == "1.13.1"
+    assert found["horovod"]["version"] == "0.28.1"
+    assert found["horovod"]["gpu"] == {"operations": "nccl"}
+
+
+def test_sizes_that_follow_from_others() -> None:
+    assert table("slurm.sh")["job"] == {
+        "name": "train", "partition": "gpu", "nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4,
+        "time": "02:00:00",
+    }  # fmt: skip
+    assert table("page.html")["job"]["ranks_per_node"] == 4
+    draft = drafted("#!/bin/bash\n#SBATCH -n 8\n#SBATCH --gpus=8\n")
+    assert "job" not in parse_toml(draft)
+    assert "8 ranks in all, and the page does not state the nodes and the ranks of a node" in draft
+    draft = drafted("#!/bin/bash\n#SBATCH -N 3 -n 8\n")
+    assert "8 ranks cannot be divided" in draft
+
+
+def test_sizes_of_a_whole_job_of_pbs(
+    hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gadi has no chunks: the job of the draft requests what the page does."""
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "horovod.version=0.28.1", 'horovod.frameworks=["torch"]', "frameworks.torch.version=2.0.1",
+        "python.version===3.10.*", "partitions.gpuvolta.gpus=4", "horovod.gpu.operations=nccl",
+        'horovod.controllers=["mpi"]', "mpi.kind=openmpi",
+    )  # fmt: skip
+    given = [part for each in words for part in ("--set", each)]
+    hvdenv("init", "fell", "--from", str(PAGES["pbs.sh"]), *given)
+    job = hvdenv("job", "./fell.toml", "--account", "ab12", "--", "python", "train.py").out
+    lines = [line for line in job.split("\n") if line.startswith("#PBS")]
+    wanted = {
+        "#PBS -q gpuvolta", "#PBS -P ab12", "#PBS -l ncpus=96", "#PBS -l ngpus=8", "#PBS -l mem=760GB",
+        "#PBS -l walltime=01:00:00", "#PBS -l jobfs=100GB", "#PBS -l wd",
+        "#PBS -l storage=gdata/ab12+scratch/ab12",
+    }  # fmt: skip
+    assert wanted <= {*lines}
+    assert "select" not in job and "source" not in table("pbs.sh")["modules"]
+
+
+NAMED = {
+    "#SBATCH --prolog=/x/p.sh": "does the job need the program that this runs?",
+    "#SBATCH --mail-user=a@b.example": "personal: --set job.mail=ADDRESS",
+    "#SBATCH --export=NONE": "hvdenv passes the variables itself",
+    "sbatch --wrap='srun a' -N 2": "--wrap: does the job need the program that this runs?",
+    "salloc -N 2 --gres=gpu:4": "for an interactive job, with -N 2, --gres gpu:4: hvdenv shell",
+    "module reset": "does the environment need the default modules?",
+    "pip install -r more.txt": "the packages are in a file that the page names",
+    "module load gcc/1\x1b[0m": "control characters, or too long: it was not read",
+    "module load gcc\u202e/1": "control characters, or too long: it was not read",
+}
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_a_line_that_is_no_value_is_named(line: str) -> None:
+    draft = drafted(f"#!/bin/bash\n{line}\n")
+    assert NAMED[line] in draft
+    assert parse_toml(draft).keys() <= {"format", "name", "summary", "status", "scheduler", "job"}
+    assert parse_toml(draft).get("job", {}).keys() <= {"nodes"}
+
+
+@pytest.mark.parametrize(
+    ("name", "system"), [("nqsv.sh", "NQSV of NEC"), ("pjm.sh", "PJM of Fujitsu")]
+)
+def test_batch_systems_that_hvdenv_does_not_support(name: str, system: str) -> None:
+    text = PAGES[name].read_text()
+    assert not table(name).keys() & {"scheduler", "job"}
+    assert f"hvdenv does not support {system}" in drafted(text, name)
+
+
+def test_options_of_pip_before_its_command() -> None:
+    found = parse_toml(drafted("#!/bin/bash\npip --no-cache-dir install torch==1.13.1\n"))
+    assert found["frameworks"]["torch"]["version"] == "1.13.1"
+    assert table("console.md")["horovod"]["version"] == "0.28.1"
+
+
+def test_ways_of_a_page_are_not_merged() -> None:
+    """Each of the others can be drafted by its lines."""
+    text = PAGES["ways.md"].read_text()
+    found, draft = table("ways.md"), drafted(text, "ways.md")
+    assert found["horovod"]["frameworks"] == ["torch"] and "conda" not in found
+    assert found["packages"] == {"torchvision": "==0.15.2"} and found["job"]["nodes"] == 2
+    ranges = dict.fromkeys(re.findall(r"`--lines (\d+)-(\d+)` drafts it", draft))
+    frameworks = []
+    for first, last in ranges:
+        part = read_page(text, "ways.md", (int(first), int(last)))
+        drafts = combine("x", part, parse_toml(DEFAULTS.read_text()))
+        frameworks += [str(v.value) for v in drafts.values if v.key == ("horovod", "frameworks")]
+    assert frameworks == ["tensorflow", "torch"]
