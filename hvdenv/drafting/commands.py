@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple, get_args
 
 from hvdenv.drafting import directives, launching, modulelines, packagefiles, packages
+from hvdenv.drafting.directives import Field
+from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, blocks
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Rest, Statement, read_script
 from hvdenv.drafting.values import (
@@ -31,48 +33,78 @@ from hvdenv.model.cluster import LauncherName
 MOST_COMMANDS = MOST_VALUES = 3000
 MOST_LINES = 50_000
 EVERY_LINE = (1, sys.maxsize)
-_OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun",
-                     "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"})  # fmt: skip
-LAUNCHERS = _OTHERS | {
-    each for each in get_args(LauncherName) if not each.startswith("horovodrun-")
-}
-_REQUESTS = {"salloc": "slurm", "sbatch": "slurm", "sinteractive": "slurm", "srun": "slurm",
-             "bsub": "lsf"}  # fmt: skip
-_CONDA = frozenset({"conda", "mamba", "micromamba"})
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
-_NAMED = re.compile(r"\$([A-Za-z_]\w*)")
-_PIP = re.compile(r"(?:.*/)?pip[\d.]*")
-_INTERACTIVE = frozenset({"idev", "qrsh", "qlogin", "srun_gpu", "interact", "sdev", "si"})
-# Programs that change no environment that a recipe describes.
-_PROGRAMS = (
+# The table of lines that are about another way to an environment, and what ways differ in.
+OTHER_WAY = "another way"
+_OF_WAYS = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
+_CREATES = frozenset({at("python.provider")})
+
+Reader = Callable[[Statement, Page], Iterator[Read | Field]]
+
+
+class Program(NamedTuple):
+    """A program of pages.
+
+    Attributes:
+        table: of the recipe that it is about.
+        read: what a command of it means.
+    """
+
+    table: str
+    read: Reader
+
+
+def _export(statement: Statement, _: Page) -> Iterator[Read]:
+    if not statement.variables:
+        yield leave("the page sets its value elsewhere", understood=True)
+
+
+def _means(told: str) -> Reader:
+    return lambda _, __: iter([leave(told, understood=True)])
+
+
+_EXPORTS = ("export", "declare", "local", "typeset")
+_LAUNCHERS = (
+    *(each for each in get_args(LauncherName) if not each.startswith("horovodrun-")),
+    *["mpiexec.hydra", "orterun", "horovodrun", "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"],
+)
+_INTERACTIVE = "idev qrsh qlogin srun_gpu interact sdev si"
+_NO_EFFECT = (
     "cd mkdir ls ll cp mv rm cat echo vi vim nano emacs less more tail head chmod pwd which whereis wget"
     " curl tar unzip ssh scp rsync squeue scancel sinfo scontrol sacct qstat qdel bjobs watch nvidia-smi"
     " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
-    " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
-    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync let"
+    " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard"
+    " pytest test true printf set shopt ulimit umask unset showq sacctmgr bpeek bkill clush tmux screen"
+    " python3-config kill let"
 )
-_NO_EFFECT = frozenset(_PROGRAMS.split())
-_PROFILES = re.compile(
-    r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)|activate"
-)
-# The table of lines that are about another way to an environment, and what ways differ in.
-OTHER_WAY = "another way"
-_CREATES = frozenset({at("python.provider")})
-_OF_WAYS = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
+PROGRAMS: dict[str, Program] = {
+    **dict.fromkeys(_NO_EFFECT.split(), Program("", _means("it changes nothing that a recipe describes"))),
+    **dict.fromkeys(_INTERACTIVE.split(), Program("", _means("for an interactive job: hvdenv shell"))),
+    **dict.fromkeys(_LAUNCHERS, Program("launch", launching.launch)),
+    "srun": Program("launch", launching.srun),
+    **dict.fromkeys(launching.REQUESTS, Program("job", launching.request)),
+    **dict.fromkeys(("module", "ml"), Program("modules", modulelines.module)),
+    **dict.fromkeys(("source", "."), Program("modules", modulelines.source)),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), Program("conda", packages.conda)),
+    "pip": Program("packages", packages.pip),
+    "python": Program("packages", packages.python),
+    "virtualenv": Program("packages", packages.virtualenv),
+    "uv": Program("packages", packages.uv),
+    "git": Program("", packages.git),
+    **dict.fromkeys(("singularity", "apptainer"), Program("container", launching.container)),
+    **dict.fromkeys(_EXPORTS, Program("environment.run", _export)),
+}  # fmt: skip
+_VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
+_NAMED = re.compile(r"\$([A-Za-z_]\w*)")
 
 
-def _of_environment(name: str) -> bool:
-    """Whether the variables in front of a program are for Horovod's build or its ranks."""
-    programs = LAUNCHERS | {"export", "declare", "local", "typeset", "uv"}
-    return name in programs or bool(_PYTHON.fullmatch(name) or _PIP.fullmatch(name))
+def _program(statement: Statement) -> Program | None:
+    name = (statement.words or ("",))[0]
+    found = _VERSIONED.fullmatch(name)
+    return PROGRAMS.get(found[1] if found else name)
 
 
 def known(name: str) -> bool:
-    return (
-        name in LAUNCHERS | _CONDA | _NO_EFFECT | _INTERACTIVE | _REQUESTS.keys()
-        or (name in _HANDLERS and name != ".")
-        or bool(_PYTHON.fullmatch(name) or _PIP.fullmatch(name))
-    )
+    return name != "." and (name in PROGRAMS or bool(_VERSIONED.fullmatch(name)))
 
 
 def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Found:
@@ -108,7 +140,7 @@ class _Job(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A section of the page.
+    """Consecutive lines of the page.
 
     Attributes:
         does: the tables, and the key, that it has values for.
@@ -116,32 +148,30 @@ class _Part(NamedTuple):
 
     first: int
     last: int
+    section: int
     does: frozenset[str | Key] = frozenset()
 
     def joined(self, other: _Part) -> _Part:
-        return _Part(self.first, other.last, self.does | other.does)
+        return self._replace(last=other.last, does=self.does | other.does)
 
 
 class _Reader:
     """Reads the blocks of one page, in order.
 
     Attributes:
-        scheduler: of the directives read so far, or implied by a program; empty if unknown.
         lines: every line that may be a command, by its number.
+        parts: the sections of the page.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.scheduler = ""
-        self.page = packages.Page()
-        self.loads = modulelines.Loads()
+        self.page = Page()
         self.variables: dict[str, str] = {}
         self.jobs: list[_Job] = []
         self.values: list[Value] = []
         self.left: list[Left] = []
         self.lines: dict[int, Left] = {}
         self.parts: list[_Part] = []
-        self.section = -1
         self.commands = self.read = 0
 
     @property
@@ -153,88 +183,87 @@ class _Reader:
 
     def found(self, *, more_lines: bool) -> Found:
         self._keep_jobs()
-        values, others = self._without_other_ways()
-        loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
-        most = self.has_too_many or (f"{MOST_LINES} lines" if more_lines else "")
-        told = f"it has more than {most}, and the rest was not read"
-        left = (*self.left, *others, *([Left(Origin(self.source), told)] if most else []))
+        values = self._without_other_ways()
+        loads = modulelines.drafted(self.page.loads, builds_horovod=self.page.builds_horovod)
+        if most := self.has_too_many or (f"{MOST_LINES} lines" if more_lines else ""):
+            told = f"it has more than {most}, and the rest was not read"
+            self.left.append(Left(Origin(self.source), told))
         values = directives.with_scheduler([*loads, *values])
-        return Found(tuple(values), left, tuple(self.lines.values()), self.commands)
+        return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
         script = read_script(block, known, MOST_COMMANDS - self.commands + 1)
         for line in script.rest:
             self.lines[line.line] = Left(self._origin(line), line.reason, True)
+        before = len(self.values)
         if block.kind in packagefiles.READERS:
-            self._read_all(block, packagefiles.READERS[block.kind](block, self.page))
-            return
-        statements = list(_without_python(script.statements))
-        batch = any(each.batch for each in statements)
-        if batch:  # it starts from nothing
-            self.loads.purge()
-        other = directives.unsupported(statements)
-        self._read_all(
-            block, ((each, self._read(each, other)) for each in map(self._resolved, statements))
-        )
-        if batch:
-            self.loads.purge()
+            self._read_all(packagefiles.READERS[block.kind](block, self.page))
+        else:
+            self._read_script(script.statements)
+        keys = {each.key for each in self.values[before:] if each.weight != INFERRED}
+        does = frozenset(key[0] for key in keys) | (_CREATES & keys)
+        part = _Part(block.line, block.line + len(block.lines) - 1, block.section, does)
+        if self.parts and self.parts[-1].section == block.section:
+            part = self.parts.pop().joined(part)
+        self.parts.append(part)
         for inner in script.inner:
             self.read_block(inner._replace(section=block.section))
 
-    def _read_all(
-        self, block: Block, read: Iterable[tuple[Statement, Iterator[Read | directives.Field]]]
-    ) -> None:
-        fields, before, batch = list[directives.Field](), len(self.values), False
-        for statement, reads in read:
-            if self.has_too_many:
-                break
-            self.commands += 1
-            batch |= statement.batch
-            for each in islice(reads, MOST_VALUES + 1):
-                self.read += 1
-                if isinstance(each, directives.Field):
-                    fields.append(each)
-                else:
-                    self._keep(statement, each)
+    def _read_script(self, statements: tuple[Statement, ...]) -> None:
+        batch = any(each.batch for each in statements)
+        other = directives.unsupported(statements)
+        before = len(self.values)
+        if batch:  # it starts from nothing
+            self.page.loads.purge()
+        resolved = map(self._resolved, _without_python(statements))
+        fields = self._read_all((each, self._read(each, other)) for each in resolved)
         new = self.values[before:]
         launches = any(each.key == at("launch.launcher") for each in new)
         for job in _jobs(fields):
             meant = directives.values_of(job, self._scheduler_of(job[0].statement))
             self.jobs.append(_Job(tuple(meant), launches if batch else None))
-        self._note_part(block, new)
+        if batch:
+            self.page.loads.purge()
 
-    def _note_part(self, block: Block, new: Sequence[Value]) -> None:
-        """What the block adds to its section."""
-        keys = {each.key for each in new if each.weight != INFERRED}
-        does = frozenset(key[0] for key in keys) | (_CREATES & keys)
-        part = _Part(block.line, block.line + len(block.lines) - 1, does)
-        if block.section == self.section and self.parts:
-            part = self.parts.pop().joined(part)
-        self.parts.append(part)
-        self.section = block.section
+    def _read_all(self, read: Iterable[tuple[Statement, Iterator[Read | Field]]]) -> list[Field]:
+        """Keep what commands mean; the options of batch systems mean something together."""
+        fields = list[Field]()
+        for statement, reads in read:
+            if self.has_too_many:
+                break
+            self.commands += 1
+            for each in islice(reads, MOST_VALUES + 1):
+                self.read += 1
+                if isinstance(each, Field):
+                    fields.append(each)
+                elif isinstance(each, Value) and each.key == modulelines.LOAD:
+                    self.page.loads.add(self._stated(statement, each))
+                else:
+                    self._keep(statement, each)
+        return fields
 
-    def _without_other_ways(self) -> tuple[list[Value], list[Left]]:
-        """The values of the first way to an environment, and the lines of the others.
+    def _without_other_ways(self) -> list[Value]:
+        """The values of the first way to an environment. The lines of the others are left.
 
         A section that creates another environment, or builds Horovod for another framework,
-        begins another way. The job's sections belong to all of them.
+        begins another way. The sections about jobs belong to all of them.
         """
-        ways = [_Part(0, 0)]
+        ways = [_Part(0, 0, 0)]
         for part in self.parts:
             both = ways[-1].does & part.does
             if both >= _CREATES or {"horovod", "frameworks"} <= both:
                 ways.append(part)
             else:
                 ways[-1] = ways[-1].joined(part)
-        values, left = list[Value](), list[Left]()
+        values = list[Value]()
         for each in self.values:
             way = next((w for w in ways[1:] if w.first <= each.origin.line <= w.last), None)
             if way and each.key[0] in _OF_WAYS:
                 told = f"another way: `--lines {way.first}-{way.last}` drafts it"
-                left.append(Left(each.origin, told, table=OTHER_WAY))
+                self.left.append(Left(each.origin, told, table=OTHER_WAY))
             else:
                 values.append(each)
-        return values, left
+        return values
 
     def _keep_jobs(self) -> None:
         """Values of the jobs; not those of scripts without ranks, if others start them."""
@@ -247,26 +276,27 @@ class _Reader:
     def _scheduler_of(self, statement: Statement) -> str:
         if statement.directive:
             return directives.scheduler_of(statement.text)
-        return _REQUESTS.get(statement.words[0], self.scheduler)
+        return launching.REQUESTS.get(statement.words[0]) or self.page.scheduler
 
     def _origin(self, line: Statement | Rest) -> Origin:
         return Origin(self.source, line.line, line.text, line.last)
 
+    def _stated(self, statement: Statement, value: Value) -> Value:
+        stated = SCRIPT if statement.batch else COMMAND
+        weight = INFERRED if value.weight == INFERRED else stated
+        return value._replace(origin=self._origin(statement), weight=weight)
+
     def _keep(self, statement: Statement, read: Read) -> None:
-        origin = self._origin(statement)
-        if isinstance(read, Left):
-            table = _table_of(statement)
-            placed = not read.understood or table == "job"
-            left = read._replace(origin=origin, table=table if placed else "")
-            if left not in self.left[-5:]:
-                self.left.append(left)
-        elif UNKNOWN in str(read.value) or PLACEHOLDER in str(read.value):
-            told = f"the page does not state {'.'.join(read.key)}"
-            self.left.append(Left(origin, told, table=".".join(read.key[:-1])))
-        else:
-            stated = SCRIPT if statement.batch else COMMAND
-            weight = INFERRED if read.weight == INFERRED else stated
-            self.values.append(read._replace(origin=origin, weight=weight))
+        if isinstance(read, Value) and not _is_stated(read):
+            read = leave(f"the page does not state {'.'.join(read.key)}")
+        if isinstance(read, Value):
+            self.values.append(self._stated(statement, read))
+            return
+        table = _table_of(statement)
+        placed = not read.understood or table == "job"
+        left = read._replace(origin=self._origin(statement), table=table if placed else "")
+        if left not in self.left[-5:]:
+            self.left.append(left)
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""
@@ -285,174 +315,62 @@ class _Reader:
         )
         return statement._replace(words=tuple(chain.from_iterable(words)), variables=variables)
 
-    def _read(self, statement: Statement, unsupported: str) -> Iterator[Read | directives.Field]:
+    def _read(self, statement: Statement, unsupported: str) -> Iterator[Read | Field]:
         if statement.directive and unsupported:
             yield leave(
                 f"hvdenv does not support {unsupported}: see docs/how-to/add-a-scheduler.md"
             )
         elif statement.directive:
-            self.scheduler = directives.scheduler_of(statement.text)
-            yield Value(at("scheduler"), self.scheduler)
+            self.page.scheduler = directives.scheduler_of(statement.text)
+            yield Value(at("scheduler"), self.page.scheduler)
             yield from directives.fields_of_directive(statement)
         else:
-            yield from self._variables(statement)
-            if statement.words:
-                yield from self._command(statement)
+            yield from _variables(statement)
+            program = _program(statement)
+            if program:
+                yield from program.read(statement, self.page)
+            elif statement.words and statement.words[0].strip("."):
+                yield leave(f"hvdenv does not know {statement.words[0]}")
 
-    def _variables(self, statement: Statement) -> Iterator[Read]:
-        exported = bool(statement.words)
-        if exported and statement.variables and not _of_environment(statement.words[0]):
-            yield leave("its variables are for this command only")
-            return
-        for name, value in statement.variables:
-            yield from variable(name, value, exported=exported)
 
-    def _command(self, statement: Statement) -> Iterator[Read | directives.Field]:
-        name, *words = statement.words
-        if name in _HANDLERS:
-            yield from _HANDLERS[name](self, statement)
-        elif name in _CONDA:
-            yield from packages.conda(words, self.page)
-        elif _PIP.fullmatch(name):
-            yield from packages.pip(words, self.page)
-        elif _PYTHON.fullmatch(name):
-            yield from self._python(name, words)
-        elif name in LAUNCHERS:
-            yield from launching.launch(statement)
-        elif name in _REQUESTS:
-            yield Value(at("scheduler"), _REQUESTS[name], weight=INFERRED)
-            yield from launching.request(statement, _REQUESTS[name])
-        elif name in _INTERACTIVE:
-            yield leave("for an interactive job: hvdenv shell", understood=True)
-        elif name in _NO_EFFECT:
-            yield leave("it changes nothing that a recipe describes", understood=True)
-        elif name.strip("."):
-            yield leave(f"hvdenv does not know {name}")
-
-    def _python(self, name: str, words: list[str]) -> Iterator[Read]:
-        if words[:1] == ["-m"] and words[1:2] in (["venv"], ["virtualenv"]):
-            yield from packages.venv(words[2:], name)
-        elif words[:2] == ["-m", "pip"]:
-            yield from packages.pip(words[2:], self.page)
-        elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & set(words):
-            yield from self.page.build_source()
-        else:
-            yield leave("a program of the page", understood=True)
-
-    def _module(self, statement: Statement) -> Iterator[Read]:
-        name, *words = statement.words
-        words = list(modulelines.words_of_ml(words) if name == "ml" else words)
-        weight = SCRIPT if statement.batch else COMMAND
-        for read in modulelines.module(words[: MOST_VALUES + 1]):
-            if (
-                isinstance(read, str)
-                and "$" not in read
-                and UNKNOWN not in read
-                and PLACEHOLDER not in read
-            ):
-                self.loads.add(modulelines.Load(read, self._origin(statement), weight))
-                self.read += 1
-            elif isinstance(read, str):
-                yield leave("the page does not state the module")
-            elif isinstance(read, Value) and self.loads.refuses(read, statement.line):
-                yield leave("recipes unload modules before they load others")
-            else:
-                yield read
-
-    def _source(self, statement: Statement) -> Iterator[Read]:
-        path = (statement.words[1:2] or ("",))[0]
-        if _PROFILES.fullmatch(path) or PLACEHOLDER in path:
-            yield leave("hvdenv activates the environment itself", understood=True)
-        else:
-            yield leave(
-                "what does this script set? hvdenv does not run it; if the environment needs it, add it"
-                " to modules.source: then every check, build and job runs it"
-            )
-
-    def _qsub(self, statement: Statement) -> Iterator[Read | directives.Field]:
-        """qsub belongs to several batch systems: options tell which."""
-        words = statement.words[1:]
-        select = any(word.startswith(("select=", "nodes=")) for word in words)
-        gridengine = "-pe" in words or "-g" in words
-        marks = {"pbs": select, "gridengine": gridengine, "cobalt": "-n" in words}
-        scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
-        if scheduler in marks:
-            self.scheduler = scheduler
-            yield Value(at("scheduler"), scheduler, weight=INFERRED)
-            yield from launching.request(statement, scheduler)
-        else:
-            yield leave("hvdenv submits jobs itself", understood=True)
-
-    def _export(self, statement: Statement) -> Iterator[Read]:
-        if not statement.variables:
-            yield leave("the page sets its value elsewhere", understood=True)
-
-    def _uv(self, statement: Statement) -> Iterator[Read]:
-        words = statement.words[1:]
-        if words[:1] == ("venv",):
-            yield from packages.venv(words[1:])
-        elif words[:1] == ("pip",):
-            yield from packages.pip(words[1:], self.page)
-        else:
-            yield leave(f"recipes have no key for uv {' '.join(words[:1])}")
+def _is_stated(value: Value) -> bool:
+    return UNKNOWN not in str(value.value) and PLACEHOLDER not in str(value.value)
 
 
 def _table_of(statement: Statement) -> str:
     """The table of the recipe that a command is about."""
     if statement.directive:
         return "job"
-    name = (statement.words or ("",))[0]
-    if name in LAUNCHERS:
-        return "launch"
-    if _PIP.fullmatch(name) or _PYTHON.fullmatch(name):
-        return "packages"
-    named = (table for table, names in _TABLES.items() if name in names)
-    return next(named, "")
+    program = _program(statement)
+    return program.table if program else "" if statement.words else "environment.run"
 
 
-_EXPORTS = frozenset({"export", "declare", "local", "typeset"})
-_TABLES: dict[str, Collection[str]] = {
-    "environment.run": {"", *_EXPORTS},
-    "modules": {"module", "ml", "source", "."},
-    "job": _REQUESTS.keys() | {"qsub"},
-    "conda": _CONDA,
-    "packages": {"uv", "virtualenv"},
-    "container": {"singularity", "apptainer"},
-}
+def _variables(statement: Statement) -> Iterator[Read]:
+    """Variables alone, or those in front of Horovod's build or its ranks."""
+    table = _table_of(statement)
+    if statement.variables and table not in ("environment.run", "packages", "launch"):
+        yield leave("its variables are for this command only")
+        return
+    for name, value in statement.variables:
+        yield from variable(name, value, exported=bool(statement.words))
 
 
 def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Without what is typed into an interactive Python."""
     inside = False
     for statement in statements:
         name = (statement.words or ("",))[0]
-        inside = bool(len(statement.words) == 1 and _PYTHON.fullmatch(name)) or (
-            inside and not known(name)
-        )
-        if not inside or _PYTHON.fullmatch(name):
+        starts = len(statement.words) == 1 and _program(statement) == PROGRAMS["python"]
+        inside = starts or (inside and not known(name))
+        if not inside or starts:
             yield statement
 
 
-def _jobs(fields: Iterable[directives.Field]) -> Iterable[list[directives.Field]]:
+def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:
     """A script is one job: its directives, and the ranks that it starts. So is each command line."""
-    jobs = dict[int, list[directives.Field]]()
+    jobs = dict[int, list[Field]]()
     for each in fields:
         of_script = each.statement.directive or each.field in directives.OF_LAUNCHER
         line = 0 if of_script else each.statement.line
         jobs.setdefault(line, []).append(each)
     return jobs.values()
-
-
-_HANDLERS: dict[str, Callable[[_Reader, Statement], Iterator[Read | directives.Field]]] = {
-    "module": _Reader._module,
-    "ml": _Reader._module,
-    "source": _Reader._source,
-    ".": _Reader._source,
-    **dict.fromkeys(_EXPORTS, _Reader._export),
-    "srun": lambda _, statement: launching.srun(statement),
-    "qsub": _Reader._qsub,
-    "uv": _Reader._uv,
-    "virtualenv": lambda _, statement: packages.venv(statement.words[1:]),
-    "git": lambda reader, statement: packages.git(statement.words[1:], reader.page),
-    "singularity": lambda _, statement: launching.container(statement.words),
-    "apptainer": lambda _, statement: launching.container(statement.words),
-}

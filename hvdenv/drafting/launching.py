@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from hvdenv.drafting import directives
 from hvdenv.drafting.directives import Field
 from hvdenv.drafting.options import Options, split
+from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
@@ -43,10 +44,19 @@ _ALL_RANKS = ("-np", "--np", "-n", "--num-proc", "--ntasks")
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
+# Programs that request allocations. qsub belongs to several batch systems.
+REQUESTS = {
+    "salloc": "slurm",
+    "sbatch": "slurm",
+    "sinteractive": "slurm",
+    "bsub": "lsf",
+    "qsub": "",
+}
+_OF_PLACE = ("partition", "account", "qos")
 _NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 
 
-def launch(statement: Statement) -> Iterator[Field | Read]:
+def launch(statement: Statement, _: Page) -> Iterator[Field | Read]:
     name, *words = statement.words
     options = split(words, _VALUES, program=True)
     name = name.rpartition("/")[2].removesuffix(".hydra").replace("orterun", "mpirun")
@@ -66,7 +76,7 @@ def launch(statement: Statement) -> Iterator[Field | Read]:
     for option, value in options.given:
         yield from _option(option, value, name)
     yield from _sizes(statement, name, options)
-    yield from container(options.rest)
+    yield from _container(options.rest)
 
 
 def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
@@ -122,7 +132,7 @@ def _sizes(statement: Statement, launcher: str, options: Options) -> Iterator[Fi
         yield Field(statement, "ranks", ranks)
 
 
-def srun(statement: Statement) -> Iterator[Field | Read]:
+def srun(statement: Statement, _: Page) -> Iterator[Field | Read]:
     yield Value(at("scheduler"), "slurm", weight=INFERRED)
     words = statement.words[1:]
     options = split(words, directives.tables()["slurm"].options.keys(), program=True)
@@ -141,10 +151,14 @@ def srun(statement: Statement) -> Iterator[Field | Read]:
         ranks = options.last("-n", "--ntasks")
         if statement.batch and ranks.isdigit():
             yield Field(statement, "ranks", ranks)
-        yield from container(options.rest)
+        yield from _container(options.rest)
 
 
-def container(words: Sequence[str]) -> Iterator[Read]:
+def container(statement: Statement, _: Page) -> Iterator[Read]:
+    yield from _container(statement.words)
+
+
+def _container(words: Sequence[str]) -> Iterator[Read]:
     """singularity and apptainer, possibly behind a launcher."""
     runtime, action, *arguments = *words, "", ""
     runtime = runtime.rpartition("/")[2]
@@ -171,9 +185,15 @@ def container(words: Sequence[str]) -> Iterator[Read]:
         yield Value(at("container.image"), image)
 
 
-def request(statement: Statement, scheduler: str) -> Iterator[Field | Read]:
-    """salloc, sbatch, qsub, bsub: options of an allocation on a command line."""
+def request(statement: Statement, page: Page) -> Iterator[Field | Read]:
+    """Options of an allocation on a command line."""
     name, *words = statement.words
+    scheduler = REQUESTS[name] or page.scheduler or _of_qsub(words)
+    if scheduler not in directives.tables():
+        yield leave("hvdenv submits jobs itself", understood=True)
+        return
+    page.scheduler = page.scheduler or scheduler
+    yield Value(at("scheduler"), scheduler, weight=INFERRED)
     read = list(directives.fields_of(statement, words, scheduler))
     if name in ("salloc", "sinteractive") or {"-I", "-Is"} & set(words):
         options = split(words, directives.tables()[scheduler].options.keys(), program=True)
@@ -181,6 +201,13 @@ def request(statement: Statement, scheduler: str) -> Iterator[Field | Read]:
     else:
         yield from read
         yield leave("hvdenv submits jobs itself", understood=True)
+
+
+def _of_qsub(words: Sequence[str]) -> str:
+    """qsub belongs to several batch systems: options tell which."""
+    if any(word.startswith(("select=", "nodes=")) for word in words):
+        return "pbs"
+    return "gridengine" if {"-pe", "-g"} & {*words} else "cobalt" if "-n" in words else ""
 
 
 def _interactive(options: Options, read: Sequence[Field | Left]) -> Iterator[Field | Read]:
@@ -192,6 +219,3 @@ def _interactive(options: Options, read: Sequence[Field | Left]) -> Iterator[Fie
     others = [" ".join(filter(None, each)) for each in options.given if each[1] not in values]
     told = f", with {', '.join(others)}" if others else ""
     yield leave(f"for an interactive job{told}: hvdenv shell", understood=True)
-
-
-_OF_PLACE = ("partition", "account", "qos")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import takewhile
-from typing import NamedTuple
+from itertools import chain, combinations
 
-from hvdenv.drafting.values import Key, Origin, Read, Value, at, leave
+from hvdenv.drafting.page import Loads, Page
+from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
+from hvdenv.drafting.values import Read, Scalar, Value, at, leave
 from hvdenv.sites.modules import OFFERS, family_of
 
 _LISTS = frozenset({
@@ -22,83 +23,74 @@ _ACTIONS = frozenset({
 _PYTHON = re.compile(
     r"(?:.*/)?(?:python\d?|anaconda\d?|miniconda\d?|pythonanaconda|cray-python)", re.I
 )
+_CMAKE = re.compile(r"(?:.*/)?cmake\b.*", re.IGNORECASE)
+_PROFILES = re.compile(
+    r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)|activate"
+)
+LOAD = at("modules.load")
 # Begins the name of a choice that is about several modules at once.
 SET = "the set at line"
-_CMAKE = re.compile(r"cmake\b", re.IGNORECASE)
 
 
-class Load(NamedTuple):
-    """One module that a page loads."""
-
-    module: str
-    origin: Origin
-    weight: int
-
-
-class Loads:
-    """The modules of a page, by sequences that start from nothing."""
-
-    def __init__(self) -> None:
-        self.sequences: list[list[Load]] = [[]]
-        self.purged = False
-
-    def purge(self) -> None:
-        self.sequences.append([])
-        self.purged = False
-
-    def add(self, load: Load) -> None:
-        """A module that is loaded again begins a new sequence."""
-        if any(each.module == load.module for each in self.sequences[-1]):
-            self.purge()
-        self.sequences[-1].append(load)
-
-    def refuses(self, read: Value, line: int) -> bool:
-        """Whether recipes cannot express it here; a purge begins a new sequence.
-
-        After a purge, only modules of the page can have loaded what it unloads. Recipes unload
-        before they load.
-        """
-        if read.key == at("modules.purge"):
-            self.purge()
-            self.purged = True
-        earlier = any(each.origin.line < line for each in self.sequences[-1])
-        return read.key == at("modules.unload") and self.purged and earlier
-
-
-def words_of_ml(words: Sequence[str]) -> tuple[str, ...]:
-    if words and (words[0] in _LISTS | _ACTIONS or words[0].startswith("--")):
-        return tuple(words)
-    return ("load", *words)
-
-
-def module(words: Sequence[str]) -> Iterator[Read | str]:
-    """The arguments of ``module``. Texts are modules to load."""
-    options = len(list(takewhile(lambda word: word.startswith("-"), words)))
-    plain = [word for word in words[options:] if not word.startswith("--")]
-    action, *names = plain or [""]
+def module(statement: Statement, page: Page) -> Iterator[Read]:
+    """``module`` and ``ml``."""
+    name, *words = statement.words
+    if name == "ml" and (words[:1] or ["load"])[0] not in _LISTS | _ACTIONS:
+        words = ["load", *words] if not words[0].startswith("--") else words
+    action, *names = [each for each in words if not each.startswith("--")] or [""]
+    while action.startswith("-") and names:
+        action = names.pop(0)
     if action in _LISTS:
         yield leave("it changes nothing", understood=True)
     elif "module" in names:
         yield leave("several commands on one line")
     elif action in ("load", "add", "try-load"):
-        for name in names:
-            unloads = name.startswith("-") and action == "load"
-            yield Value(at("modules.unload"), name[1:], item=True) if unloads else name
+        for each in names:
+            stated = "$" not in each and UNKNOWN not in each and PLACEHOLDER not in each
+            key = at("modules.unload") if each.startswith("-") else LOAD
+            yield (
+                Value(key, each.removeprefix("-"), item=True)
+                if stated
+                else leave("the page does not state the module")
+            )
     elif action in ("unload", "rm", "del"):
-        yield from (Value(at("modules.unload"), name, item=True) for name in names)
-    elif action in ("swap", "switch") and len(names) == 2:
+        # After a purge, only modules of the page can have loaded what it unloads.
+        before = page.loads.purged and bool(page.loads.sequences[-1])
+        told = "recipes unload modules before they load others"
+        yield from (
+            leave(told) if before else Value(at("modules.unload"), each, item=True)
+            for each in names
+        )
+    else:
+        yield from _other(action, names, words, page)
+
+
+def _other(action: str, names: list[str], words: Sequence[str], page: Page) -> Iterator[Read]:
+    if action in ("swap", "switch") and len(names) == 2:
         yield Value(at("modules.swap"), {"out": names[0], "into": names[1]}, item=True)
     elif action == "reset":
-        yield leave(
-            'does the environment need the default modules? modules.purge = "no" keeps them'
-        )
+        page.loads.purge()
+        told = 'does the environment need the default modules? modules.purge = "no" keeps them'
+        yield leave(told)
     elif action == "purge":
+        page.loads.purge(stated=True)
         forced = "--force" in words or "-f" in words
         yield Value(at("modules.purge"), "force" if forced else "yes")
     elif action == "use":
         yield from (Value(at("modules.use"), name, item=True) for name in names if name != "-a")
     else:
         yield leave(f"recipes have no key for module {action}")
+
+
+def source(statement: Statement, _: Page) -> Iterator[Read]:
+    path = (statement.words[1:2] or ("",))[0]
+    if _PROFILES.fullmatch(path) or PLACEHOLDER in path:
+        yield leave("hvdenv activates the environment itself", understood=True)
+    else:
+        yield leave(
+            "what does this script set? hvdenv does not run it; if the environment needs it, add it to"
+            " modules.source: then every check, build and job runs it"
+        )
 
 
 @lru_cache(maxsize=10_000)
@@ -118,66 +110,56 @@ def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Value]:
 
     Alternatives have a key of their own: ``modules``, ``load``, and what they are alternatives of.
     """
-    different = dict[tuple[str, ...], list[Load]]()
-    for sequence in loads.sequences:
-        different.setdefault(tuple(load.module for load in sequence), sequence)
-    every = [each for each in different.values() if each]
     # The site's Horovod is an alternative to building one.
     sites = "Horovod, which the page also builds" if builds_horovod else ""
     sequences = [
-        [load for load in each if not (sites and role_of(load.module) == "Horovod")]
-        for each in every
+        [each for each in sequence if not (sites and _role(each) == "Horovod")]
+        for sequence in loads.sequences
     ]
     labels = _labels([each for each in sequences if each])
-    by_role: dict[str, set[str]] = {}
-    for load in (load for each in sequences for load in each):
-        by_role.setdefault(role_of(load.module), set()).add(load.module)
-    keys = {
-        load.module: _key(load, sequences, by_role, labels.get(load.module, sites))
-        for each in every
-        for load in each
-    }
-    for load in (load for each in loads.sequences for load in each):
-        yield Value(keys[load.module], load.module, load.origin, load.weight, item=True)
+    by_role: dict[str, set[Scalar]] = {}
+    for each in chain.from_iterable(sequences):
+        by_role.setdefault(_role(each), set()).add(each.value)
+    of_mpi = [{each.value for each in sequence} for sequence in _ways(sequences)]
+    for each in chain.from_iterable(loads.sequences):
+        role, name = _role(each), str(each.value)
+        in_one_way = role == "MPI" and not all(each.value in way for way in of_mpi)
+        label = labels.get(name) or (sites if role == "Horovod" else "")
+        if not label and (len(by_role.get(role, ())) > 1 or in_one_way):
+            label = role
+        key = (
+            at("modules.build") if _CMAKE.fullmatch(name) else (*LOAD, *([label] if label else []))
+        )
+        yield each._replace(key=key)
 
 
-def _labels(sequences: list[list[Load]]) -> dict[str, str]:
+def _role(load: Value) -> str:
+    return role_of(str(load.value))
+
+
+def _labels(sequences: list[list[Value]]) -> dict[str, str]:
     """For each module the set it belongs to, if the page has sets without a common module."""
-    groups: list[list[Load]] = []
+    groups: list[list[Value]] = []
     for sequence in sequences:
-        names = {each.module for each in sequence}
-        joined = [group for group in groups if names & {each.module for each in group}]
+        names = {each.value for each in sequence}
+        joined = [group for group in groups if names & {each.value for each in group}]
         groups = [group for group in groups if group not in joined]
-        groups.append([*(load for group in joined for load in group), *sequence])
-    if len(groups) < 2:
-        return {load.module: "" for group in groups for load in group}
+        groups.append([*chain.from_iterable(joined), *sequence])
+    first = [min(each.origin.line for each in group) for group in groups]
     return {
-        load.module: f"{SET} {min(each.origin.line for each in group)}"
-        for group in groups
+        str(load.value): f"{SET} {line}" if len(groups) > 1 else ""
+        for group, line in zip(groups, first, strict=True)
         for load in group
     }
 
 
-def _key(
-    load: Load, sequences: list[list[Load]], by_role: Mapping[str, set[str]], label: str
-) -> Key:
-    name = load.module
-    if _CMAKE.match(name.rpartition("/")[2]) or _CMAKE.match(name):
-        return at("modules.build")
-    if label:
-        return at("modules.load", label)
-    role = role_of(name)
-    if len(by_role.get(role, ())) > 1 or (role == "MPI" and _only_in_one_way(name, sequences)):
-        return at("modules.load", role)
-    return at("modules.load")
-
-
-def _only_in_one_way(name: str, sequences: list[list[Load]]) -> bool:
-    roles = [{role_of(each.module): each.module for each in seq} for seq in sequences if seq]
-    ways = any(
+def _ways(sequences: list[list[Value]]) -> list[list[Value]]:
+    """The sequences, if two of them load different modules of one role."""
+    ways = [each for each in sequences if each][:100]
+    roles = [{_role(each): each.value for each in way} for way in ways]
+    differ = any(
         one[role] != other[role]
-        for one in roles
-        for other in roles
+        for one, other in combinations(roles, 2)
         for role in one.keys() & other.keys()
     )
-    return ways and not all(name in one.values() for one in roles)
+    return ways if differ else []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import yaml
 
 from hvdenv.drafting import packages
+from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, logical_lines
 from hvdenv.drafting.shell import Statement, shown
 from hvdenv.drafting.values import Read, Value, at, leave
@@ -19,7 +20,7 @@ _MOST_LINES = 2000
 Lines = Iterator[tuple[Statement, Iterator[Read]]]
 
 
-def _requirements(block: Block, page: packages.Page) -> Lines:
+def _requirements(block: Block, page: Page) -> Lines:
     texts = {
         line: re.sub(r"\\\n", " ", re.split(r"(?:^|\s)#", line.text)[0]).strip()
         for line in logical_lines(block.lines[:_MOST_LINES])
@@ -32,7 +33,7 @@ def _requirements(block: Block, page: packages.Page) -> Lines:
             yield statement, _requirement(text, page, frameworks)
 
 
-def _requirement(text: str, page: packages.Page, frameworks: set[str]) -> Iterator[Read]:
+def _requirement(text: str, page: Page, frameworks: set[str]) -> Iterator[Read]:
     if not text.startswith("-"):
         yield from packages.requirement(re.split(r"\s--", text)[0], page)
         return
@@ -41,10 +42,10 @@ def _requirement(text: str, page: packages.Page, frameworks: set[str]) -> Iterat
     except ValueError:
         yield leave("its quotes do not match")
         return
-    yield from packages.pip(["install", *words], page, frameworks)
+    yield from packages.of_pip(["install", *words], page, frameworks)
 
 
-def _environment(block: Block, page: packages.Page) -> Lines:
+def _environment(block: Block, page: Page) -> Lines:
     text = "\n".join(block.lines[:_MOST_LINES])
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -58,9 +59,7 @@ def _environment(block: Block, page: packages.Page) -> Lines:
             yield Statement(("conda", "env"), (), line, last=line, text=text), read
 
 
-def _entries(
-    key: str, node: yaml.Node, page: packages.Page
-) -> Iterator[tuple[yaml.Node, Iterator[Read]]]:
+def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node, Iterator[Read]]]:
     items = node.value if isinstance(node, yaml.CollectionNode) else []
     if key == "channels":
         for each in items:
@@ -80,7 +79,7 @@ def _entries(
         yield node, iter([leave("hvdenv names and stores environments itself", understood=True)])
 
 
-READERS: dict[str, Callable[[Block, packages.Page], Lines]] = {
+READERS: dict[str, Callable[[Block, Page], Lines]] = {
     "requirements": _requirements,
     "conda": _environment,
 }

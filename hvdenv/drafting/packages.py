@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from packaging.requirements import InvalidRequirement, Requirement
 
 from hvdenv.drafting.options import Options, split
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
+from hvdenv.drafting.page import Page
+from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Read, Value, at, leave
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
@@ -44,7 +45,7 @@ def python_version(text: str) -> Iterator[Read]:
         yield Value(at("python.version"), f"=={found[1]}{found[2] or '.*'}")
 
 
-def venv(words: Sequence[str], python: str = "") -> Iterator[Read]:
+def _venv(words: Sequence[str], python: str = "") -> Iterator[Read]:
     """``python3 -m venv``, ``virtualenv`` and ``uv venv``; words follow the program."""
     options = split(words, ("-p", "--python", "--prompt", "--seeder"))
     yield Value(at("python.provider"), "venv")
@@ -53,9 +54,9 @@ def venv(words: Sequence[str], python: str = "") -> Iterator[Read]:
     yield from python_version(options.last("-p", "--python") or python)
 
 
-def conda(words: Sequence[str], page: Page) -> Iterator[Read]:
-    """conda, mamba and micromamba; words follow the program."""
-    options = split(words, _CONDA_VALUES)
+def conda(statement: Statement, page: Page) -> Iterator[Read]:
+    """conda, mamba and micromamba."""
+    options = split(statement.words[1:], _CONDA_VALUES)
     action, *specs = options.rest or ("",)
     if action == "config" and options.has("--add", "--append", "--prepend"):
         yield from _channel(specs, page)
@@ -134,7 +135,11 @@ def _framework(name: str, package: str, version: str) -> Iterator[Read]:
         yield leave(f"it names no exact version of {package}")
 
 
-def pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Read]:
+def pip(statement: Statement, page: Page) -> Iterator[Read]:
+    yield from of_pip(statement.words[1:], page)
+
+
+def of_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Read]:
     """``pip install`` and ``uv pip install``; words follow the program.
 
     Args:
@@ -190,7 +195,7 @@ def requirement(text: str, page: Page, *, upgrades: bool = False) -> Iterator[Re
         text = f"horovod=={archive[1]}"
     if text in (".", "./") or PLACEHOLDER in text or UNKNOWN in text or "/" in text:
         if text.strip("./") in ("", page.folder):
-            yield from page.build_source()
+            yield from build_source(page)
         else:
             stated = UNKNOWN not in text
             yield leave(f"{text} is no package of an index" if stated else "it is not stated")
@@ -224,9 +229,9 @@ def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[R
         )
 
 
-def git(words: Sequence[str], page: Page) -> Iterator[Read]:
-    """git: which repository a page builds; words follow the program."""
-    action, *arguments = words or [""]
+def git(statement: Statement, page: Page) -> Iterator[Read]:
+    """Which repository a page builds."""
+    action, *arguments = statement.words[1:] or ("",)
     with_value = ("-b", "--branch", "--depth", "-C", "-j", "--jobs", "-o", "--origin")
     options = split(arguments, with_value)
     rest = options.rest
@@ -260,25 +265,37 @@ def of_repository(url: str, tag: str) -> Iterator[Read]:
         yield leave(f"hvdenv does not build {path or 'this'} from its source")
 
 
-class Page:
-    """What the commands of a page share.
+def build_source(page: Page) -> Iterator[Read]:
+    """``python setup.py install`` or ``pip install .``, in the repository cloned last."""
+    if not page.repository:
+        yield leave("the page does not say which repository this is in")
+        return
+    for read in of_repository(page.repository, page.tag):
+        page.builds_horovod |= isinstance(read, Value) and read.key == at("horovod.version")
+        yield read
 
-    Attributes:
-        repository, folder, tag: of the last clone.
-        builds_horovod: whether the page installs Horovod.
-        channels: of conda's configuration that have releases, by their addresses without these.
-    """
 
-    def __init__(self) -> None:
-        self.repository = self.folder = self.tag = ""
-        self.builds_horovod = False
-        self.channels: dict[str, str] = {}
+def python(statement: Statement, page: Page) -> Iterator[Read]:
+    name, *words = statement.words
+    if words[:1] == ["-m"] and words[1:2] in (["venv"], ["virtualenv"]):
+        yield from _venv(words[2:], name)
+    elif words[:2] == ["-m", "pip"]:
+        yield from of_pip(words[2:], page)
+    elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & set(words):
+        yield from build_source(page)
+    else:
+        yield leave("a program of the page", understood=True)
 
-    def build_source(self) -> Iterator[Read]:
-        """``python setup.py install`` or ``pip install .``, in the repository cloned last."""
-        if not self.repository:
-            yield leave("the page does not say which repository this is in")
-            return
-        for read in of_repository(self.repository, self.tag):
-            self.builds_horovod |= isinstance(read, Value) and read.key == at("horovod.version")
-            yield read
+
+def virtualenv(statement: Statement, _: Page) -> Iterator[Read]:
+    yield from _venv(statement.words[1:])
+
+
+def uv(statement: Statement, page: Page) -> Iterator[Read]:
+    action, *words = statement.words[1:] or ("",)
+    if action == "venv":
+        yield from _venv(words)
+    elif action == "pip":
+        yield from of_pip(words, page)
+    else:
+        yield leave(f"recipes have no key for uv {action}")
