@@ -1,8 +1,9 @@
 """Draft a recipe from a site's page, from a job script that works, or from this machine.
 
 Each value in the draft names its source: the line of the page, or the command. Where the sources
-state different values, the draft has neither and names both. What init did not understand is
-listed at the end. Nothing on a page is executed, and no existing file is changed."""
+state different values, the draft has neither and names both. Every other line of the page is a
+comment, or listed at the end with the reason. Nothing on a page is executed, and no existing file
+is changed."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(parser, "name NAME", "name of the recipe", nargs="?")
     add(
         parser, "--from FILE",
-        "page or job script to read: Markdown, HTML, reStructuredText, shell or plain text;"
-        " - is standard input; may be repeated", action="append", default=[], dest="pages",
+        "page to read: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml,"
+        " requirements.txt or a Dockerfile; - is standard input; may be repeated", action="append", default=[], dest="pages",
     )  # fmt: skip
     add(parser, "--lines A-B", "read only these lines of the page", type=_lines)
     add(parser, "--here", "look at this machine and its modules")

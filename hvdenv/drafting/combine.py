@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from hvdenv.drafting.modulelines import role_of
+from hvdenv.drafting.inferred import gpu_option, inferred, mpi_module
 from hvdenv.drafting.shell import shown_whole
-from hvdenv.drafting.values import INFERRED, WITHOUT, Found, Key, Left, Origin, Scalar, Value, at
+from hvdenv.drafting.values import WITHOUT, Found, Key, Left, Origin, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, decode
-from hvdenv.sites.modules import family_of
 
-_MPI = {
-    "cray-mpich": re.compile(r"(?:^|/)cray-mpich(?:[/_-]|$)", re.IGNORECASE),
-    "openmpi": re.compile(r"(?:^|/)(?:openmpi|hpcx)(?:[/_-]|$)", re.IGNORECASE),
-    "spectrum": re.compile(r"(?:^|/)spectrum-mpi(?:[/_-]|$)", re.IGNORECASE),
-    "mvapich": re.compile(r"(?:^|/)mvapich2?(?:[/_-]|$)", re.IGNORECASE),
-    "mpich": re.compile(r"(?:^|/)mpich(?:[/_-]|$)", re.IGNORECASE),
-    "intel": re.compile(r"(?:^|/)(?:impi|intel-?mpi)(?:[/_-]|$)", re.IGNORECASE),
-}
-_TOOLCHAINS = {
-    "openmpi": re.compile(r"(?:^|/)(?:gompic?(?:/|$)|foss(?:cuda)?/20\d\d[ab])"),
-    "intel": re.compile(r"(?:^|/)(?:(?:iimpic?|intelcuda)(?:/|$)|intel/20\d\d[ab])"),
-}
-_IN_NAMES = {
-    "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
-    "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
-}
-# In the last part of a module's name.
-_VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
@@ -80,8 +60,8 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     merged, choices = _merged(valid, left)
     merged = _without_unknown_launcher(merged, left)
     chosen = _with_partition(merged, left)
-    chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
-    chosen += _gpu_option(chosen, found)
+    chosen += inferred(chosen, {str(each.value) for each in valid if each.item})
+    chosen += gpu_option(chosen, [each.origin.text for each in found.lines])
     chosen, alternatives = _without_alternatives(chosen, choices, valid)
     choices += alternatives
     pending = {each.key for each in choices}
@@ -277,128 +257,10 @@ def _with_partition(values: list[Value], left: list[Left]) -> list[Value]:
     return placed
 
 
-def _derived(values: Sequence[Value], items: Collection[str]) -> list[Value]:
-    """What follows from the values, where the sources do not state it.
-
-    Args:
-        items: of all lists; WITHOUT in front excludes one.
-    """
-    stated = {each.key for each in values}
-    found = (*_of_modules(values), *_of_horovod(values, items))
-    return [each for each in found if each.item or each.key not in stated]
-
-
-# Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
-_GPU_REQUESTS = ("--gpus", "--gres", "--tres-", "-G")
-
-
-def _gpu_option(values: Sequence[Value], found: Found) -> Iterator[Value]:
-    """For a script that uses GPUs but requests none: its partition or constraint implies them."""
-    origins = {each.origin for each in found.values} | {each.origin for each in found.left}
-    lines = [each.text for each in origins if each.text.startswith("#SBATCH")]
-    sized = _find(values, "job.ranks_per_node")
-    builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
-    requests = any(word.startswith(_GPU_REQUESTS) for line in lines for word in line.split())
-    if sized and sized.origin.text in lines and builds and not requests:
-        why = "the script requests no GPUs: its nodes have them"
-        yield _follows(at("job.gpu_option"), "none", sized, why)
-
-
-def _follows(key: Key, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
-    origin = each.origin._replace(text=why) if why else each.origin
-    return Value(key, value, origin, INFERRED, item=item)
-
-
-def _of_modules(values: Sequence[Value]) -> Iterator[Value]:
-    by_key = {each.key: each for each in values}
-    builds = at("horovod.provider") not in by_key and any(
-        each.key[:2] == ("horovod", "gpu") or each.key == at("horovod.version") for each in values
-    )
-    for each in values:
-        if each.key == at("modules.load"):
-            name, role = str(each.value), role_of(str(each.value))
-            version = _VERSION.search(name.rpartition("/")[2])
-            if role == "MPI":
-                yield from _mpi(each, version[1] if version else "")
-            elif kinds := [kind for kind, known in _TOOLCHAINS.items() if known.search(name)]:
-                why = "the MPI of this toolchain of EasyBuild"
-                yield _follows(at("mpi.kind"), kinds[0], each, why)
-            elif role == "Python" and re.search(r"(?i)(?:^|/)(?:cray-)?python\d?/", name):
-                yield from _python(each, by_key, version[1] if version else "")
-            elif role == "Horovod" and not builds:
-                yield from _horovod_module(each, version[1] if version else "")
-    changes = (each for each in values if each.key in (at("modules.swap"), at("modules.unload")))
-    if changed := next(changes, None):
-        why = "it changes modules that are loaded by default"
-        yield _follows(at("modules.purge"), "no", changed, why)
-
-
-def _mpi(each: Value, version: str) -> Iterator[Value]:
-    for kind, pattern in _MPI.items():
-        if pattern.search(str(each.value)):
-            yield _follows(at("mpi.kind"), kind, each)
-            if kind == "cray-mpich":
-                yield _follows(at("mpi.cxx"), "CC", each, "the wrapper of Cray's compilers")
-            # HPC-X has versions of its own.
-            if version and "hpcx" not in str(each.value).lower():
-                yield _follows(at("mpi.version"), version, each)
-            return
-
-
-def _python(each: Value, by_key: Mapping[Key, Value], version: str) -> Iterator[Value]:
-    provider = by_key.get(at("python.provider"))
-    if provider and provider.value != "venv":
-        return
-    yield _follows(at("python.from_modules"), True, each)
-    if version.count(".") == 2:
-        yield _follows(at("python.version"), f"=={version}", each)
-    elif re.fullmatch(r"3\.\d{1,2}", version):
-        yield _follows(at("python.version"), f"=={version}.*", each)
-
-
-def _horovod_module(each: Value, version: str) -> Iterator[Value]:
-    """A module with Horovod, and what EasyBuild's names state."""
-    name = str(each.value)
-    yield _follows(at("horovod.provider"), "present", each)
-    # Others have versions of their own (open-ce), or only the first numbers.
-    if "horovod" in family_of(name) and version in releases():
-        yield _follows(at("horovod.version"), version, each)
-    yield _follows(at("python.provider"), "modules", each)
-    python = re.search(r"-Python-(\d+\.\d+\.\d+)", name)
-    if python:
-        yield _follows(at("python.version"), f"=={python[1]}", each)
-    for framework, pattern in _IN_NAMES.items():
-        if found := pattern.search(name):
-            yield _follows(at("horovod.frameworks"), framework, each, item=True)
-            yield _follows(at("frameworks", framework, "provider"), "present", each)
-            yield _follows(at("frameworks", framework, "version"), found[1], each)
-
-
-def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
-    version = _find(values, "horovod.version")
-    if version and version.value in releases():
-        origin = Origin("the table of Horovod's releases", 0, "")
-        hashed = releases()[str(version.value)].sha256
-        yield Value(at("horovod.sha256"), hashed, origin, INFERRED)
-    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
-    built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
-    mpi = _mpi_module(values)
-    if built and mpi and not {"mpi", f"{WITHOUT}mpi"} & set(items):
-        yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
-    if built and (mpi or controllers) and not {"gloo", f"{WITHOUT}gloo"} & set(items):
-        why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
-        yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
-
-
-def _mpi_module(values: Iterable[Value]) -> Value | None:
-    loads = (each for each in values if each.key == at("modules.load"))
-    return next((each for each in loads if role_of(str(each.value)) == "MPI"), None)
-
-
 def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
     """horovodrun without --mpi and --gloo uses MPI if Horovod was built with it."""
     controllers = {each.value for each in values if each.key == at("horovod.controllers")}
-    mpi = "mpi" in controllers or _mpi_module(values)
+    mpi = "mpi" in controllers or mpi_module(values)
     which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
     for each in values:
         plain = each.key == at("launch.launcher") and each.value == "horovodrun-"

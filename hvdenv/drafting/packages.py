@@ -210,6 +210,8 @@ def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[R
     name, specifier = requirement.name.lower().replace("_", "-"), str(requirement.specifier)
     found = re.fullmatch(r"==([^,*]+)", specifier)
     exact = found[1] if found else ""
+    if requirement.marker:
+        yield leave(f"only if {requirement.marker}; recipes have no conditions")
     if name == "horovod":
         page.builds_horovod = True
         for extra in sorted(requirement.extras & _EXTRAS.keys()):

@@ -72,6 +72,8 @@ def _title(left: Left) -> str:
 
 def _head(draft: Draft, sources: Sequence[str]) -> str:
     lines = [f"Drafted by hvdenv init from {', '.join(sources)}.", "Each value names its source."]
+    if any(each.table == OTHER_WAY for each in draft.left):
+        lines.append("The page describes several ways to an environment. This is the first one.")
     if draft.missing:
         lines += ["", "Missing:"]
         lines += [f"  {'.'.join(each.key)}: {each.needs}" for each in draft.missing]
