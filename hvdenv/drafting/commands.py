@@ -12,7 +12,7 @@ from hvdenv.drafting import directives, launching, modulelines, packagefiles, pa
 from hvdenv.drafting.directives import Field
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, blocks
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Rest, Statement, read_script
+from hvdenv.drafting.shell import UNKNOWN, Rest, Statement, read_script
 from hvdenv.drafting.values import (
     COMMAND,
     INFERRED,
@@ -93,6 +93,9 @@ PROGRAMS: dict[str, Program] = {
     **dict.fromkeys(("singularity", "apptainer"), Program("container", launching.container)),
     **dict.fromkeys(_EXPORTS, Program("environment.run", _export)),
 }  # fmt: skip
+# Tables whose values contain no variables, but for these keys.
+_PLAIN = frozenset({"environment", "container", "job", "network", "launch"})
+_FOLDERS = frozenset({"output", "error", "binds"})
 _VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
 _NAMED = re.compile(r"\$([A-Za-z_]\w*)")
 
@@ -236,7 +239,7 @@ class _Reader:
                 self.read += 1
                 if isinstance(each, Field):
                     fields.append(each)
-                elif isinstance(each, Value) and each.key == modulelines.LOAD:
+                elif isinstance(each, Value) and each.key == modulelines.LOAD and _is_stated(each):
                     self.page.loads.add(self._stated(statement, each))
                 else:
                     self._keep(statement, each)
@@ -334,7 +337,10 @@ class _Reader:
 
 
 def _is_stated(value: Value) -> bool:
-    return UNKNOWN not in str(value.value) and PLACEHOLDER not in str(value.value)
+    """Whether a value is complete. Where none is a folder, it contains no variable."""
+    text, key = str(value.value), value.key
+    variable = key == modulelines.LOAD or (key[0] in _PLAIN and key[-1] not in _FOLDERS)
+    return not (UNKNOWN in text or "$PWD" in text or (variable and "$" in text))
 
 
 def _table_of(statement: Statement) -> str:

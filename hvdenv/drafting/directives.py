@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.drafting.options import split
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
-from hvdenv.drafting.values import INFERRED, Left, Origin, Read, Value, at, leave
+from hvdenv.drafting.shell import UNKNOWN, Statement
+from hvdenv.drafting.values import COMMAND, INFERRED, Left, Origin, Read, Value, at, leave
 from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
 from hvdenv.reading import OWN, read_text
@@ -124,32 +124,29 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
 
 
 class Size(NamedTuple):
-    """The size of a job; 0 is unknown.
-
-    Attributes:
-        ranks: of the whole job.
-        per_node: ranks of a node.
-        stated: the fields that state it.
-    """
+    """The size of a job, as stated or as it follows; 0 is unknown."""
 
     nodes: int
     per_node: int
-    ranks: int
-    stated: frozenset[str]
+
+    @property
+    def gap(self) -> str:
+        """What the page does not state."""
+        if self.nodes and self.per_node:
+            return f"cannot be divided among {self.nodes} nodes with {self.per_node} ranks each"
+        unknown = {"nodes": self.nodes, "ranks of a node": self.per_node}
+        missing = " and the ".join(name for name, number in unknown.items() if not number)
+        return f"in all, and the page does not state the {missing}"
 
 
 def _size(fields: Iterable[Field]) -> Size:
-    """What the fields of a job state, and what follows from that."""
     numbers: dict[str, int] = {}
     for each in fields:
         numbers.setdefault(each.field, _number(each.value))
-    nodes, ranks = numbers.get("nodes", 0), numbers.get("tasks") or numbers.get("ranks", 0)
+    ranks = numbers.get("tasks") or numbers.get("ranks", 0)
+    nodes = numbers.get("nodes", 0)
     per_node = numbers.get("ranks_per_node") or numbers.get("launched_per_node", 0)
-    if ranks and per_node and not nodes:
-        nodes = _divided(ranks, per_node)
-    elif ranks and nodes and not per_node:
-        per_node = _divided(ranks, nodes)
-    return Size(nodes, per_node, ranks or nodes * per_node, frozenset(numbers))
+    return Size(nodes or _divided(ranks, per_node), per_node or _divided(ranks, nodes))
 
 
 def _divided(total: int, by: int) -> int:
@@ -167,19 +164,24 @@ def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Stateme
         yield from ((each.statement, read) for read in _value(each, scheduler, size))
 
 
+# Resources of PBS and Grid Engine; of one chunk of PBS, or of `nodes=` in TORQUE.
+_RESOURCES = {"walltime": "time", "h_rt": "time", "place": "place"}
+_CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_on_node", "mpiprocs": "ranks_per_node", "mem": "memory",
+          "ppn": "ncpus", "gpus": "gpus_on_node"}  # fmt: skip
+# Without chunks and nodes, these are sizes of the whole job.
+_OF_JOB = {"resource ncpus": "cpus_in_all", "resource ngpus": "gpus_in_all"}
+
+
 def _parts(each: Field, scheduler: str) -> Iterator[Field]:
     """The parts of a compound value as fields of their own."""
     if each.field == "resources":
         for part in each.value.split(","):
-            name, _, count = part.partition("=")
-            if scheduler == "gridengine" and _NODE_TYPE.fullmatch(name) and _number(count):
-                yield each._replace(field="node_type", value=name)
-                yield each._replace(field="nodes", value=count)
-            else:
-                yield from _resource(each, part)
+            yield from _resource(each, part, scheduler)
     elif each.field == "attributes":
         for part in each.value.split(":"):
-            yield each._replace(field="attribute", value=part)
+            yield each._replace(
+                field=f"resource {part.partition('=')[0]}", value=part.partition("=")[2]
+            )
     elif each.field == "parallel_environment":
         name, _, slots = each.value.partition("=")
         yield each._replace(value=name)
@@ -188,43 +190,46 @@ def _parts(each: Field, scheduler: str) -> Iterator[Field]:
         yield each
 
 
-# Resources of PBS and Grid Engine; of one chunk of PBS, or of `nodes=` in TORQUE.
-_RESOURCES = {"walltime": "time", "h_rt": "time", "place": "place", "mem": "job_memory"}
-_CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_on_node", "mpiprocs": "ranks_per_node", "mem": "memory",
-          "ppn": "ncpus", "gpus": "gpus_on_node"}  # fmt: skip
-# Without chunks and nodes, these are sizes of the whole job.
-_OF_JOB = {"attribute ncpus": "cpus_in_all", "attribute ngpus": "gpus_in_all",
-           "attribute mem": "memory_in_all"}  # fmt: skip
-
-
-def _resource(each: Field, part: str) -> Iterator[Field]:
+def _resource(each: Field, part: str, scheduler: str) -> Iterator[Field]:
     name, equals, value = part.partition("=")
-    if not equals:
+    count, *rest = value.split(":")
+    if scheduler == "gridengine" and _NODE_TYPE.fullmatch(name) and _number(value):
+        yield each._replace(field="node_type", value=name)
+        yield each._replace(field="nodes", value=value)
+    elif not equals:
         yield each._replace(field="directive", value=f"-l {part}")
-    elif name in ("ncpus", "ngpus", "mem"):
-        yield each._replace(field=f"attribute {name}", value=value)
     elif name not in ("select", "nodes"):
-        known = _RESOURCES.get(name)
-        yield each._replace(field=known or "attribute", value=value if known else part)
-    elif "+" in value or not value.partition(":")[0].isdigit():
+        yield each._replace(field=_RESOURCES.get(name, f"resource {name}"), value=value)
+    elif "+" in value or not count.isdigit():
         yield each._replace(field="nodes", value=value)
     else:
-        count, *rest = value.split(":")
         yield each._replace(field="nodes", value=count)
-        for name, _, number in (chunk.partition("=") for chunk in rest):
-            if name in _CHUNK:
-                yield each._replace(field=_CHUNK[name], value=number)
-            else:
-                yield each._replace(field="select", value=f"{name}={number}" if number else name)
+        for key, _, number in (chunk.partition("=") for chunk in rest):
+            of_select = f"{key}={number}" if number else key
+            yield each._replace(
+                field=_CHUNK.get(key, "select"), value=number if key in _CHUNK else of_select
+            )
 
 
-# Other values of resources are written as they are.
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
-# Fields that are one number, and their keys.
-_COUNTED = {"nodes": "nodes", "ranks_per_node": "ranks_per_node", "cpus_per_rank": "cpus_per_rank",
-            "gpus_on_node": "gpus_per_node"}  # fmt: skip
+# Fields that are a number: the key, and how it follows from the number.
+_NUMBERS: dict[str, tuple[str, Callable[[int, Size], int]]] = {
+    **{
+        key: (key, lambda number, _: number) for key in ("nodes", "ranks_per_node", "cpus_per_rank")
+    },
+    "gpus_on_node": ("gpus_per_node", lambda number, _: number),
+    "gpus": ("gpus_per_node", lambda number, size: _divided(number, size.nodes)),
+    "gpus_in_all": ("gpus_per_node", lambda number, size: _divided(number, size.nodes)),
+    "gpus_per_rank": ("gpus_per_node", lambda number, size: number * size.per_node),
+    "ncpus": ("cpus_per_rank", lambda number, size: _divided(number, size.per_node)),
+    "cpus_in_all": (
+        "cpus_per_rank",
+        lambda number, size: _divided(number, size.nodes * size.per_node),
+    ),
+}
 # Fields of a launcher, which only say how large the job is.
 OF_LAUNCHER = ("ranks", "launched_per_node")
+# Other values of resources are written as they are.
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
 
 def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
@@ -234,35 +239,54 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
         yield from [of_site(field)] if field != "account" else []
     elif field == "directive":
         yield Value(at("job.directives"), value, item=True)
-    elif UNKNOWN in value or PLACEHOLDER in value or ("$" in value and field != "output"):
+    elif UNKNOWN in value or ("$" in value and field != "output"):
         yield leave(f"the page does not state the value of job.{field}")
     elif field == "node_type":
         yield from (Value(at("job.partition"), value), of_site(field))
     elif field == "time":
         yield _time(value, scheduler)
-    elif field in _COUNTED:
-        yield _counted(at("job", _COUNTED[field]), value)
+    elif field in _NUMBERS:
+        yield from _of_number(field, value.rpartition(":")[2], size)
+    elif field in ("tasks", *OF_LAUNCHER):
+        yield from _of_ranks(field, _number(value), size)
     elif field in ("gres", "gpus_per_node"):
         yield from _gpus(value, field)
-    elif field in _SHARED:
-        yield from _shared(field, value.rpartition(":")[2], size)
-    elif field.startswith("attribute"):
-        yield _attribute(value if field == "attribute" else f"{field[10:]}={value}", scheduler)
+    elif field.startswith("resource "):
+        yield _of_resource(field.partition(" ")[2], value, scheduler)
     else:
         table = "launch" if field in ("srun_mpi", "cpu_bind") else "job"
         yield Value(at(table, field), value or field == "exclusive")
 
 
-def _counted(key: tuple[str, ...], text: str) -> Read:
-    count = _number(text)
-    return Value(key, count) if count else leave(f"{text!r} is not one number")
+def _of_number(field: str, text: str, size: Size) -> Iterator[Read]:
+    key, follows = _NUMBERS[field]
+    number = _number(text)
+    if not number:
+        yield leave(f"{text!r} is not one number")
+    elif not follows(number, size):
+        yield leave(f"{number} {size.gap}: set job.{key}")
+    else:
+        stated = COMMAND if follows(number, Size(0, 0)) else INFERRED
+        yield Value(at("job", key), follows(number, size), weight=stated)
+        yield from [of_site("totals")] if field.endswith("_in_all") else []
 
 
-def _attribute(stated: str, scheduler: str) -> Value:
-    name, _, text = stated.partition("=")
+def _of_ranks(field: str, count: int, size: Size) -> Iterator[Read]:
+    """Ranks of the whole job, or of a node: what the page does not state follows from them."""
+    if size.nodes and size.per_node:
+        yield Value(at("job.nodes"), size.nodes, weight=INFERRED)
+        yield Value(at("job.ranks_per_node"), size.per_node, weight=INFERRED)
+    elif field == "launched_per_node" or (field, count, size.nodes) == ("tasks", 1, 0):
+        yield Value(at("job.ranks_per_node"), count, weight=INFERRED)
+    else:
+        told = "cannot be divided" if size.nodes or size.per_node else size.gap
+        yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")
+
+
+def _of_resource(name: str, text: str, scheduler: str) -> Value:
     if _PLAIN.fullmatch(text) or scheduler == "cobalt":
         return Value(at("job.attributes", name), text)
-    return Value(at("job.directives"), f"-l {stated}", item=True)
+    return Value(at("job.directives"), f"-l {name}={text}", item=True)
 
 
 def of_site(difference: str) -> Value:
@@ -327,59 +351,3 @@ def _gpus(value: str, field: str) -> Iterator[Read]:
         yield Value(at("job.gpu_option"), "gpus-per-node")
     if parts:
         yield Value(at("partitions", "", "gpu"), parts[0])
-
-
-# Sizes of the whole job or of a rank, and what to divide them by for the key of a recipe.
-_SHARED = frozenset({"tasks", *OF_LAUNCHER, "gpus", "ncpus", "gpus_per_rank", "cpus_in_all",
-                     "gpus_in_all", "memory_in_all"})  # fmt: skip
-
-
-def _shared(field: str, text: str, size: Size) -> Iterator[Read]:
-    count = _number(text)
-    if field in ("tasks", *OF_LAUNCHER):
-        yield from _ranks(field, count, size)
-    elif field == "memory_in_all":
-        # hvdenv has no field for the memory of all nodes.
-        yield Value(at("job.attributes.mem"), text)
-    else:
-        key, number = {
-            "gpus": ("gpus_per_node", _divided(count, size.nodes)),
-            "gpus_in_all": ("gpus_per_node", _divided(count, size.nodes)),
-            "gpus_per_rank": ("gpus_per_node", count * size.per_node),
-            "ncpus": ("cpus_per_rank", _divided(count, size.per_node)),
-            "cpus_in_all": ("cpus_per_rank", _divided(count, size.nodes * size.per_node)),
-        }[field]
-        if number:
-            yield Value(at("job", key), number, weight=INFERRED)
-            yield from [of_site("totals")] if field.endswith("_in_all") else []
-        else:
-            yield leave(f"of the whole job, and {_open(size)}: set job.{key}")
-
-
-def _open(size: Size) -> str:
-    """Why a size of the whole job gives no size of a node."""
-    if size.nodes and size.per_node:
-        return f"it cannot be divided among {size.nodes} nodes with {size.per_node} ranks each"
-    unknown = {"nodes": size.nodes, "ranks of a node": size.per_node}
-    missing = " and the ".join(name for name, number in unknown.items() if not number)
-    return f"the page does not state the {missing}"
-
-
-def _ranks(field: str, count: int, size: Size) -> Iterator[Read]:
-    """Ranks of the whole job: what the page does not state follows from them."""
-    if field != "tasks" and ("tasks" in size.stated or {"nodes", "ranks_per_node"} <= size.stated):
-        return  # the job says it
-    if size.nodes and size.per_node:
-        if "nodes" not in size.stated:
-            yield Value(at("job.nodes"), size.nodes, weight=INFERRED)
-        if "ranks_per_node" not in size.stated:
-            yield Value(at("job.ranks_per_node"), size.per_node, weight=INFERRED)
-        if count != size.nodes * size.per_node and field != "launched_per_node":
-            yield leave(f"{count} ranks are not {size.nodes} times {size.per_node}")
-    elif (count, field) == (1, "tasks") and not size.nodes:
-        yield Value(at("job.ranks_per_node"), 1, weight=INFERRED)
-    elif field == "launched_per_node":
-        yield Value(at("job.ranks_per_node"), count, weight=INFERRED)
-    else:
-        told = "cannot be divided" if size.nodes or size.per_node else f"in all, and {_open(size)}"
-        yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")

@@ -9,7 +9,7 @@ from hvdenv.drafting import directives
 from hvdenv.drafting.directives import Field
 from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.page import Page
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
+from hvdenv.drafting.shell import UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
 from hvdenv.model import horovodrun
@@ -178,11 +178,7 @@ def _container(words: Sequence[str]) -> Iterator[Read]:
             yield Value(at("container.binds"), source, item=True)
         else:
             yield leave(f"hvdenv binds folders at their own path, not {bind}")
-    image = (options.rest or ("",))[0]
-    if not image or "$" in image or UNKNOWN in image or PLACEHOLDER in image:
-        yield leave("the page does not state the image")
-    else:
-        yield Value(at("container.image"), image)
+    yield Value(at("container.image"), (options.rest or (UNKNOWN,))[0])
 
 
 def request(statement: Statement, page: Page) -> Iterator[Field | Read]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import chain, combinations
 
 from hvdenv.drafting.page import Loads, Page
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
+from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import Read, Scalar, Value, at, leave
 from hvdenv.sites.modules import OFFERS, family_of
 
@@ -46,13 +46,8 @@ def module(statement: Statement, page: Page) -> Iterator[Read]:
         yield leave("several commands on one line")
     elif action in ("load", "add", "try-load"):
         for each in names:
-            stated = "$" not in each and UNKNOWN not in each and PLACEHOLDER not in each
             key = at("modules.unload") if each.startswith("-") else LOAD
-            yield (
-                Value(key, each.removeprefix("-"), item=True)
-                if stated
-                else leave("the page does not state the module")
-            )
+            yield Value(key, each.removeprefix("-"), item=True)
     elif action in ("unload", "rm", "del"):
         # After a purge, only modules of the page can have loaded what it unloads.
         before = page.loads.purged and bool(page.loads.sequences[-1])
@@ -84,7 +79,7 @@ def _other(action: str, names: list[str], words: Sequence[str], page: Page) -> I
 
 def source(statement: Statement, _: Page) -> Iterator[Read]:
     path = (statement.words[1:2] or ("",))[0]
-    if _PROFILES.fullmatch(path) or PLACEHOLDER in path:
+    if _PROFILES.fullmatch(path):
         yield leave("hvdenv activates the environment itself", understood=True)
     else:
         yield leave(

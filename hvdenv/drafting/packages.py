@@ -9,7 +9,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.page import Page
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
+from hvdenv.drafting.shell import UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Read, Value, at, leave
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
@@ -193,7 +193,7 @@ def requirement(text: str, page: Page, *, upgrades: bool = False) -> Iterator[Re
         return
     if archive := re.search(r"(?:^|/)horovod-(\d+(?:\.\d+)+)\.tar\.gz$", text):
         text = f"horovod=={archive[1]}"
-    if text in (".", "./") or PLACEHOLDER in text or UNKNOWN in text or "/" in text:
+    if text in (".", "./") or UNKNOWN in text or "/" in text:
         if text.strip("./") in ("", page.folder):
             yield from build_source(page)
         else:

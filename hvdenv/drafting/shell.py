@@ -18,10 +18,10 @@ try:
 except ImportError:  # some machines have no wheels of them
     tree_sitter_bash = None  # type: ignore[assignment]
 
-# In place of what only a shell knows. No value of a recipe may contain it.
+# In place of what only a shell knows, and of <what the reader fills in>. No value contains it.
 UNKNOWN = "\0"
-# In place of <what the reader fills in>: angle brackets would be redirections.
-PLACEHOLDER = "HVDENV_PLACEHOLDER"
+# Angle brackets would be redirections.
+_PLACEHOLDER = "HVDENV_PLACEHOLDER"
 _TO_FILL_IN = re.compile(r"<[A-Za-z][\w /.-]{0,60}>")
 
 _PROMPT = re.compile(
@@ -56,7 +56,7 @@ class Statement(NamedTuple):
 
     Attributes:
         words: the program and its arguments; empty if it only assigns. A value may contain
-            UNKNOWN, PLACEHOLDER or ``$NAME``.
+            UNKNOWN or ``$NAME``.
         variables: those that it assigns.
         line, last: of the page.
         text: as on the page, fit to be shown.
@@ -99,7 +99,7 @@ class Script(NamedTuple):
 
 def shown_whole(text: str) -> str:
     """A text of the page on one line, without control characters and secrets."""
-    return " ".join(clean(text.replace("\\\n", " ")).split()).replace(PLACEHOLDER, "<...>")
+    return " ".join(clean(text.replace("\\\n", " ")).split()).replace(_PLACEHOLDER, "<...>")
 
 
 def shown(text: str) -> str:
@@ -118,7 +118,7 @@ def read_script(block: Block, known: Callable[[str], bool], most: int) -> Script
     typed = _typed(block, known)
     if block.kind in ("conda", "requirements"):
         return Script((), (), tuple(_rest(block, typed)))
-    code = [_TO_FILL_IN.sub(PLACEHOLDER, line) for line in typed]
+    code = [_TO_FILL_IN.sub(_PLACEHOLDER, line) for line in typed]
     found, inner = _Reader(block.line, most).read(code)
     if not any(each.batch or (each.words and known(each.words[0])) for each in found):
         found = tuple(each for each in found if not each.words and each.variables)
@@ -295,6 +295,8 @@ class _Reader:
         self, node: Node, offset: int, words: list[str], variables: list[tuple[str, str]]
     ) -> Statement:
         learn(variables)  # before the text is shown
+        words = [each.replace(_PLACEHOLDER, UNKNOWN) for each in words]
+        variables = [(name, value.replace(_PLACEHOLDER, UNKNOWN)) for name, value in variables]
         first, last = (
             self.first + offset + row for row in (node.start_point[0], node.end_point[0])
         )

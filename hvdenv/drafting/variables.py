@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
 from hvdenv.drafting.values import INFERRED, WITHOUT, Read, Value, at, leave
 from hvdenv.knowledge.flags import GPU_VARIABLES
 from hvdenv.masking import holds_secret
@@ -37,17 +36,18 @@ _AT_RUN_TIME = re.compile(
     r"|HSA|RCCL|PAMI|GLOO|MPIR|CCL|ITEX|ZE|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
 _AT_BUILD = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
-_OF_THE_PAGE = re.compile(r"\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL)")
-_HOMES = re.compile(r"\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-_OF_THE_JOB = re.compile(
-    r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
-    r"|CUDA_VISIBLE_DEVICES"
-)
-_SEARCH_PATHS = frozenset({
-    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LIBRARY_PATH", "CPATH", "LD_PRELOAD", "PYTHONUSERBASE",
-    "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "INCLUDE",
-})  # fmt: skip
+# Others, with the reason to leave them out. Those of a page itself need no key.
+_OTHERS = (
+    (r"(?:LD_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|LIBRARY_)?PATH|LD_LIBRARY_PATH|CPATH|LD_PRELOAD|INCLUDE"
+     r"|PYTHONUSERBASE", "recipes do not set search paths: modules and hvdenv do"),
+    (r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
+     r"|CUDA_VISIBLE_DEVICES", ""),
+    (r"(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)",
+     "a folder that the page uses"),
+    (r"(?i)\w+_proxy", "recipes name no proxies: set it in your shell"),
+    (r"\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL)", ""),
+)  # fmt: skip
 
 
 def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
@@ -57,19 +57,15 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
         yield from _interfaces(value)
     elif name.startswith("HOROVOD_"):
         yield from _of_horovod(name, value)
-    elif name in _SEARCH_PATHS:
-        yield leave(f"recipes do not set {name}: modules and hvdenv do")
-    elif _OF_THE_JOB.fullmatch(name):
-        yield leave(f"the batch system or hvdenv sets {name}", understood=True)
-    elif _HOMES.fullmatch(name) and not _AT_BUILD.fullmatch(name):
-        yield leave(f"{name} is a folder that the page uses", understood=not exported)
-    elif re.search(r"(?i)_proxy$", name):
-        yield leave("recipes name no proxies: set it in your shell")
-    elif not exported or _OF_THE_PAGE.fullmatch(name):
+    elif reasons := [told for pattern, told in _OTHERS if re.fullmatch(pattern, name)]:
+        told = reasons[0] or "the page, the batch system or hvdenv sets it"
+        yield leave(told, understood=not (reasons[0] and exported))
+    elif not exported:
         yield leave("a variable that the page uses", understood=True)
-    elif build := _AT_BUILD.fullmatch(name) or _AT_RUN_TIME.fullmatch(name):
-        phase = "build" if build.re is _AT_BUILD else "run"
-        yield from _stated(("environment", phase, name), name, value)
+    elif _AT_BUILD.fullmatch(name):
+        yield Value(("environment", "build", name), value)
+    elif _AT_RUN_TIME.fullmatch(name):
+        yield Value(("environment", "run", name), value)
     else:
         yield leave(f"hvdenv does not know what {name} is for")
 
@@ -85,14 +81,14 @@ def _of_horovod(name: str, value: str) -> Iterator[Read]:
             yield Value(at(_SWITCHES[name]), True)
     elif name in _KEYS:
         stated = value if name.endswith("_HOME") else value.lower()
-        yield from _stated(at(_KEYS[name]), name, stated)
+        yield Value(at(_KEYS[name]), stated)
     elif inside := _IN_HOMES.fullmatch(name):
         yield from _home(inside[1], value)
     elif name == "HOROVOD_BUILD_CUDA_CC_LIST":
         for capability in value.split(","):
             yield Value(at("horovod.gpu.capabilities"), capability.replace(".", ""), item=True)
     elif _OF_HOROVOD_AT_RUN_TIME.fullmatch(name):
-        yield from _stated(at("environment.run", name), name, value)
+        yield Value(at("environment.run", name), value)
     else:
         yield leave(f"recipes have no key for {name}")
 
@@ -101,8 +97,7 @@ def _home(library: str, value: str) -> Iterator[Read]:
     """Recipes state the folder above ``include`` and ``lib``."""
     key = f"horovod.gpu.{library.lower()}_home"
     above, _, last = value.rstrip("/").rpartition("/")
-    stated = UNKNOWN not in value and PLACEHOLDER not in value
-    if above and stated and last in ("include", "lib", "lib64"):
+    if above and last in ("include", "lib", "lib64"):
         yield Value(at(key), above, weight=INFERRED)
     else:
         yield leave(f"recipes state the folder above include and lib: {key}")
@@ -121,17 +116,5 @@ def _part(name: str, *, wanted: bool) -> Iterator[Read]:
 
 def _interfaces(value: str) -> Iterator[Read]:
     key = "avoid" if value.startswith("^") else "use"
-    if "$" in value or UNKNOWN in value or PLACEHOLDER in value:
-        yield leave("the page does not state the interface")
-        return
     for interface in value.lstrip("^=").split(","):
         yield Value(at("network", key), interface, item=True)
-
-
-def _stated(key: tuple[str, ...], name: str, value: str) -> Iterator[Read]:
-    folder = key[-1].endswith("_home")
-    unstated = "$PWD" if folder else "$"
-    if UNKNOWN in value or PLACEHOLDER in value or unstated in value:
-        yield leave(f"the page does not state the value of {name}")
-    else:
-        yield Value(key, value)
