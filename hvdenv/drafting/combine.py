@@ -82,37 +82,31 @@ def _every_line(draft: Draft, found: Found) -> Iterator[Left]:
 
     A line that needs no key is left out if it has values as well.
     """
-    used = {each.origin for each in _shown(draft)}
-    left = [
-        each for each in draft.left if not each.understood or each.table or each.origin not in used
+    used = {each.origin for each in shown_values(draft)}
+    left = [each for each in draft.left
+            if not each.understood or each.table or each.origin not in used]  # fmt: skip
+    named = used | {each.origin for each in left}
+    places = {(each.key, str(each.value)): each.origin.place for each in draft.values}
+    again = {each.origin: places.get((each.key, str(each.value))) for each in found.values}
+    left += [
+        Left(origin, f"the same as {place}" if place else "another line takes precedence", True)
+        for origin, place in again.items()
+        if origin.line and origin not in named
     ]
-    origins = used | {each.origin for each in left}
-    named = {place for origin in origins for place in _lines_of(origin)}
-    by_value = {(each.key, str(each.value)): each for each in draft.values}
-    for each in found.values:
-        if (
-            each.origin.line
-            and each.origin not in origins
-            and named.isdisjoint(_lines_of(each.origin))
-        ):
-            same = by_value.get((each.key, str(each.value)))
-            told = f"the same as {same.origin.place}" if same else "another line takes precedence"
-            left.append(Left(each.origin, told, understood=True))
-            named |= {*_lines_of(each.origin)}
-    left += [each for each in found.lines if named.isdisjoint(_lines_of(each.origin))]
+    lines = {place for origin in {*named, *again} for place in _lines_of(origin)}
+    left += [each for each in found.lines if lines.isdisjoint(_lines_of(each.origin))]
     yield from (each._replace(reason=shown_whole(each.reason)) for each in left)
 
 
-def _shown(draft: Draft) -> Iterator[Value]:
+def shown_values(draft: Draft) -> Iterator[Value]:
+    """Those of choices as well."""
     yield from draft.values
     yield from (each for choice in draft.choices for each in choice.values)
 
 
 def _lines_of(origin: Origin) -> Iterator[tuple[str, int]]:
-    if origin.line:
-        yield from (
-            (origin.source, line) for line in range(origin.line, max(origin.line, origin.last) + 1)
-        )
+    last = max(origin.line, origin.last)
+    yield from ((origin.source, line) for line in range(origin.line, last + 1) if line)
 
 
 def _find(values: Iterable[Value], key: str) -> Value | None:

@@ -269,12 +269,14 @@ class _Reader:
         return values
 
     def _keep_jobs(self) -> None:
-        """Values of the jobs; not those of scripts without ranks, if others start them."""
+        """Values of the jobs; those of a script that starts ranks have precedence."""
         other = leave("the page starts ranks in another script", understood=True)
         another = any(each.launches for each in self.jobs)
         for job in self.jobs:
             for statement, read in job.read:
-                self._keep(statement, other if another and job.launches is False else read)
+                launched = _table_of(statement) == "launch" and not statement.batch
+                outdone = another and (job.launches is False or launched)
+                self._keep(statement, other if outdone else read)
 
     def _scheduler_of(self, statement: Statement) -> str:
         if statement.directive:
@@ -376,7 +378,8 @@ def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:
     """A script is one job: its directives, and the ranks that it starts. So is each command line."""
     jobs = dict[int, list[Field]]()
     for each in fields:
-        of_script = each.statement.directive or each.field in directives.OF_LAUNCHER
+        launched = each.field in directives.OF_LAUNCHER
+        of_script = each.statement.directive or (launched and each.statement.batch)
         line = 0 if of_script else each.statement.line
         jobs.setdefault(line, []).append(each)
     return jobs.values()

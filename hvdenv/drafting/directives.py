@@ -133,10 +133,10 @@ class Size(NamedTuple):
     def gap(self) -> str:
         """What the page does not state."""
         if self.nodes and self.per_node:
-            return f"cannot be divided among {self.nodes} nodes with {self.per_node} ranks each"
+            return f"it cannot be divided among {self.nodes} nodes with {self.per_node} ranks each"
         unknown = {"nodes": self.nodes, "ranks of a node": self.per_node}
         missing = " and the ".join(name for name, number in unknown.items() if not number)
-        return f"in all, and the page does not state the {missing}"
+        return f"the page does not state the {missing}"
 
 
 def _size(fields: Iterable[Field]) -> Size:
@@ -144,7 +144,7 @@ def _size(fields: Iterable[Field]) -> Size:
     for each in fields:
         numbers.setdefault(each.field, _number(each.value))
     ranks = numbers.get("tasks") or numbers.get("ranks", 0)
-    nodes = numbers.get("nodes", 0)
+    nodes = numbers.get("nodes") or numbers.get("launched_nodes", 0)
     per_node = numbers.get("ranks_per_node") or numbers.get("launched_per_node", 0)
     return Size(nodes or _divided(ranks, per_node), per_node or _divided(ranks, nodes))
 
@@ -227,7 +227,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[int, Size], int]]] = {
     ),
 }
 # Fields of a launcher, which only say how large the job is.
-OF_LAUNCHER = ("ranks", "launched_per_node")
+OF_LAUNCHER = ("ranks", "launched_per_node", "launched_nodes")
 # Other values of resources are written as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
@@ -255,7 +255,8 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
         yield _of_resource(field.partition(" ")[2], value, scheduler)
     else:
         table = "launch" if field in ("srun_mpi", "cpu_bind") else "job"
-        yield Value(at(table, field), value or field == "exclusive")
+        stated = value.rstrip("Bb").upper() if field == "memory" else value  # 300GB is 300G
+        yield Value(at(table, field), stated or field == "exclusive")
 
 
 def _of_number(field: str, text: str, size: Size) -> Iterator[Read]:
@@ -264,7 +265,7 @@ def _of_number(field: str, text: str, size: Size) -> Iterator[Read]:
     if not number:
         yield leave(f"{text!r} is not one number")
     elif not follows(number, size):
-        yield leave(f"{number} {size.gap}: set job.{key}")
+        yield leave(f"{size.gap}: set job.{key}")
     else:
         stated = COMMAND if follows(number, Size(0, 0)) else INFERRED
         yield Value(at("job", key), follows(number, size), weight=stated)
@@ -279,7 +280,7 @@ def _of_ranks(field: str, count: int, size: Size) -> Iterator[Read]:
     elif field == "launched_per_node" or (field, count, size.nodes) == ("tasks", 1, 0):
         yield Value(at("job.ranks_per_node"), count, weight=INFERRED)
     else:
-        told = "cannot be divided" if size.nodes or size.per_node else size.gap
+        told = "cannot be divided" if size.nodes or size.per_node else f"in all, and {size.gap}"
         yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")
 
 

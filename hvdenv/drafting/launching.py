@@ -114,22 +114,18 @@ def _by_node(launcher: str) -> list[str]:
     return [*_PER_NODE.split(), *(["-N"] if launcher in _OPEN_MPI else [])]
 
 
-def _sizes(statement: Statement, launcher: str, options: Options) -> Iterator[Field | Read]:
+def _sizes(statement: Statement, launcher: str, options: Options) -> Iterator[Field]:
     """Nodes and ranks, as far as the line states them."""
     hosts = options.last(*_HOSTS.split()[:5]).split(",")
     slots = {host.partition(":")[2] for host in hosts}
     mapped = _ON_EACH_NODE.fullmatch(options.last("-map-by", "--map-by"))
-    per_node = mapped[1] if mapped else options.last(*_by_node(launcher))
     slot = slots.pop() if len(slots) == 1 else ""
-    if slot.isdigit():
-        yield Value(at("job.nodes"), len(hosts), weight=INFERRED)
-    ranks = options.last(*_ALL_RANKS)
-    if (per_node := per_node or slot).isdigit():
-        if not statement.batch or not ranks:
-            yield Value(at("job.ranks_per_node"), int(per_node), weight=INFERRED)
-        yield Field(statement, "launched_per_node", per_node)
-    if statement.batch and ranks.isdigit():
-        yield Field(statement, "ranks", ranks)
+    numbers = {
+        "launched_per_node": (mapped[1] if mapped else options.last(*_by_node(launcher))) or slot,
+        "launched_nodes": str(len(hosts)) if slot.isdigit() else "",
+        "ranks": options.last(*_ALL_RANKS) if statement.batch else "",
+    }
+    yield from (Field(statement, name, text) for name, text in numbers.items() if text.isdigit())
 
 
 def srun(statement: Statement, _: Page) -> Iterator[Field | Read]:

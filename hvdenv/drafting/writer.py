@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tomlkit
 
-from hvdenv.drafting.combine import Choice, Draft
+from hvdenv.drafting.combine import Choice, Draft, shown_values
 from hvdenv.drafting.commands import OTHER_WAY
 from hvdenv.drafting.shell import shown, shown_whole
 from hvdenv.drafting.values import WITHOUT, Key, Left, Origin, Scalar, Value
@@ -57,14 +57,14 @@ def _lists(draft: Draft) -> dict[str, list[Left]]:
     """What has no table, by the titles of the lists at the end."""
     lists: dict[str, list[Left]] = {}
     for each in sorted(draft.left, key=lambda left: (left.understood, not left.origin.line)):
-        if each.table == OTHER_WAY:
-            lists.setdefault("Another way of the page", []).append(each)
-        elif not each.table:
+        if not _table_of(each):
             lists.setdefault(_title(each), []).append(each)
     return lists
 
 
 def _title(left: Left) -> str:
+    if left.table == OTHER_WAY:
+        return "Another way of the page"
     if not left.understood:
         return "Not understood"
     return "Without effect on a recipe" if left.origin.line else "Also seen on this machine"
@@ -114,61 +114,52 @@ def _line(key: str, value: Scalar) -> str:
 
 def _tables(draft: Draft) -> list[Key]:
     """Tables of the draft, in the order of the shipped recipes."""
-    keys = [each.key for each in draft.values]
-    keys += [each.values[0].key for each in draft.choices]
-    tables = {key[:-1] for key in keys}
-    tables |= {
-        tuple(each.table.split(".")) for each in draft.left if each.table not in ("", OTHER_WAY)
-    }
+    tables = {each.key[:-1] for each in shown_values(draft)}
+    tables |= {tuple(table.split(".")) for each in draft.left if (table := _table_of(each))}
 
     def place(table: Key) -> tuple[int, Key]:
-        names = [name for name in _TABLES if name in (".".join(table), ".".join(table[:1]))]
-        best = ".".join(table) if ".".join(table) in names else (names or [""])[0]
-        return (_TABLES.index(best) if best else 0 if not table else len(_TABLES)), table
+        names = (".".join(table), ".".join(table[:1]))
+        return min((_TABLES.index(name) for name in names if name in _TABLES), default=99), table
 
     return sorted(tables | {()}, key=place)
 
 
+def _table_of(left: Left) -> str:
+    return "" if left.table == OTHER_WAY else left.table
+
+
 def _table(draft: Draft, table: Key) -> Iterator[str]:
-    lists: dict[Key, list[Value]] = {}
-    for each in draft.values:
-        if each.key[:-1] == table and each.item:
-            lists.setdefault(each.key, []).append(each)
-        elif each.key[:-1] == table:
+    """The keys of a table, its lists, and comments: open choices and what is no value."""
+    values = [each for each in draft.values if each.key[:-1] == table]
+    choices = [each for each in draft.choices if each.values[0].key[:-1] == table]
+    for each in values:
+        if not each.item:
             yield _of_value(_line(each.key[-1], each.value), each)
-    open_lists = [
-        choice for choice in draft.choices
-        if choice.values[0].item and choice.values[0].key[:-1] == table
-    ]  # fmt: skip
-    for choice in open_lists:
-        lists.setdefault(choice.values[0].key, [])
-    for key, items in lists.items():
-        yield from _list(key, items, [each for each in open_lists if each.values[0].key == key])
-    for choice in draft.choices:
-        if choice not in open_lists and choice.values[0].key[:-1] == table:
-            for each in choice.values:
-                yield _of_value(f"# {_line(each.key[-1], each.value)}", each)
-    yield from map(_comment, told_left(each for each in draft.left if _is_of(each, table)))
+    items = [each for each in values if each.item]
+    items += [choice.values[0] for choice in choices if choice.values[0].item]
+    for key in dict.fromkeys(each.key for each in items):
+        of_key = [choice for choice in choices if choice.values[0].key == key]
+        yield from _list([each for each in values if each.key == key], key[-1], of_key)
+    for each in (value for choice in choices for value in choice.values if not value.item):
+        yield _of_value(f"# {_line(each.key[-1], each.value)}", each)
+    left = (each for each in draft.left if table and _table_of(each) == ".".join(table))
+    yield from map(_comment, told_left(left))
 
 
-def _is_of(left: Left, table: Key) -> bool:
-    return left.table not in ("", OTHER_WAY) and left.table == ".".join(table)
-
-
-def _list(key: Key, items: Sequence[Value], choices: Sequence[Choice]) -> Iterator[str]:
+def _list(items: Sequence[Value], name: str, choices: Sequence[Choice]) -> Iterator[str]:
+    opening = f"{tomlkit.key([name]).as_string()} = ["
     if len(items) == 1 and not choices:
-        line = f"{tomlkit.key([key[-1]]).as_string()} = [{rendered(items[0].value)}]"
-        yield _of_value(line, items[0])
+        yield _of_value(f"{opening}{rendered(items[0].value)}]", items[0])
         return
-    yield f"{tomlkit.key([key[-1]]).as_string()} = ["
+    yield opening
     for each in items:
         yield _of_value(f"    {rendered(each.value)},", each)
     for choice in choices:
         for each in choice.values:
-            text = str(each.value)
-            value = each.value if isinstance(each.value, dict) else text.removeprefix(WITHOUT)
-            without = "without it: " if text.startswith(WITHOUT) else f"{choice.key[-1]}: "
-            yield _of_value(f"    # {rendered(value)},", each, without)
+            without = isinstance(each.value, str) and each.value.startswith(WITHOUT)
+            value = each.value.removeprefix(WITHOUT) if isinstance(each.value, str) else each.value
+            label = "without it" if without else choice.key[-1]
+            yield _of_value(f"    # {rendered(value)},", each, f"{label}: ")
     yield "]"
 
 
