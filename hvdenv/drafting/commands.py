@@ -12,7 +12,7 @@ from hvdenv.drafting import directives, launching, modulelines, packagefiles, pa
 from hvdenv.drafting.directives import Field
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, blocks
-from hvdenv.drafting.shell import UNKNOWN, Rest, Statement, read_script
+from hvdenv.drafting.shell import UNKNOWN, Statement, read_script
 from hvdenv.drafting.values import (
     COMMAND,
     INFERRED,
@@ -195,12 +195,12 @@ class _Reader:
         return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
-        script = read_script(block, known, MOST_COMMANDS - self.commands + 1)
-        for line in script.rest:
-            self.lines[line.line] = Left(self._origin(line), line.reason, True)
+        script = read_script(block, self.source, known, MOST_COMMANDS - self.commands + 1)
+        self.lines |= {each.origin.line: each for each in script.lines}
         before = len(self.values)
         if block.kind in packagefiles.READERS:
-            self._read_all(packagefiles.READERS[block.kind](block, self.page))
+            read = packagefiles.READERS[block.kind](block, self.source, self.page)
+            self._read_all(read)
         else:
             self._read_script(script.statements)
         keys = {each.key for each in self.values[before:] if each.weight != INFERRED}
@@ -240,7 +240,7 @@ class _Reader:
                 if isinstance(each, Field):
                     fields.append(each)
                 elif isinstance(each, Value) and each.key == modulelines.LOAD and _is_stated(each):
-                    self.page.loads.add(self._stated(statement, each))
+                    self.page.loads.add(_stated(statement, each))
                 else:
                     self._keep(statement, each)
         return fields
@@ -280,26 +280,18 @@ class _Reader:
 
     def _scheduler_of(self, statement: Statement) -> str:
         if statement.directive:
-            return directives.scheduler_of(statement.text)
+            return directives.scheduler_of(statement.origin.text)
         return launching.REQUESTS.get(statement.words[0]) or self.page.scheduler
-
-    def _origin(self, line: Statement | Rest) -> Origin:
-        return Origin(self.source, line.line, line.text, line.last)
-
-    def _stated(self, statement: Statement, value: Value) -> Value:
-        stated = SCRIPT if statement.batch else COMMAND
-        weight = INFERRED if value.weight == INFERRED else stated
-        return value._replace(origin=self._origin(statement), weight=weight)
 
     def _keep(self, statement: Statement, read: Read) -> None:
         if isinstance(read, Value) and not _is_stated(read):
             read = leave(f"the page does not state {'.'.join(read.key)}")
         if isinstance(read, Value):
-            self.values.append(self._stated(statement, read))
+            self.values.append(_stated(statement, read))
             return
         table = _table_of(statement)
         placed = not read.understood or table == "job"
-        left = read._replace(origin=self._origin(statement), table=table if placed else "")
+        left = read._replace(origin=statement.origin, table=table if placed else "")
         if left not in self.left[-5:]:
             self.left.append(left)
 
@@ -326,7 +318,7 @@ class _Reader:
                 f"hvdenv does not support {unsupported}: see docs/how-to/add-a-scheduler.md"
             )
         elif statement.directive:
-            self.page.scheduler = directives.scheduler_of(statement.text)
+            self.page.scheduler = directives.scheduler_of(statement.origin.text)
             yield Value(at("scheduler"), self.page.scheduler)
             yield from directives.fields_of_directive(statement)
         else:
@@ -336,6 +328,12 @@ class _Reader:
                 yield from program.read(statement, self.page)
             elif statement.words and statement.words[0].strip("."):
                 yield leave(f"hvdenv does not know {statement.words[0]}")
+
+
+def _stated(statement: Statement, value: Value) -> Value:
+    stated = SCRIPT if statement.batch else COMMAND
+    weight = INFERRED if value.weight == INFERRED else stated
+    return value._replace(origin=statement.origin, weight=weight)
 
 
 def _is_stated(value: Value) -> bool:
@@ -380,6 +378,6 @@ def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:
     for each in fields:
         launched = each.field in directives.OF_LAUNCHER
         of_script = each.statement.directive or (launched and each.statement.batch)
-        line = 0 if of_script else each.statement.line
+        line = 0 if of_script else each.statement.origin.line
         jobs.setdefault(line, []).append(each)
     return jobs.values()

@@ -81,7 +81,7 @@ def scheduler_of(text: str) -> str:
 
 def unsupported(statements: Iterable[Statement]) -> str:
     """The name of a batch system that hvdenv does not support; empty if it does."""
-    texts = [each.text for each in statements if each.directive]
+    texts = [each.origin.text for each in statements if each.directive]
     if any(map(_NQSV.match, texts)):
         return NQSV
     return next(
@@ -91,9 +91,9 @@ def unsupported(statements: Iterable[Statement]) -> str:
 
 def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
     # A comment follows after " #"; within a word, # is a character.
-    text = re.split(r"\s#", statement.text.partition(" ")[2])[0]
+    text = re.split(r"\s#", statement.origin.text.partition(" ")[2])[0]
     try:
-        yield from fields_of(statement, shlex.split(text), scheduler_of(statement.text))
+        yield from fields_of(statement, shlex.split(text), scheduler_of(statement.origin.text))
     except ValueError:
         yield leave("its quotes do not match")
 

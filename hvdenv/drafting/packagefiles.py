@@ -12,15 +12,16 @@ from hvdenv.drafting import packages
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, logical_lines
 from hvdenv.drafting.shell import Statement, shown
-from hvdenv.drafting.values import Read, Value, at, leave
+from hvdenv.drafting.values import Origin, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
+from hvdenv.masking import learn
 
 # Longer files are no lists of packages.
 _MOST_LINES = 2000
 Lines = Iterator[tuple[Statement, Iterator[Read]]]
 
 
-def _requirements(block: Block, page: Page) -> Lines:
+def _requirements(block: Block, source: str, page: Page) -> Lines:
     texts = {
         line: re.sub(r"\\\n", " ", re.split(r"(?:^|\s)#", line.text)[0]).strip()
         for line in logical_lines(block.lines[:_MOST_LINES])
@@ -28,9 +29,8 @@ def _requirements(block: Block, page: Page) -> Lines:
     frameworks = {name for text in texts.values() for name in packages.frameworks_in(text)}
     for line, text in texts.items():
         if text:
-            first, last = block.line + line.first, block.line + line.last
-            statement = Statement(("pip", "install"), (), first, last=last, text=shown(text))
-            yield statement, _requirement(text, page, frameworks)
+            origin = Origin(source, block.line + line.first, shown(text), block.line + line.last)
+            yield Statement(("pip",), (), origin), _requirement(text, page, frameworks)
 
 
 def _requirement(text: str, page: Page, frameworks: set[str]) -> Iterator[Read]:
@@ -45,7 +45,7 @@ def _requirement(text: str, page: Page, frameworks: set[str]) -> Iterator[Read]:
     yield from packages.of_pip(["install", *words], page, frameworks)
 
 
-def _environment(block: Block, page: Page) -> Lines:
+def _environment(block: Block, source: str, page: Page) -> Lines:
     text = "\n".join(block.lines[:_MOST_LINES])
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -54,9 +54,8 @@ def _environment(block: Block, page: Page) -> Lines:
     for key, node in root.value if isinstance(root, yaml.MappingNode) else ():
         for entry, read in _entries(str(key.value), node, page):
             number = entry.start_mark.line
-            line = block.line + number
-            text = shown(block.lines[number])
-            yield Statement(("conda", "env"), (), line, last=line, text=text), read
+            origin = Origin(source, block.line + number, shown(block.lines[number]))
+            yield Statement(("conda",), (), origin), read
 
 
 def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node, Iterator[Read]]]:
@@ -73,13 +72,14 @@ def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node,
             else:
                 yield each, packages.conda_package(str(each.value))
     elif key == "variables" and isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            yield name, variable(str(name.value), str(value.value), exported=True)
+        pairs = [(name, str(name.value), str(value.value)) for name, value in node.value]
+        learn(pair[1:] for pair in pairs)  # before their lines are shown
+        yield from ((node, variable(name, value, exported=True)) for node, name, value in pairs)
     else:
         yield node, iter([leave("hvdenv names and stores environments itself", understood=True)])
 
 
-READERS: dict[str, Callable[[Block, Page], Lines]] = {
+READERS: dict[str, Callable[[Block, str, Page], Lines]] = {
     "requirements": _requirements,
     "conda": _environment,
 }

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
+from hvdenv.drafting.values import Left, Origin
 from hvdenv.errors import UsageError
 from hvdenv.libraries import install_command
 from hvdenv.masking import clean, learn
@@ -58,30 +59,18 @@ class Statement(NamedTuple):
         words: the program and its arguments; empty if it only assigns. A value may contain
             UNKNOWN or ``$NAME``.
         variables: those that it assigns.
-        line, last: of the page.
-        text: as on the page, fit to be shown.
+        origin: its text is fit to be shown.
         batch: whether it is in a script with directives.
     """
 
     words: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
-    line: int
-    last: int
-    text: str
+    origin: Origin
     batch: bool = False
 
     @property
     def directive(self) -> bool:
-        return self.text.startswith("#")
-
-
-class Rest(NamedTuple):
-    """A line that may be a command, and why it is none, if it turns out so."""
-
-    line: int
-    last: int
-    text: str
-    reason: str
+        return self.origin.text.startswith("#")
 
 
 class Script(NamedTuple):
@@ -89,12 +78,12 @@ class Script(NamedTuple):
 
     Attributes:
         inner: files that it writes, of a kind that is read.
-        rest: all its lines, except comments.
+        lines: all its lines, except comments, and why each is no command, if it turns out so.
     """
 
     statements: tuple[Statement, ...]
     inner: tuple[Block, ...]
-    rest: tuple[Rest, ...]
+    lines: tuple[Left, ...]
 
 
 def shown_whole(text: str) -> str:
@@ -108,22 +97,22 @@ def shown(text: str) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def read_script(block: Block, known: Callable[[str], bool], most: int) -> Script:
+def read_script(block: Block, source: str, known: Callable[[str], bool], most: int) -> Script:
     """The statements of a block.
 
     Args:
+        source: the page.
         known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
     typed = _typed(block, known)
     if block.kind in ("conda", "requirements"):
-        return Script((), (), tuple(_rest(block, typed)))
+        return Script((), (), tuple(_lines(block, source, typed)))
     code = [_TO_FILL_IN.sub(_PLACEHOLDER, line) for line in typed]
-    found, inner = _Reader(block.line, most).read(code)
+    found, inner = _Reader(source, block.line, most).read(code)
     if not any(each.batch or (each.words and known(each.words[0])) for each in found):
         found = tuple(each for each in found if not each.words and each.variables)
-    rest = tuple(_rest(block, typed))
-    return Script(found, inner, rest)
+    return Script(found, inner, tuple(_lines(block, source, typed)))  # its secrets are known now
 
 
 def _typed(block: Block, known: Callable[[str], bool]) -> list[str]:
@@ -146,19 +135,24 @@ def _typed(block: Block, known: Callable[[str], bool]) -> list[str]:
     return lines
 
 
-def _rest(block: Block, typed: Sequence[str]) -> Iterator[Rest]:
+def _lines(block: Block, source: str, typed: Sequence[str]) -> Iterator[Left]:
+    """Every line. What is not shell code may contain secrets, so that it is not shown."""
+    hidden = Origin(source)
+    before = ""
     for each in logical_lines(block.lines):
         text, stripped = "\n".join(typed[each.first : each.last + 1]).strip(), each.text.strip()
+        first, last = block.line + each.first, block.line + each.last
         comment = (text or stripped).startswith("#") and not DIRECTIVE.match(text or stripped)
-        if not stripped or (comment and not (block.kind == "text" and _MENTION.search(stripped))):
+        if not stripped or (comment and block.kind != "text"):
             continue
-        if text or block.kind != "text" or _MENTION.search(stripped):
-            yield Rest(
-                block.line + each.first,
-                block.line + each.last,
-                shown(stripped),
-                _why(block, each, text),
-            )
+        reason = _why(block, each, text)
+        if text or block.kind == "docker" or (block.kind == "text" and _MENTION.search(stripped)):
+            before = ""
+            yield Left(Origin(source, first, shown(stripped), last), reason, understood=True)
+        elif block.kind != "text":
+            hidden = Origin(source, hidden.line if reason == before else first, "", last)
+            before = reason
+            yield Left(hidden, reason, understood=True)
 
 
 def _why(block: Block, line: Line, typed: str) -> str:
@@ -231,7 +225,8 @@ def _after_prompts(lines: Sequence[str]) -> Iterator[str]:
 class _Reader:
     """Reads one block, whose first line has the number ``first``."""
 
-    def __init__(self, first: int, most: int) -> None:
+    def __init__(self, source: str, first: int, most: int) -> None:
+        self.source = source
         self.first = first
         self.most = most
         self.parser = _parser()
@@ -241,13 +236,13 @@ class _Reader:
         commands = list(islice(self._parse(lines), self.most))
         inside = {n for each in self.inner for n in range(each.line, each.line + len(each.lines))}
         directives = (
-            Statement((), (), self.first + number, last=0, text=shown(line.strip()))
+            Statement((), (), self._origin(number, number, line.strip()))
             for number, line in enumerate(lines)
             if DIRECTIVE.match(line.lstrip()) and self.first + number not in inside
         )
         found = [*islice(directives, self.most), *commands]
         batch = any(each.directive for each in found)
-        ordered = sorted(found, key=lambda each: each.line)[: self.most]
+        ordered = sorted(found, key=lambda each: each.origin.line)[: self.most]
         return tuple(each._replace(batch=batch) for each in ordered), tuple(self.inner)
 
     def _parse(self, lines: list[str]) -> Iterator[Statement]:
@@ -260,9 +255,8 @@ class _Reader:
             if not node.has_error:
                 yield from self._walk(node, each.first)
             elif part and not _KEYWORD.match(part):
-                first, last = self.first + each.first, self.first + each.last
-                words = (part.split()[0], UNKNOWN)
-                yield Statement(words, (), first, last=last, text=shown(part))
+                origin = self._origin(each.first, each.last, part)
+                yield Statement((part.split()[0], UNKNOWN), (), origin)
 
     def _walk(self, root: Node, offset: int) -> Iterator[Statement]:
         """Statements below a node. No recursion: pages may nest deeply."""
@@ -297,10 +291,12 @@ class _Reader:
         learn(variables)  # before the text is shown
         words = [each.replace(_PLACEHOLDER, UNKNOWN) for each in words]
         variables = [(name, value.replace(_PLACEHOLDER, UNKNOWN)) for name, value in variables]
-        first, last = (
-            self.first + offset + row for row in (node.start_point[0], node.end_point[0])
-        )
-        return Statement(tuple(words), tuple(variables), first, last=last, text=shown(_text(node)))
+        first, last = (offset + row for row in (node.start_point[0], node.end_point[0]))
+        origin = self._origin(first, last, _text(node))
+        return Statement(tuple(words), tuple(variables), origin)
+
+    def _origin(self, first: int, last: int, text: str) -> Origin:
+        return Origin(self.source, self.first + first, shown(text), self.first + last)
 
 
 def _words(node: Node) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Origin(NamedTuple):
         return f"{self.source}:{self.line}" + (f"-{self.last}" if self.last > self.line else "")
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.text}" if self.line else self.source
+        return f"{self.place}: {self.text}" if self.line and self.text else self.place
 
 
 # Until the reader of a page adds it.

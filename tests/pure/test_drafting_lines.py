@@ -217,3 +217,18 @@ def test_ways_of_a_page_are_not_merged() -> None:
         drafts = combine("x", part, parse_toml(DEFAULTS.read_text()))
         frameworks += [str(v.value) for v in drafts.values if v.key == ("horovod", "frameworks")]
     assert frameworks == ["tensorflow", "torch"]
+
+
+def test_no_secret_is_shown_with_its_line() -> None:
+    """Code of other languages and output are named by their lines only."""
+    page = "```yaml\ndependencies:\n- python=3.10\nvariables:\n  HF_TOKEN: hf_x1y2z3\n```\n"
+    page += "```python\nlogin('q1w2e3')\nhvd.init()\n```\n```console\n$ ls\nkey q1w2e3\n```\n"
+    draft = drafted(page, "page.md")
+    assert not any(each in draft for each in ("hf_x1y2z3", "q1w2e3"))
+    assert "page.md:8-9: python is not shell code" in draft
+    assert "page.md:13: output of a command" in draft
+
+
+def test_memory_is_that_of_every_scheduler() -> None:
+    draft = drafted("#!/bin/bash\n#PBS -l select=2:ncpus=8:mpiprocs=4:mem=300gb\n")
+    assert parse_toml(draft)["job"]["memory"] == "300G"
