@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, get_args
 
 from hvdenv.drafting.inferred import gpu_option, inferred, mpi_module
 from hvdenv.drafting.shell import shown_whole
@@ -11,13 +11,16 @@ from hvdenv.drafting.values import WITHOUT, Found, Key, Left, Origin, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import Problem, check_part, decode
+from hvdenv.schema import Problem, Table, check_part, decode
 
+# Every recipe has them.
+_TABLES: Table = {"horovod": {}, "frameworks": {}}
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
     "horovod.frameworks": 'such as ["torch"]',
     "horovod.controllers": '["mpi"], ["gloo"] or both',
+    "version": "the release to install",
     "conda.channels": 'such as ["conda-forge"]',
 }
 
@@ -53,7 +56,7 @@ class Draft(NamedTuple):
     partition: str = ""
 
 
-def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
+def combine(name: str, found: Found, defaults: Table) -> Draft:
     """The draft of a recipe; ``defaults`` is the layer below every recipe."""
     left = list(found.left)
     valid = _valid(_without_some_images(list(_horovodrun(found.values)), left), left)
@@ -119,8 +122,8 @@ def _bare_partition(values: Sequence[Value]) -> str:
     return str(named.value) if named and named.value not in described else ""
 
 
-def nested(values: Iterable[Value]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
+def nested(values: Iterable[Value]) -> Table:
+    document: Table = {}
     for each in values:
         table = document
         for part in each.key[:-1]:
@@ -262,44 +265,38 @@ def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
 
 
 def _missing(
-    name: str, values: Sequence[Value], pending: set[Key], defaults: Mapping[str, Any]
+    name: str, values: Sequence[Value], pending: set[Key], defaults: Table
 ) -> Iterator[Missing]:
     document = nested(values)
     document |= {"format": 1, "name": name, "summary": "x", "status": "documented"}
-    for table, content in defaults.items():
-        if isinstance(content, dict):
-            document[table] = {**content, **document.get(table, {})}
-        else:
-            document.setdefault(table, content)
-    document.setdefault("horovod", {})
-    document.setdefault("frameworks", {})
+    for key, below in (*defaults.items(), *_TABLES.items()):
+        stated = document.get(key, {} if isinstance(below, dict) else below)
+        document[key] = {**below, **(stated or {})} if isinstance(below, dict) else stated
     yield from _missing_gpus(values)
     if "mpi" in document["horovod"].get("controllers", []) and "mpi" not in document:
         yield Missing(at("mpi.kind"), 'such as "openmpi": Horovod is to use MPI')
     for framework in document["horovod"].get("frameworks", []):
         if framework not in document["frameworks"]:
-            yield Missing(at("frameworks", framework, "version"), "the release to install")
+            yield Missing(at("frameworks", framework, "version"), _NEEDS["version"])
     try:
         decode(Recipe, document)
     except Problem as problem:
         for each in problem.all:
-            key = tuple(str(part) for part in each.path)
-            if key not in pending:
-                dotted = ".".join(key)
-                of_framework = (key[0], key[-1]) == ("frameworks", "version")
-                told = "the release to install" if of_framework else each.message
-                told = _release() if dotted == "horovod.version" else told
-                yield Missing(key, _NEEDS.get(dotted, told))
+            path = tuple(str(part) for part in each.path)
+            of_framework = (path[0], path[-1]) == ("frameworks", "version")
+            dotted = "version" if of_framework else ".".join(path)
+            told = _release() if dotted == "horovod.version" else _NEEDS.get(dotted, each.message)
+            if path not in pending:
+                yield Missing(path, told)
 
 
 def _missing_gpus(values: Sequence[Value]) -> Iterator[Missing]:
     """A job that requests GPUs states the least that a node has, not how many it has."""
     partition, gpus = _find(values, "job.partition"), _find(values, "job.gpus_per_node")
-    if partition and gpus:
-        key = ("partitions", str(partition.value), "gpus")
-        if not any(each.key == key for each in values):
-            needs = f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
-            yield Missing(key, needs)
+    key = ("partitions", str(partition.value if partition else ""), "gpus")
+    if partition and gpus and not any(each.key == key for each in values):
+        needs = f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
+        yield Missing(key, needs)
 
 
 def _release() -> str:

@@ -218,7 +218,7 @@ class _Reader:
         before = len(self.values)
         if batch:  # it starts from nothing
             self.page.loads.purge()
-        resolved = map(self._resolved, _without_python(statements))
+        resolved = map(self._resolved, statements)
         fields = self._read_all((each, self._read(each, other)) for each in resolved)
         new = self.values[before:]
         launches = any(each.key == at("launch.launcher") for each in new)
@@ -359,17 +359,6 @@ def _variables(statement: Statement) -> Iterator[Read]:
         return
     for name, value in statement.variables:
         yield from variable(name, value, exported=bool(statement.words))
-
-
-def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Without what is typed into an interactive Python."""
-    inside = False
-    for statement in statements:
-        name = (statement.words or ("",))[0]
-        starts = len(statement.words) == 1 and _program(statement) == PROGRAMS["python"]
-        inside = starts or (inside and not known(name))
-        if not inside or starts:
-            yield statement
 
 
 def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:

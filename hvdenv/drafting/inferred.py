@@ -24,7 +24,7 @@ _IN_NAMES = {
     "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
     "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
 }
-_PYTHON = re.compile(r"(?i)(?:^|.*/)(?:cray-)?python\d?/.*")
+_PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
 _VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
@@ -68,7 +68,7 @@ def _of_module(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
         yield from _mpi(each, version)
     elif kinds := [kind for kind, known in _TOOLCHAINS.items() if known.search(name)]:
         yield _follows(at("mpi.kind"), kinds[0], each, "the MPI of this toolchain of EasyBuild")
-    elif role == "Python" and _PYTHON.fullmatch(name) and venv:
+    elif role == "Python" and _PYTHON.search(name) and venv:
         yield _follows(at("python.from_modules"), True, each)
         if re.fullmatch(r"3\.\d{1,2}(?:\.\d{1,2})?", version):
             exact = f"=={version}" if version.count(".") == 2 else f"=={version}.*"
