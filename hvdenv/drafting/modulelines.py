@@ -23,7 +23,7 @@ _ACTIONS = frozenset({
 _PYTHON = re.compile(
     r"(?:.*/)?(?:python\d?|anaconda\d?|miniconda\d?|pythonanaconda|cray-python)", re.I
 )
-_CMAKE = re.compile(r"(?:.*/)?cmake\b.*", re.IGNORECASE)
+_CMAKE = re.compile(r"(?:^|/)cmake\b", re.IGNORECASE)
 _PROFILES = re.compile(
     r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)|activate"
 )
@@ -122,9 +122,7 @@ def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Value]:
         label = labels.get(name) or (sites if role == "Horovod" else "")
         if not label and (len(by_role.get(role, ())) > 1 or in_one_way):
             label = role
-        key = (
-            at("modules.build") if _CMAKE.fullmatch(name) else (*LOAD, *([label] if label else []))
-        )
+        key = at("modules.build") if _CMAKE.search(name) else (*LOAD, *([label] if label else []))
         yield each._replace(key=key)
 
 

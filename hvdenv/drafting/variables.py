@@ -40,17 +40,17 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
 # Others, with the reason to leave them out. Those of a page itself need no key.
 _OTHERS = {
     "recipes do not set search paths: modules and hvdenv do": re.compile(
-        r"(?:LD_LIBRARY_|LIBRARY_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|C)?PATH|LD_PRELOAD|INCLUDE"
-        r"|PYTHONUSERBASE"
+        r"^(?:(?:LD_LIBRARY_|LIBRARY_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|C)?PATH|LD_PRELOAD|INCLUDE"
+        r"|PYTHONUSERBASE)$"
     ),
     "": re.compile(
-        r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
-        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL)"
+        r"^(?:(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
+        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL))$"
     ),
     "a folder that the page uses": re.compile(
-        r"(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)"
+        r"^(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)$"
     ),
-    "recipes name no proxies: set it in your shell": re.compile(r"(?i)\w+_proxy"),
+    "recipes name no proxies: set it in your shell": re.compile(r"(?i)^\w+_proxy$"),
 }
 
 
@@ -61,7 +61,7 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
         yield from _interfaces(value)
     elif name.startswith("HOROVOD_"):
         yield from _of_horovod(name, value)
-    elif reasons := [told for told, pattern in _OTHERS.items() if pattern.fullmatch(name)]:
+    elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
         told = reasons[0] or "the page, the batch system or hvdenv sets it"
         yield leave(told, understood=not (reasons[0] and exported))
     elif not exported:
