@@ -37,6 +37,7 @@ EVERY_LINE = (1, sys.maxsize)
 OTHER_WAY = "another way"
 _OF_WAYS = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
 _CREATES = frozenset({at("python.provider")})
+_INSTALLS = frozenset({"horovod", "frameworks"})
 
 Reader = Callable[[Statement, Page], Iterator[Read | Field]]
 
@@ -203,14 +204,23 @@ class _Reader:
             self._read_all(read)
         else:
             self._read_script(script.statements)
-        keys = {each.key for each in self.values[before:] if each.weight != INFERRED}
-        does = frozenset(key[0] for key in keys) | (_CREATES & keys)
-        part = _Part(block.line, block.line + len(block.lines) - 1, block.section, does)
-        if self.parts and self.parts[-1].section == block.section:
-            part = self.parts.pop().joined(part)
-        self.parts.append(part)
+        self._note_parts(block, [each for each in self.values[before:] if each.weight != INFERRED])
         for inner in script.inner:
             self.read_block(inner._replace(section=block.section))
+
+    def _note_parts(self, block: Block, new: list[Value]) -> None:
+        """What the block adds to its section. Another environment begins another part."""
+        creations = {each.origin.line for each in new if each.key in _CREATES}
+        starts = sorted({block.line, *creations})
+        ends = [*(start - 1 for start in starts[1:]), block.line + len(block.lines) - 1]
+        for first, last in zip(starts, ends, strict=True):
+            keys = {each.key for each in new if first <= each.origin.line <= last}
+            does = frozenset(key[0] for key in keys) | (_CREATES & keys)
+            part = _Part(first, last, block.section, does)
+            before = self.parts[-1] if self.parts else part._replace(section=-1)
+            if before.section == part.section and not before.does & part.does >= _CREATES:
+                part = self.parts.pop().joined(part)
+            self.parts.append(part)
 
     def _read_script(self, statements: tuple[Statement, ...]) -> None:
         batch = any(each.batch for each in statements)
@@ -218,7 +228,7 @@ class _Reader:
         before = len(self.values)
         if batch:  # it starts from nothing
             self.page.loads.purge()
-        resolved = map(self._resolved, statements)
+        resolved = map(self._resolved, _without_python(statements))
         fields = self._read_all((each, self._read(each, other)) for each in resolved)
         new = self.values[before:]
         launches = any(each.key == at("launch.launcher") for each in new)
@@ -248,13 +258,14 @@ class _Reader:
     def _without_other_ways(self) -> list[Value]:
         """The values of the first way to an environment. The lines of the others are left.
 
-        A section that creates another environment, or builds Horovod for another framework,
-        begins another way. The sections about jobs belong to all of them.
+        What creates another environment after the first one is complete, or a section that builds
+        Horovod for another framework, begins another way. Jobs belong to all of them.
         """
         ways = [_Part(0, 0, 0)]
         for part in self.parts:
             both = ways[-1].does & part.does
-            if both >= _CREATES or {"horovod", "frameworks"} <= both:
+            complete = _INSTALLS & ways[-1].does
+            if (both >= _CREATES and complete) or both >= _INSTALLS:
                 ways.append(part)
             else:
                 ways[-1] = ways[-1].joined(part)
@@ -359,6 +370,16 @@ def _variables(statement: Statement) -> Iterator[Read]:
         return
     for name, value in statement.variables:
         yield from variable(name, value, exported=bool(statement.words))
+
+
+def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Without what is typed into an interactive Python."""
+    inside = False
+    for statement in statements:
+        starts = len(statement.words) == 1 and _program(statement) == PROGRAMS["python"]
+        inside = starts or (inside and not known((statement.words or ("",))[0]))
+        if not inside or starts:
+            yield statement
 
 
 def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:

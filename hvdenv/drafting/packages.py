@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import UNKNOWN, Statement
-from hvdenv.drafting.values import INFERRED, Read, Value, at, leave
+from hvdenv.drafting.values import COMMAND, INFERRED, Read, Value, at, leave
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
 BUILDS = leave("hvdenv builds it with its own commands", understood=True)
@@ -69,7 +69,8 @@ def conda(statement: Statement, page: Page) -> Iterator[Read]:
         prefix = options.last("--clone")
         yield Value(at("python.prefix"), prefix) if "/" in prefix else leave("clones by name")
     else:
-        yield Value(at("python.provider"), "conda")
+        created = COMMAND if action == "create" else INFERRED
+        yield Value(at("python.provider"), "conda", weight=created)
         for channel in options.all("-c", "--channel"):
             yield Value(at("conda.channels"), channel, item=True)
         for spec in specs:

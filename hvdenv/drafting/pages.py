@@ -24,7 +24,7 @@ _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
 # What follows the title of a tab or a note of MkDocs is no paragraph that goes on.
 _TAB = re.compile(r"^[ ]{0,12}(?:===|!!!|\?\?\?)[!+]? .*$", re.MULTILINE)
-_HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== |<h[1-6]\b)|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
+_HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== )|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
 _RST = re.compile(r"^ {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::", re.MULTILINE)
 _LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
 _OTHER_LANGUAGE = re.compile(
@@ -132,7 +132,7 @@ def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
         if any(line.strip() for line in text):
             yield Block(start + 1, text, "text", section=sections)
         if block.lines:
-            yield block._replace(section=sections)
+            yield block._replace(section=block.section or sections)
         start = max(start, block.line - 1 + len(block.lines))
 
 
@@ -144,6 +144,7 @@ class _Preformatted(HTMLParser):
         self.language = ""
         self.parts: list[str] = []
         self.found: list[Block] = []
+        self.sections = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -152,6 +153,8 @@ class _Preformatted(HTMLParser):
             if not self.depth:
                 self.start, self.parts, self.language = self.getpos()[0], [], language
             self.depth += 1
+        elif re.fullmatch(r"h[1-6]", tag):
+            self.sections += 1
         elif tag == "code" and self.depth:
             self.language = self.language or language
         elif tag == "br" and self.depth:
@@ -163,7 +166,8 @@ class _Preformatted(HTMLParser):
             if not self.depth:
                 lines = tuple("".join(self.parts).split("\n"))
                 kind = _kind_of_code(self.language, lines)
-                self.found.append(Block(self.start, lines, kind, self.language))
+                block = Block(self.start, lines, kind, self.language)
+                self.found.append(block._replace(section=self.sections))
 
     def handle_data(self, data: str) -> None:
         if self.depth:

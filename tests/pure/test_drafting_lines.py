@@ -232,3 +232,21 @@ def test_no_secret_is_shown_with_its_line() -> None:
 def test_memory_is_that_of_every_scheduler() -> None:
     draft = drafted("#!/bin/bash\n#PBS -l select=2:ncpus=8:mpiprocs=4:mem=300gb\n")
     assert parse_toml(draft)["job"]["memory"] == "300G"
+
+
+ALTERNATIVES = {
+    "tabs": '=== "pip"\n\n```\npip install torch==2.0.1\npip install horovod==0.28.1\n```\n\n=== "conda"\n\n'
+    "```\nconda create -n h python=3.9 pytorch=1.13.1\npip install horovod==0.27.0\n```\n",
+    "HTML": "<html><h2>A</h2><pre>python3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1</pre>"
+    "<h2>B</h2>\n<pre>python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0</pre></html>",
+    "one script": "#!/bin/bash\npython3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1\n"
+    "python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0\n",
+}
+
+
+@pytest.mark.parametrize("page", ALTERNATIVES.values(), ids=ALTERNATIVES)
+def test_alternatives_of_every_kind_of_page(page: str) -> None:
+    found = parse_toml(drafted(page))
+    assert found["frameworks"] == {"torch": {"version": "2.0.1"}}
+    assert (found["horovod"]["version"], found["horovod"]["frameworks"]) == ("0.28.1", ["torch"])
+    assert "another way: `--lines " in drafted(page)
