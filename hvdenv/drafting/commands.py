@@ -329,9 +329,10 @@ class _Reader:
                 f"hvdenv does not support {unsupported}: see docs/how-to/add-a-scheduler.md"
             )
         elif statement.directive:
-            self.page.scheduler = directives.scheduler_of(statement.origin.text)
-            yield Value(at("scheduler"), self.page.scheduler)
-            yield from directives.fields_of_directive(statement)
+            if scheduler := directives.scheduler_of(statement.origin.text):
+                self.page.scheduler = scheduler
+                yield Value(at("scheduler"), scheduler)
+                yield from directives.fields_of_directive(statement)
         else:
             yield from _variables(statement)
             program = _program(statement)

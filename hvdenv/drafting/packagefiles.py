@@ -59,7 +59,7 @@ def _environment(block: Block, source: str, page: Page) -> Lines:
 
 
 def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node, Iterator[Read]]]:
-    items = node.value if isinstance(node, yaml.CollectionNode) else []
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
     if key == "channels":
         for each in items:
             yield each, iter([Value(at("conda.channels"), str(each.value), item=True)])
@@ -67,7 +67,8 @@ def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node,
         yield node, iter([Value(at("python.provider"), "conda")])
         for each in items:
             if isinstance(each, yaml.MappingNode):
-                of_pip = (item for _, value in each.value for item in value.value)
+                lists = (value for _, value in each.value if isinstance(value, yaml.SequenceNode))
+                of_pip = (item for value in lists for item in value.value)
                 yield from ((item, _requirement(str(item.value), page, set())) for item in of_pip)
             else:
                 yield each, packages.conda_package(str(each.value))

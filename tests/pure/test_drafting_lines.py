@@ -250,3 +250,18 @@ def test_alternatives_of_every_kind_of_page(page: str) -> None:
     assert found["frameworks"] == {"torch": {"version": "2.0.1"}}
     assert (found["horovod"]["version"], found["horovod"]["frameworks"]) == ("0.28.1", ["torch"])
     assert "another way: `--lines " in drafted(page)
+
+
+ODD = {
+    "a directive without an option": "#!/bin/bash\n#SBATCH \n#PBS\t\nmodule load gcc/1\n",
+    "pip without a list": "dependencies:\n- python=3.10\n- pip: horovod\n- [a, b]\n- {}\n",
+    "keys that are lists": "? [a, b]\n: c\ndependencies: torch\nchannels:\n  a: b\nvariables: [x]\n",
+    "not YAML": "dependencies:\n- a: [\n",
+    "an alias of itself": "dependencies: &a\n- python=3.9\n- *a\n",
+}
+
+
+@pytest.mark.parametrize("page", ODD.values(), ids=ODD)
+def test_odd_pages_are_drafted(page: str) -> None:
+    name = "page" if page.startswith("#!") else "environment.yml"
+    assert parse_toml(drafted(page, name))["status"] == "documented"
