@@ -45,13 +45,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", 
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
 # Programs that request allocations. qsub belongs to several batch systems.
-REQUESTS = {
-    "salloc": "slurm",
-    "sbatch": "slurm",
-    "sinteractive": "slurm",
-    "bsub": "lsf",
-    "qsub": "",
-}
+_OF_SLURM = ("salloc", "sbatch", "sinteractive")
+REQUESTS = {**dict.fromkeys(_OF_SLURM, "slurm"), "bsub": "lsf", "qsub": ""}
 _OF_PLACE = ("partition", "account", "qos")
 _NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from typing import Literal, NamedTuple
@@ -31,6 +31,8 @@ _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|json|toml|ini|c|c\+\+|cpp|cuda|cmake|lua|julia|matlab|r|fortran|diff"
     r"|ya?ml|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
 )
+
+_FROM = re.compile(r"FROM [\w./-]+(?::\S+)?(?: [Aa][Ss] \w+)?$")
 
 Kind = Literal["shell", "text", "conda", "requirements", "docker", "other"]
 _KINDS_OF_FILES: dict[Kind, str] = {
@@ -79,7 +81,7 @@ def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
     text = "\n".join(lines)
     for kind, patterns in _KINDS_OF_FILES.items():
         named = any(fnmatchcase(name.lower(), pattern) for pattern in patterns.split())
-        if named and (kind != "conda" or _is_conda(lines)):
+        if named and (kind != "conda" or _kind_by_content(lines) == kind):
             return kind
     if first.startswith("#!"):
         return "shell"
@@ -87,26 +89,18 @@ def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
         return None
     if first.startswith("#") and any(map(DIRECTIVE.match, lines)):
         return "shell"
-    return next((kind for kind, is_one in _BY_CONTENT if is_one(lines)), None)
+    return _kind_by_content(lines)
 
 
-def _is_conda(lines: Sequence[str]) -> bool:
-    return any(line.startswith("dependencies:") for line in lines)
-
-
-def _is_docker(lines: Sequence[str]) -> bool:
-    return any(re.match(r"FROM [\w./-]+(?::\S+)?(?: [Aa][Ss] \w+)?$", line) for line in lines)
-
-
-_BY_CONTENT: tuple[tuple[Kind, Callable[[Sequence[str]], bool]], ...] = (
-    ("conda", _is_conda), ("docker", _is_docker),
-)  # fmt: skip
+def _kind_by_content(lines: Sequence[str]) -> Kind | None:
+    if any(line.startswith("dependencies:") for line in lines):
+        return "conda"
+    return "docker" if any(map(_FROM.match, lines)) else None
 
 
 def _kind_of_code(language: str, lines: Sequence[str]) -> Kind:
-    for kind, is_one in _BY_CONTENT:
-        if is_one(lines):
-            return kind
+    if kind := _kind_by_content(lines):
+        return kind
     named = language.split(",")[0].split(" ")[0]
     other = _OTHER_LANGUAGE.fullmatch(named) and not any(map(DIRECTIVE.match, lines))
     return "other" if other else "shell"
