@@ -54,9 +54,10 @@ BUILD_SECONDS, QUESTION_SECONDS, VERIFY_SECONDS = 7200.0, 300.0, 1500.0
 PACKAGES = ("numpy", "keras", "tf-keras", "protobuf", "setuptools", "cmake")
 # Signatures of failures that are not due to the combination.
 MACHINES_FAULT = frozenset(
-    {"disk-full", "read-only", "no-permission", "out-of-memory", "time-limit", "too-many-open-files",
-     "too-many-processes", "shared-memory-small", "index-certificate", "index-proxy",
-     "network-unreachable", "download-failed"}
+    {"disk-full", "permission-denied", "out-of-memory", "out-of-memory-in-compiler", "killed",
+     "time-limit", "limit-reached", "too-many-processes", "shared-memory-full", "map-failed",
+     "file-system-fails", "host-unknown", "connect-failed", "tls-failed", "index-proxy",
+     "download-broken-off"}
 )  # fmt: skip
 # The worst first; `skip` says nothing.
 WORST: tuple[Status, ...] = ("error", "fail", "unproven", "pass")
@@ -210,8 +211,8 @@ def diagnose(home: Path) -> Mapping[str, Any]:
         NoResult: the machine is at fault.
     """
     found = hvdenv(home, "doctor", "--json", codes=(0, 1))[1]
-    signatures = {each["id"] for each in (*found["causes"], *found["symptoms"])}
-    if faults := sorted(signatures & MACHINES_FAULT):
+    named = {each["id"] for each in (*found["causes"], *found["symptoms"])}
+    if faults := sorted(named & MACHINES_FAULT):
         raise NoResult(f"the machine: {', '.join(faults)}")
     return found
 

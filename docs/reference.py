@@ -19,17 +19,9 @@ from typing import Any
 from docs.horovod_api import page as horovod_api_page
 from hvdenv.cli.main import COMMANDS, make_parser
 from hvdenv.errors import MEANINGS
-from hvdenv.knowledge import signatures
 from hvdenv.knowledge.combinations import Row, all_rows
+from hvdenv.knowledge.failures import Cause, EventType, all_failures
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
-from hvdenv.knowledge.signatures import (
-    Member,
-    Refinement,
-    Signature,
-    all_families,
-    all_signatures,
-    alternatives,
-)
 from hvdenv.model.layers import load_recipe, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
 from hvdenv.reading import OWN, read_text
@@ -75,7 +67,7 @@ def pages() -> dict[str, str]:
         "recipes.md": recipes(),
         "combinations.md": combinations(all_rows()),
         "horovod-api.md": horovod_api_page(),
-        **signature_pages(),
+        **failure_pages(),
     }
     return {name: f"{text.rstrip()}\n" for name, text in made.items()}
 
@@ -445,75 +437,89 @@ def _combination_failure(row: Row) -> str:
     return f"### {row.name}\n\nAt {row.failure.step}: {cause}{name}.\n\n{lines}"
 
 
-def signature_pages() -> dict[str, str]:
-    """A page for each known failure text, for each theme, and one for all of them."""
-    made, by_theme = {}, signatures.themes()
-    for theme, about in by_theme.items():
-        found = [each for each in all_signatures() if each.theme == theme]
-        toctree = f"```{{toctree}}\n:maxdepth: 1\n\n{chr(10).join(each.id for each in found)}\n```"
-        made[f"errors/theme-{theme}.md"] = f"# {plain(about[0].upper() + about[1:])}\n\n{toctree}"
-    for signature in all_signatures():
-        made[f"errors/{signature.id}.md"] = _signature(signature)
-    listed = "\n".join(f"theme-{theme}" for theme in by_theme)
+def failure_pages() -> dict[str, str]:
+    """Pages of known failures: one for each theme of causes, and one for events."""
+    known = all_failures()
+    made = {
+        f"errors/{theme}.md": "\n\n".join(
+            (
+                f"# {plain(_sentence(about))}",
+                *(_cause(each) for each in known.causes if each.theme == theme),
+            )
+        )
+        for theme, about in known.themes.items()
+    }
+    events = (_event(each, known.wordings.get(each.name, ())) for each in known.events.values())
+    made["errors/events.md"] = "\n\n".join(
+        (
+            "# What logs show",
+            "These are the types of events that `hvdenv doctor` recognises, with what they mean where it knows no"
+            " cause that fits better. In a wording, `{name}` stands for a word of the log.",
+            *events,
+        )
+    )
+    listed = "\n".join(("events", *known.themes))
     made["errors/index.md"] = (
         "# Error messages\n\n"
-        f"`hvdenv doctor LOG` finds these {len(all_signatures())} texts in a log, with the cause first."
-        " Search this site for your error message to find its page.\n\n"
+        f"`hvdenv doctor LOG` reads {len(known.events)} types of events and {len(known.causes)} causes from a log,"
+        " and prints the first cause first. Search this site for the words of your error message.\n\n"
         f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```"
     )
     return made
 
 
-def _cause(signature: Signature) -> str:
-    text = re.sub(r"\{(\d+|before)\}", "…", signature.cause.replace("{where}", ""))
-    return text[0].upper() + text[1:]
+def _sentence(text: str) -> str:
+    filled = re.sub(r"\{(\w+)\}", "…", text.replace("{where}", ""))
+    return filled[0].upper() + filled[1:]
 
 
-def _refinement(refined: Refinement) -> str:
-    cause = f" {plain(refined.cause)}." if refined.cause else ""
-    steps = "\n".join(f"1. {plain(each)}." for each in alternatives(refined.remedy))
-    where = "If the lines contain" if refined.texts else "Near"
-    return f"{where} {_listed(refined.texts or refined.near)}:{cause}\n\n{steps}"
-
-
-def _families(member: Member) -> str:
-    known = "; ".join(
-        each.about for each in all_families() if each.names(member) and each.remedy(member)
-    )
-    return f"Where it belongs to one of these, `doctor` says so, and how to install it: {plain(known)}."
-
-
-def _signature(signature: Signature) -> str:
-    known_rules = ", ".join(f"[{each}](../rules.md#{each})" for each in signature.rules)
+def _event(event: EventType, wordings: Sequence[str]) -> str:
     parts = [
-        f"# {plain(_cause(signature))}",
-        KINDS[signature.kind],
-        "## Message" if len(signature.texts) == 1 else "## One of these messages",
-        block("\n".join(signature.texts)),
-        *([f"As a pattern: {code(signature.pattern)}"] if signature.pattern else []),
+        f"## {plain(_sentence(event.says))}",
+        KINDS[event.kind],
+        block("\n".join(wordings)),
+        "\n".join(f"1. {plain(each)}." for each in event.remedies),
+        f"Name in hvdenv: {code(event.name)}.",
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _cause(cause: Cause) -> str:
+    rules = ", ".join(f"[{each}](../rules.md#{each})" for each in cause.rules)
+    conditions = [
         *(
-            [f"Only in a log that also contains: {_listed(signature.needs)}"]
-            if signature.needs
+            f"{slot} is {_listed([each] if isinstance(each, str) else each)}"
+            for slot, each in cause.when.items()
+        ),
+        *([f"the log shows {_listed(cause.context)}"] if cause.context else []),
+        *(
+            [f"the log names {_listed(f'{name} {each}' for name, each in cause.facts.items())}"]
+            if cause.facts
             else []
         ),
-        *(["Only if no cause and no symptom is found."] if signature.general else []),
-        *([f"Not in a log that contains: {_listed(signature.unless)}"] if signature.unless else []),
-        *([f"Only near: {_listed(signature.near)}"] if signature.near else []),
-        *([f"Not near: {_listed(signature.not_near)}"] if signature.not_near else []),
-        *([f"Only if: {_listed(signature.when)}"] if signature.when else []),
-        "## What to do",
-        "\n".join(f"1. {plain(each)}." for each in alternatives(signature.remedy)),
-        *(_refinement(each) for each in signature.refined),
-        *([_families(signature.member)] if signature.member else []),
-        *([f"With environment modules: {plain(signature.modules)}."] if signature.modules else []),
-        *([f"For Horovod: {plain(signature.horovod)}."] if signature.horovod else []),
-        *([f"In a recipe of hvdenv: {plain(signature.recipe)}."] if signature.recipe else []),
-        *([f"`hvdenv check` warns before a build: {known_rules}."] if known_rules else []),
-        "## Source",
-        f"{linked(signature.source)} ({signature.certainty}). Seen in {' and '.join(f'a {each}' for each in signature.phases)}."
-        f" Name in hvdenv: {code(signature.id)}.",
+        *(
+            [f"the log also has {_listed((*cause.also, *cause.needs))}"]
+            if cause.also or cause.needs
+            else []
+        ),
+        *([f"the log does not have {_listed(cause.unless)}"] if cause.unless else []),
     ]
-    return "\n\n".join(parts)
+    inside = [
+        f"1. In a log with {code(name)}: {plain(each)}."
+        for name, remedies in cause.inside.items()
+        for each in ([remedies] if isinstance(remedies, str) else remedies)
+    ]
+    parts = [
+        f"## {plain(_sentence(cause.says))}",
+        KINDS[cause.kind],
+        block("\n".join(cause.texts)) if cause.texts else "",
+        f"Of the events {_listed(cause.event)}." if cause.event else "",
+        f"If {', and '.join(conditions)}." if conditions else "",
+        "\n".join((*inside, *(f"1. {plain(each)}." for each in cause.remedies))),
+        f"`hvdenv check` warns before a build: {rules}." if rules else "",
+        f"Source: {linked(cause.source)} ({cause.certainty}). Name in hvdenv: {code(cause.id)}.",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def _listed(texts: Iterable[str]) -> str:

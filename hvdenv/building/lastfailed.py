@@ -51,7 +51,7 @@ class Failure(NamedTuple):
             OSError: the log cannot be read.
         """
         if self.evidence:
-            return diagnose(io.BytesIO(self.evidence.encode("utf-8", "replace")), "run")
+            return diagnose(io.BytesIO(self.evidence.encode("utf-8", "replace")))
         return diagnose_step(self.file)
 
 

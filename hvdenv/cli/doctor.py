@@ -7,12 +7,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add, add_options, print_json, usable
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
-from hvdenv.knowledge.signatures import Kind
+from hvdenv.knowledge.failures import Kind
 from hvdenv.masking import clean
 from hvdenv.places import find_places, reporting
 from hvdenv.reading import LOG, open_file
@@ -30,23 +30,20 @@ examples:
   hvdenv doctor build.log --recipe ./mine.toml   the change as a diff of the recipe
   pip install horovod 2>&1 | hvdenv doctor -
 
-exit codes: 0 doctor knows the cause, or where the program stopped; 1 it knows neither
+exit codes: 0 doctor names a cause; 1 it does not
 """
 
-NOT_RECOGNISED = 1
+NO_CAUSE = 1
 SCHEMA = "hvdenv.diagnosis/1"
 _WIDTH = 160
-_NOT_RECOGNISED = "not recognised: no known cause"
 _TITLES: dict[Kind, str] = {
-    "cause": "cause", "symptom": "it stopped here", "consequence": "follow-on error",
-    "warning": "only a warning, harmless in most logs",
+    "cause": "cause", "symptom": "no cause found; it stopped here", "consequence": "no cause found; follow-on error",
+    "warning": "no cause found; only a warning, harmless in most logs",
 }  # fmt: skip
-_LEFT_OPEN: dict[Kind, str] = {
-    "symptom": "no other line looks like an error",
-    "consequence": "the log does not show the failure that it follows from",
-    "warning": "the log shows no known failure",
-}
-_FIRST_ERRORS = "the first lines that look like an error:"
+_OTHERS: dict[Kind, str] = {
+    "cause": "other causes:", "symptom": "other symptoms:",
+    "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
+}  # fmt: skip
 _UNKNOWN = (
     "check the first of these lines and the lines before it; with several ranks, start with the"
     " one that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
@@ -73,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in (*subject, *_lines(diagnosis, change)):
             print(line)
-    return 0 if diagnosis.best else NOT_RECOGNISED
+    return 0 if diagnosis.root else NO_CAUSE
 
 
 def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
@@ -117,7 +114,7 @@ def _rules(found: Found) -> list[Rule]:
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
     from hvdenv.cli.check import document_of
 
-    def listed(kind: Any) -> list[Table]:
+    def listed(kind: Kind) -> list[Table]:
         return [each._asdict() for each in diagnosis.of_kind(kind)]
 
     return {
@@ -129,6 +126,7 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
         "consequences": listed("consequence"),
         "warnings": listed("warning"),
         "errors": [each._asdict() for each in diagnosis.errors],
+        "similar": [each._asdict() for each in diagnosis.similar],
         "rank": diagnosis.rank,
         "versions": diagnosis.mentions,
         "lines": diagnosis.lines,
@@ -141,13 +139,13 @@ def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     from hvdenv.cli.check import told_change
 
     first = next(iter(diagnosis.found), None)
-    yield f"{_TITLES[first.kind]}: {first.cause} [{first.id}]" if first else _NOT_RECOGNISED
+    yield f"{_TITLES[first.kind]}: {_told(first)}" if first else "not recognised"
     yield from _details(first, diagnosis.own or change is not None) if first else ()
     yield from told_change(change, "Suggested recipe change") if change else ()
-    yield from _rest(diagnosis, first)
+    yield from _others(diagnosis, first)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"
-    yield from _unknown(diagnosis) if not diagnosis.root else ()
+    yield from _left_open(diagnosis) if not diagnosis.root else ()
     if diagnosis.given_up:
         yield "some lines were not searched: matching them took too long"
     if diagnosis.mentions:
@@ -155,11 +153,17 @@ def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
         yield f"the log names: {named}"
 
 
+def _told(found: Found) -> str:
+    return f"{clean(found.cause)} [{found.id}]"
+
+
 def _details(found: Found, own: bool) -> Iterator[str]:
     """What to do about what was found; what recipes have to do with it, for those who have any."""
     from hvdenv.knowledge.remedies import agreed_edits
 
     yield _line(found.number, found.line)
+    for each in found.quotes:
+        yield f"  the message itself says: {clean(each)}"
     yield from _steps(found, "  ")
     rules = _rules(found) if own else []
     if rules:
@@ -168,45 +172,42 @@ def _details(found: Found, own: bool) -> Iterator[str]:
         yield (
             f"    in the recipe: {key} = {value}" if value else f"    in the recipe, without: {key}"
         )
-    yield f"  source: {found.source} ({found.certainty})"
+    if found.source:
+        yield f"  source: {found.source} ({found.certainty})"
 
 
 def _steps(found: Found, indent: str) -> Iterator[str]:
     if len(found.remedies) == 1:
-        yield f"{indent}what to do: {found.remedy}"
-        return
-    yield f"{indent}what to do, the most likely first:"
-    for number, each in enumerate(found.remedies, 1):
-        yield f"{indent}  {number}. {each}"
+        yield f"{indent}what to do: {clean(found.remedy)}"
+    elif found.remedies:
+        yield f"{indent}what to do, the most likely first:"
+    for number, each in enumerate(found.remedies if len(found.remedies) > 1 else (), 1):
+        yield f"{indent}  {number}. {clean(each)}"
 
 
-def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
-    """What a log without a known cause leaves open."""
-    told = {each.number for each in diagnosis.found}
-    others = [each for each in diagnosis.errors if each.number not in told]
-    if diagnosis.found and not others:
-        yield _LEFT_OPEN[diagnosis.found[0].kind]
-    if others:
-        yield "other lines that may say why:" if diagnosis.best else _FIRST_ERRORS
-        yield from (_line(each.number, each.line) for each in others)
-    if not diagnosis.best and (diagnosis.errors or not diagnosis.found):
-        yield f"what to do: {_UNKNOWN if diagnosis.errors else _NO_ERROR}"
-
-
-def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
-    others = [each for each in diagnosis.found if each != first]
-    titles = {
-        "cause": "other known causes:", "symptom": "other symptoms:",
-        "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
-    }  # fmt: skip
-    for kind, title in titles.items():
-        of_kind = [each for each in others if each.kind == kind]
+def _others(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
+    """What else was found: causes with their remedies, all else in one line each."""
+    for kind, title in _OTHERS.items():
+        of_kind = [each for each in diagnosis.of_kind(kind) if each != first]
         if of_kind:
             yield title
         for each in of_kind:
-            yield f"  line {each.number}: {each.cause} [{each.id}]"
-            if kind != "consequence":
-                yield from _steps(each, "    ")
+            yield f"  line {each.number}: {_told(each)}"
+            yield from _steps(each, "    ") if kind == "cause" else ()
+
+
+def _left_open(diagnosis: Diagnosis) -> Iterator[str]:
+    """What a log without a known cause leaves open."""
+    told = {each.number for each in diagnosis.found}
+    others = [each for each in diagnosis.errors if each.number not in told]
+    if others:
+        yield "lines that may say why:"
+        yield from (_line(each.number, each.line) for each in others)
+    if diagnosis.similar:
+        yield "similar known failures, which may have nothing to do with it:"
+        yield from (f"  {each.cause} [{each.id}]" for each in diagnosis.similar)
+    if not diagnosis.best:
+        yield f"what to do: {_UNKNOWN if diagnosis.errors else _NO_ERROR}"
 
 
 def _line(number: int, line: str) -> str:

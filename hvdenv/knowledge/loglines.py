@@ -57,6 +57,8 @@ def normalised(text: str) -> str:
 
 
 def other_names(text: str) -> list[str]:
+    """What other releases print instead of a text in lower case."""
     words = re.findall(r"\w+", text)
-    names = [text.replace(common, name) for name, common in _RENAMED.items() if common in words]
+    pairs = [(name.lower(), common.lower()) for name, common in _RENAMED.items()]
+    names = [text.replace(common, name) for name, common in pairs if common in words]
     return [*names, "slurmstepd-"] if text.startswith("slurmstepd: ") else names

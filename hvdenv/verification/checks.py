@@ -402,7 +402,7 @@ def _misfit(extension: Extension, expectation: Expectation) -> tuple[str, str] |
             )
     if facts.error:
         message = f"horovod.{name} does not import: {facts.error.splitlines()[0]}"
-        known = explain(facts.traceback or facts.error, "run")
+        known = explain(facts.traceback or facts.error)
         if known and known.kind == "cause":
             return f"{message} ({known.cause})", known.remedy
         return message, _rebuild(extension)

@@ -254,13 +254,13 @@ class RankRun(NamedTuple):
 _NAMELESS = Found(
     "host-without-address",
     "the host's own name has no address, and Gloo then ends with a segmentation fault",
-    "add the host's name to /etc/hosts or DNS, or start ranks with mpirun",
+    ("add the host's name to /etc/hosts or DNS, or start ranks with mpirun",),
 )
 # MPI and Gloo keep what they share in files, and print nothing useful when there is no space.
 _FULL = Found(
     "folder-full",
     "no space is left in {0}",
-    "free some space, or set TMPDIR to another folder; `df -h` and `df -i` show what is left",
+    ("free some space, or set TMPDIR to another folder; `df -h` and `df -i` show what is left",),
 )
 
 
@@ -407,9 +407,9 @@ def _explained(run: RankRun, judgement: Judgement, ranks: Sequence[Rank] = ()) -
     """
     text = "\n".join((*(rank.tail for rank in ranks[:_SHOWN]), run.tail))
     # What was seen on a host says more than a text about it, or about where a rank stopped.
-    found = _full(ranks) or explain(text, "run", kills=not ranks or any(map(_may_be_killed, ranks)))
+    found = _full(ranks) or explain(text, kills=not ranks or any(map(_may_be_killed, ranks)))
     if found and found.kill and ranks and not _is_of(found, ranks):
-        found = explain(text, "run", kills=False)
+        found = explain(text, kills=False)
     if (found is None or found.kind != "cause") and any(
         rank.exited and rank.exited.nameless for rank in ranks
     ):

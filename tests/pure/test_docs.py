@@ -14,9 +14,9 @@ import pytest
 from docs import reference
 from hvdenv import errors
 from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
+from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.patches import set_number
 from hvdenv.knowledge.rules import all_rules
-from hvdenv.knowledge.signatures import all_signatures, alternatives
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
 
@@ -151,10 +151,13 @@ def test_the_table_of_recipes() -> None:
 def test_every_rule_and_error_message_is_in_the_reference() -> None:
     for rule in all_rules():
         assert f"### {rule.id}\n" in GENERATED["docs/generated/rules.md"]
-    for signature in all_signatures():
-        text = GENERATED[f"docs/generated/errors/{signature.id}.md"]
-        assert all(each in text for each in signature.texts)
-        assert all(reference.plain(each) in text for each in alternatives(signature.remedy))
+    for cause in all_failures().causes:
+        text = GENERATED[f"docs/generated/errors/{cause.theme}.md"]
+        assert all(each in text for each in cause.texts)
+        assert all(reference.plain(each) in text for each in cause.remedies)
+    for event in all_failures().events.values():
+        wordings = all_failures().wordings.get(event.name, ())
+        assert all(each in GENERATED["docs/generated/errors/events.md"] for each in wordings)
 
 
 def test_labels_of_published_wheels_are_those_of_the_current_patches() -> None:

@@ -38,7 +38,7 @@ class Case(NamedTuple):
     """Something that fails.
 
     Attributes:
-        cause: id of the signature.
+        cause: id of what doctor names.
         before: commands that make it possible.
         fails: the command that fails.
         remedy: what is put before that command, or stands for a part of it.
@@ -55,32 +55,32 @@ class Case(NamedTuple):
 PIP = f"{sys.executable} -m pip install --no-index --find-links wheels --target out "
 CASES = (
     Case("no-compiler", "CXX=/nowhere/g++ cmake -B build .", "cmake", "CXX=/nowhere/g++ cmake"),
-    Case("no-make", "rm -rf build; cmake -DCMAKE_MAKE_PROGRAM= -DCMAKE_CXX_COMPILER=g++ -B build .", "", "-DCMAKE_MAKE_PROGRAM="),
+    Case("cmake-not-found", "rm -rf build; cmake -DCMAKE_MAKE_PROGRAM= -DCMAKE_CXX_COMPILER=g++ -B build .", "", "-DCMAKE_MAKE_PROGRAM="),
     Case("another-source-in-the-build-folder", "cmake -B build other", "rm -r build;", before="cmake -B build ."),
-    Case("library-not-mapped", "ulimit -v 40000; g++ -c -O2 number.cc", "", "ulimit -v 40000;"),
+    Case("map-failed", "ulimit -v 40000; g++ -c -O2 number.cc", "", "ulimit -v 40000;"),
     Case("flag-of-another-machine", "g++ -mno-such-flag=1 -c number.cc", "", "-mno-such-flag=1"),
     Case("compiler-too-old", "g++ -std=c++99 -c number.cc", "", "-std=c++99"),
-    Case("no-nccl-to-compile-with", "g++ -c nccl.cc", "export CPATH=there;"),
+    Case("missing-header-nccl", "g++ -c nccl.cc", "export CPATH=there;"),
     Case(
-        "library-not-for-linking", "g++ main.cc -lnumber", "export LIBRARY_PATH=lib;",
+        "missing-library-to-link", "g++ main.cc -lnumber", "export LIBRARY_PATH=lib;",
         before="mkdir lib && g++ -shared -fPIC number.cc -o lib/libnumber.so",
     ),
     Case(
-        "library-not-found", "./a.out", "export LD_LIBRARY_PATH=lib;",
+        "missing-library", "./a.out", "export LD_LIBRARY_PATH=lib;",
         before="mkdir lib && g++ -shared -fPIC number.cc -o lib/libnumber.so && g++ main.cc -Llib -lnumber",
     ),
     Case(
-        "library-cut-off", "LD_LIBRARY_PATH=lib ./a.out", "g++ -shared -fPIC number.cc -o lib/libnumber.so;",
+        "damaged-file", "LD_LIBRARY_PATH=lib ./a.out", "g++ -shared -fPIC number.cc -o lib/libnumber.so;",
         before="mkdir lib && g++ -shared -fPIC number.cc -o lib/libnumber.so && g++ main.cc -Llib -lnumber"
         " && : > lib/libnumber.so",
     ),
-    Case("versions-conflict", PIP + "new old", PIP + "new", PIP + "new old"),
+    Case("requirements-conflict", PIP + "new old", PIP + "new", PIP + "new old"),
     Case("no-such-version", PIP + "one==9", "one==1", "one==9"),
-    Case("hash-differs", f"echo 'one==1 --hash=sha256:{'0' * 64}' > asked && {PIP} -r asked", "one", "-r asked"),
-    Case("own-file-hides-package", "PYTHONPATH=packages python3 -c 'import horovod.torch'", "rm horovod.py;"),
-    Case("package-not-there", "cd other && python3 -c 'import horovod_of_ours'", "touch other/horovod_of_ours.py;"),
+    Case("hash-mismatch", f"echo 'one==1 --hash=sha256:{'0' * 64}' > asked && {PIP} -r asked", "one", "-r asked"),
+    Case("module-of-another-release", "PYTHONPATH=packages python3 -c 'import horovod.torch'", "rm horovod.py;"),
+    Case("missing-module", "cd other && python3 -c 'import horovod_of_ours'", "touch other/horovod_of_ours.py;"),
     Case("locale-is-ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 python3 -c 'open(\"text\").read()'", "LC_ALL=C.UTF-8 python3", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 python3"),
-    Case("too-many-open-files", "ulimit -n 20; python3 -c 'print(len([open(\"text\") for _ in range(30)]))'", "", "ulimit -n 20;"),
+    Case("limit-reached", "ulimit -n 20; python3 -c 'print(len([open(\"text\") for _ in range(30)]))'", "", "ulimit -n 20;"),
     Case("no-such-script", "python3 nowhere.py", "setup-of-ours.py", "nowhere.py", before="touch setup-of-ours.py"),
 )  # fmt: skip
 
