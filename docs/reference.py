@@ -492,16 +492,7 @@ def _cause(cause: Cause) -> str:
             for slot, each in cause.when.items()
         ),
         *([f"the log shows {_listed(cause.context)}"] if cause.context else []),
-        *(
-            [f"the log names {_listed(f'{name} {each}' for name, each in cause.facts.items())}"]
-            if cause.facts
-            else []
-        ),
-        *(
-            [f"the log also has {_listed((*cause.also, *cause.needs))}"]
-            if cause.also or cause.needs
-            else []
-        ),
+        *([f"the log also has {_listed(cause.needs)}"] if cause.needs else []),
         *([f"the log does not have {_listed(cause.unless)}"] if cause.unless else []),
     ]
     inside = [
@@ -517,7 +508,7 @@ def _cause(cause: Cause) -> str:
         f"If {', and '.join(conditions)}." if conditions else "",
         "\n".join((*inside, *(f"1. {plain(each)}." for each in cause.remedies))),
         f"`hvdenv check` warns before a build: {rules}." if rules else "",
-        f"Source: {linked(cause.source)} ({cause.certainty}). Name in hvdenv: {code(cause.id)}.",
+        f"Source ({linked(cause.source).replace(': ', '): ', 1)}. Name in hvdenv: {code(cause.id)}.",
     ]
     return "\n\n".join(filter(None, parts))
 

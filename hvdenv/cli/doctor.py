@@ -173,7 +173,7 @@ def _details(found: Found, own: bool) -> Iterator[str]:
             f"    in the recipe: {key} = {value}" if value else f"    in the recipe, without: {key}"
         )
     if found.source:
-        yield f"  source: {found.source} ({found.certainty})"
+        yield f"  source ({found.source.replace(': ', '): ', 1)}"
 
 
 def _steps(found: Found, indent: str) -> Iterator[str]:

@@ -9,11 +9,10 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from hvdenv.knowledge.events import Event, Reading
-from hvdenv.knowledge.failures import Cause, Failures, Kind
+from hvdenv.knowledge.failures import Cause, Failures, Family, Kind
 from hvdenv.knowledge.rules import Observables, judge
 
 _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
@@ -44,7 +43,6 @@ class Explanation(NamedTuple):
     of_others: bool = False
     rules: tuple[str, ...] = ()
     source: str = ""
-    certainty: str = ""
 
 
 class Explainer:
@@ -69,8 +67,6 @@ class Explainer:
         return (
             all(self._fits(each, slots.get(slot, ""), slots) for slot, each in cause.when.items())
             and all(map(self._has_context, cause.context))
-            and all(self._has_fact(name, each) for name, each in cause.facts.items())
-            and all(map(self._has_event, cause.also))
             and (not cause.needs or not self.log.texts.isdisjoint(cause.needs))
             and self.log.texts.isdisjoint(cause.unless)
         )
@@ -105,27 +101,6 @@ class Explainer:
     def _has_context(self, name: str) -> bool:
         return (name.removeprefix("!") in self.log.contexts) is not name.startswith("!")
 
-    def _has_fact(self, name: str, specifier: str) -> bool:
-        value = self.log.facts.get(name, "")
-        if specifier[:1] not in "<>=!~":
-            return fnmatchcase(value, specifier)
-        try:
-            return SpecifierSet(specifier).contains(Version(value), prereleases=True)
-        except InvalidVersion:
-            return False
-
-    def _has_event(self, wanted: str) -> bool:
-        name, *pairs = wanted.split()
-        conditions = dict(pair.split("=", 1) for pair in pairs)
-        return any(
-            each.type.name == name
-            and all(
-                self._fits(glob, each.hit.slots.get(slot, ""), {})
-                for slot, glob in conditions.items()
-            )
-            for each in self.log.events
-        )
-
     def _of_cause(self, cause: Cause, event: Event) -> Explanation:
         own = cause.remedies or self._family_remedies(event) or event.type.remedies
         remedies = (*self._inside(cause.inside), *own)
@@ -136,11 +111,9 @@ class Explainer:
             kind=cause.kind,
             vague=0 if event.cause else 1,
             general=cause.general,
-            kill=cause.kill,
             of_others=cause.of_others,
             rules=cause.rules,
             source=cause.source,
-            certainty=cause.certainty,
         )
 
     def _inside(self, remedies: Mapping[str, str | tuple[str, ...]]) -> list[str]:
@@ -160,8 +133,7 @@ class Explainer:
                     remedies=(rule.remedy,),
                     kind="cause",
                     rules=(rule.id,),
-                    source=rule.source,
-                    certainty=rule.certainty,
+                    source=f"{rule.certainty}: {rule.source}",
                 )
         return None
 
@@ -176,22 +148,24 @@ class Explainer:
         }
 
     def _of_family(self, event: Event) -> Explanation | None:
-        remedies = self._family_remedies(event)
-        family = remedies and self.failures.family_of(event.type.member, event.hit.slots["name"])  # type: ignore[arg-type]
-        if not family:
+        family, remedies = self._family(event), self._family_remedies(event)
+        if not family or not remedies:
             return None
         said = event.type.known.replace("{family}", family.about)
         return Explanation(
             id=f"{event.type.name}-{family.id}",
             says=self._filled(said, event),
-            remedies=tuple(remedies),
+            remedies=remedies,
             kind="cause",
             derived=True,
         )
 
-    def _family_remedies(self, event: Event) -> tuple[str, ...]:
+    def _family(self, event: Event) -> Family | None:
         member, name = event.type.member, event.hit.slots.get("name", "")
-        family = self.failures.family_of(member, name) if member and name else None
+        return self.failures.family_of(member, name) if member and name else None
+
+    def _family_remedies(self, event: Event) -> tuple[str, ...]:
+        family, member = self._family(event), event.type.member
         if not family or not member:
             return ()
         return _all_filled(family.remedies(member, self.log.contexts), event.hit.slots)

@@ -38,7 +38,6 @@ class Found(NamedTuple):
     kind: Kind = "cause"
     rules: tuple[str, ...] = ()
     source: str = ""
-    certainty: str = ""
     number: int = 0
     line: str = ""
     rank: str = ""
@@ -188,7 +187,6 @@ def _found(meaning: Explanation, event: Event, log: Reading) -> _Ranked:
         kind=kind,
         rules=meaning.rules,
         source=meaning.source,
-        certainty=meaning.certainty,
         quotes=_quotes(event.hit) if kind in ("cause", "symptom") else (),
         kill=kill,
         **place._asdict(),

@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
+from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "failures"
 
 Kind = Literal["cause", "symptom", "consequence", "warning"]
-Certainty = Literal["run", "source", "documented", "reported", "general"]
+# How certain a source is, as in rules, and the source.
+Source = Annotated[
+    str, Pattern(r"(run|source|documented|reported|general): \S.*", '"reported: URL" or the like')
+]
 # What a name is the name of; a library is missing for a program or, "linked", for the linker.
 Member = Literal["headers", "libraries", "linked", "packages", "symbols", "modules"]
 
@@ -137,39 +140,33 @@ class Cause(NamedTuple):
 
     Attributes:
         id: stable name.
-        says, remedies, inside, kind, kill, general: as in EventType, instead of the type's.
+        says, remedies, inside, kind, general: as in EventType, instead of the type's.
         event: the types of events that it explains.
         texts: wordings that only this cause has.
         when: conditions on slots; all must hold, with `texts` too. A glob, ``!glob``, ``@family``,
             or a comparison such as ``< 20.3``, with a number or a ``{slot}``; of several, one must
             hold. A slot that the log does not fill is empty.
         context: contexts that the log must have, or with ``!`` must not.
-        facts: version specifiers by what texts.toml calls a fact; a fact unknown does not hold.
-        also: events that the log must contain too, as ``TYPE slot=glob ...``.
         needs, unless: wordings of which the log must contain one, or none.
         rules: ids of rules of `check` that find it before a build.
         of_others: it tells of other ranks: the one that prints it has not failed.
-        source, certainty: as in rules.
+        source: how certain it is, as in rules, and what says so.
     """
 
     id: str
     says: str
-    source: str
-    certainty: Certainty
+    source: Source
     remedies: tuple[str, ...] = ()
     event: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     when: dict[str, str | tuple[str, ...]] = {}
     context: tuple[str, ...] = ()
-    facts: dict[str, str] = {}
-    also: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     kind: Kind = "cause"
     rules: tuple[str, ...] = ()
     inside: dict[str, str | tuple[str, ...]] = {}
     general: int = 0
-    kill: bool = False
     of_others: bool = False
     theme: str = ""
 
