@@ -45,12 +45,10 @@ _OTHERS: dict[Kind, str] = {
     "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
 }  # fmt: skip
 _UNKNOWN = (
-    "check the first of these lines and the lines before it; with several ranks, start with the"
-    " one that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
+    "start with the first of these lines and those before it, of the rank that failed first;"
+    " NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
 )
-_NO_ERROR = (
-    "nothing here looks like an error: include standard error in the log (COMMAND > LOG 2>&1)"
-)
+_NO_ERROR = "if the program failed, its error is not in this log: include standard error (COMMAND > LOG 2>&1)"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -183,7 +183,7 @@ class Explainer:
             kind=kind.kind,
             general=kind.general,
             kill=kind.kill,
-            derived=kind.kind == "cause" and bool(kind.member),
+            derived=kind.kind == "cause" and (kind.steps_back or bool(kind.member)),
         )
 
 

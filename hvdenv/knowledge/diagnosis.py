@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -18,8 +19,12 @@ from hvdenv.reading import LOG, open_file
 
 # How many lines an advice may be away from what it is about, and how many of them are quoted.
 ADVICE_LINES, QUOTES = 12, 2
+# How much of a known failure's words must be in a log that is called similar.
+SIMILAR = 0.6
 _WORD = re.compile(r"[a-z][a-z_]{3,30}")
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7})')
+# A line that goes on with a sentence, up to its end.
+_CONTINUED = re.compile(r"\n[ \t]{0,40}[a-z(`'-][^\n.]{0,200}\.?")
 _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 
 
@@ -201,10 +206,19 @@ def _quotes(hit: Hit) -> tuple[str, ...]:
     said = "\n".join(without_prefix(line)[0] for line in lines)
     found = [each for text in texts.advice if (each := wording(text).pattern.search(said))]
     found = [each for each in found if not said[: each.start()][-1:].isalnum()]  # not in "retry"
-    quoted = [" ".join(each[0].split()) for each in sorted(found, key=lambda one: one.start())]
+    quoted = [_sentence(said, each) for each in sorted(found, key=lambda one: one.start())]
     told = [each for each in quoted if not any(no in each for no in texts.no_advice)]
     kept = [each for n, each in enumerate(told) if not any(each in other for other in told[:n])]
     return tuple(kept)[:QUOTES]
+
+
+def _sentence(text: str, begun: re.Match[str]) -> str:
+    """What begins with a match, with the next line if that goes on with the sentence."""
+    more = _CONTINUED.match(text, begun.end())
+    said = (
+        begun[0] if begun[0].rstrip().endswith((".", "!", "?")) or not more else begun[0] + more[0]
+    )
+    return " ".join(said.split())
 
 
 def _below_rulers(hit: Hit) -> Place:
@@ -250,17 +264,22 @@ def _order(ranked: _Ranked) -> tuple[int, int, int]:
 
 
 def _similar(lines: Iterable[str], failures: Failures) -> tuple[Similar, ...]:
-    """The two known failures that share the most words with some lines, if they share two."""
+    """At most two known failures, most of whose words, weighted by how rare they are, are in some lines."""
     words = _words(lines)
+    known = [
+        (_words((text,)), Similar(*rest)) for texts, *rest in failures.named() for text in texts
+    ]
+    uses = Counter(word for theirs, _ in known for word in theirs)
     scores: dict[Similar, float] = {}
-    for texts, name, says in failures.named():
-        for text in texts if "{" not in says else ():
-            theirs = _words((text,))
-            shared = len(words & theirs)
-            if shared >= 2:
-                similar, score = Similar(name, says), shared / (2 + len(theirs))
-                scores[similar] = max(score, scores.get(similar, 0.0))
-    return tuple(sorted(scores, key=lambda each: -scores[each])[:2])
+    for theirs, similar in known:
+        shared = words & theirs
+        if len(shared) > 1 and "{" not in similar.cause:
+            score = sum(1 / uses[word] for word in shared) / sum(1 / uses[word] for word in theirs)
+            scores[similar] = max(score, scores.get(similar, 0.0))
+    best = sorted(
+        (each for each in scores if scores[each] >= SIMILAR), key=lambda each: -scores[each]
+    )
+    return tuple(best[:2])
 
 
 def _words(lines: Iterable[str]) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import BinaryIO, NamedTuple
 
-from hvdenv.knowledge.failures import Cause, EventType, Failures, all_failures
+from hvdenv.knowledge.failures import Cause, EventType, Failures, Named, all_failures
 from hvdenv.knowledge.logs import Hit, Matcher, Query, Search, matcher
 from hvdenv.knowledge.wordings import wording
 
@@ -117,7 +117,7 @@ def read_log(log: BinaryIO, *, own: bool = False) -> Reading:
     events = [Event(kind, hit, cause) for kind, cause in known.events for hit in next(hits)]
     texts = frozenset(text for text in known.texts if next(hits))
     named = [(each, next(hits)) for each in known.failures.texts.mention]
-    mentions = {each.name: found[0].slots.get("value", "") for each, found in named if found}
+    mentions = {each.name: _value(each, found[0]) for each, found in named if found}
     contexts = {each.name for each in known.failures.texts.context if next(hits)}
     errors, hints, crashes, frames = hits
     return Reading(
@@ -133,6 +133,11 @@ def read_log(log: BinaryIO, *, own: bool = False) -> Reading:
         lines=search.lines,
         gave_up=search.gave_up,
     )
+
+
+def _value(named: Named, hit: Hit) -> str:
+    value = hit.slots.get("value", "")
+    return "/" + value.partition("/")[2] if named.is_path else value
 
 
 def _crash_site(frames: Iterable[Hit]) -> str:

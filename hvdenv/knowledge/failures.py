@@ -112,6 +112,7 @@ class EventType(NamedTuple):
         kind: a ``cause`` says why; a ``symptom`` only where it stopped; a ``consequence`` follows
             from an earlier event; a ``warning`` also occurs in successful runs.
         member: its slot ``name`` is such a name; if a family has it, this is a cause.
+        steps_back: a cause only if no other one is found, as all those of a member.
         known: the cause if a family has the name; ``{family}`` stands for what that is called.
         most: how many lines to keep of each wording.
         general: an event of a higher number counts only where nothing below it is found.
@@ -127,6 +128,7 @@ class EventType(NamedTuple):
     remedies: tuple[str, ...] = ()
     kind: Kind = "symptom"
     member: Member | None = None
+    steps_back: bool = False
     known: str = ""
     most: int = 3
     general: int = 0
@@ -172,11 +174,12 @@ class Cause(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Wordings of a context or of a fact that a log names."""
+    """Wordings of a context or of a fact that a log names; a path begins at its first slash."""
 
     name: str
     wordings: tuple[str, ...]
     fact: str = ""
+    is_path: bool = False
 
 
 class Texts(NamedTuple):

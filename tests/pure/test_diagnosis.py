@@ -153,7 +153,7 @@ def test_no_more_is_known_than_one_can_own() -> None:
         path.read_text(encoding="utf-8").count("\n") for path in (CASES / "failures").glob("*.toml")
     )
     assert len(KNOWN.causes) + len(KNOWN.families) + len(KNOWN.events) <= 400
-    assert lines <= 4500
+    assert lines <= 4600
     assert cases <= 2500
 
 
@@ -411,9 +411,9 @@ def test_what_is_said_where_nothing_is_known() -> None:
     assert diagnosis.root is None
     assert [place.number for place in diagnosis.errors] == [2, 3]
     assert diagnosis.rank == "1"
-    odd = "fatal: the shared object file of the device cannot be enlarged, memory segment of rank\n"
+    odd = "fatal: mpiexec or orterun: detected an attempt to be root\n"
     assert read(odd).root is None
-    assert 0 < len(read(odd).similar) <= 2
+    assert [each.id for each in read(odd).similar][:1] == ["mpirun-as-root"]
 
 
 def test_the_ruler_of_a_box_is_not_what_is_quoted() -> None:

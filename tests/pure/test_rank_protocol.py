@@ -437,7 +437,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "a crash, and the kill of another rank by the scheduler": (
         run(started(0), started(1), exited(0, code=-11, signal="SIGSEGV", tail=BACKTRACE), KILLED,
             tail=SRUN_SAYS, returncode=139),
-        "rank 0 on n1: was ended by SIGSEGV: a process crashed in libuct.so (uct_mm_iface_init): Segmentation fault",
+        "rank 0 on n1: was ended by SIGSEGV: a process crashed in libuct.so (uct_mm_iface_init), and UCX is in its backtrace",
         "task 1: Killed",
     ),
     "a crash without a backtrace, and the kill": (

@@ -139,7 +139,10 @@ def test_a_host_that_is_down(original: Installation, cluster: Cluster) -> None:
     judgement = ranks.judge(run)
     assert not run.timed_out
     assert judgement.status == "fail"
-    assert f"ssh cannot reach {cluster.addresses['gpu33']}" in judgement.message
+    assert (
+        f"ssh does not reach another host, or its sshd ends the connection: {cluster.addresses['gpu33']}"
+        in judgement.message
+    )
 
 
 def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster: Cluster) -> None:
@@ -164,7 +167,7 @@ def test_the_pmi_of_srun(original: Installation, cluster: Cluster) -> None:
 
     wrong = under("none")
     assert wrong.status == "fail"
-    assert "no PMI that this Open MPI supports" in wrong.message
+    assert "no launcher of their MPI" in wrong.message
     assert "srun --mpi=pmix" in wrong.remedy
     right = under("pmix")
     assert right.status == "pass", right

@@ -81,7 +81,7 @@ CASES = (
     Case("missing-module", "cd other && python3 -c 'import horovod_of_ours'", "touch other/horovod_of_ours.py;"),
     Case("locale-is-ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 python3 -c 'open(\"text\").read()'", "LC_ALL=C.UTF-8 python3", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 python3"),
     Case("limit-reached", "ulimit -n 20; python3 -c 'print(len([open(\"text\") for _ in range(30)]))'", "", "ulimit -n 20;"),
-    Case("no-such-script", "python3 nowhere.py", "setup-of-ours.py", "nowhere.py", before="touch setup-of-ours.py"),
+    Case("missing-file", "python3 nowhere.py", "setup-of-ours.py", "nowhere.py", before="touch setup-of-ours.py"),
 )  # fmt: skip
 
 
