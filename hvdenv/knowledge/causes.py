@@ -19,6 +19,13 @@ _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
     "<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne,
 }  # fmt: skip
 _SLOT = re.compile(r"\{(\w+)\}")
+_COMMAND = re.compile(r"`([^`]*)`")
+# What is a name and no more where it stands in a command: no option, no address, nothing that the
+# shell understands; between single quotes, what is no quote.
+_PROGRAM = re.compile(r"[\w.+][\w.+-]*")
+_PLAIN = re.compile(r"(?!-|.*://)[\w@%+=:,./~\[\]-]*")
+_QUOTED = re.compile(r"(?!-|.*://)[\w@%+=:,./~\[\]<>!*() -]*")
+_ADDRESS = re.compile(r"(?!-)[\w@%+=:,./~-]*")
 # Where a slot was not filled: with the parentheses, or the space and the colon, around it.
 _GAP = "\0"
 _GAPS = re.compile(r" ?\(\0(?: ?\0){0,5}\)|: \0$| \0(?=[ ,;:.)]|$)|\0 ?")
@@ -194,12 +201,34 @@ def _filled(text: str, slots: Mapping[str, str]) -> str:
 
 
 def _all_filled(texts: Iterable[str], slots: Mapping[str, str]) -> tuple[str, ...]:
-    """Remedies with slots filled in, without those that need a slot that the log does not fill."""
+    """Remedies with slots filled in, without those that a slot of the log does not fit into."""
     return tuple(
         _filled(each, slots)
         for each in texts
-        if all(slots.get(name) for name in _SLOT.findall(each))
+        if all(slots.get(name) for name in _SLOT.findall(each)) and _can_be_pasted(each, slots)
     )
+
+
+def _can_be_pasted(remedy: str, slots: Mapping[str, str]) -> bool:
+    """Whether the commands of a remedy only do what they say with what the log fills into them.
+
+    Anybody may have written the log, and a name in it may be `$(...)`.
+    """
+    return all(
+        _shape_of(command, slot.start()).fullmatch(slots.get(slot[1], ""))
+        for command in _COMMAND.findall(remedy)
+        for slot in _SLOT.finditer(command)
+    )
+
+
+def _shape_of(command: str, at: int) -> re.Pattern[str]:
+    """What may be filled into a command at a place."""
+    if at == 0:
+        return _PROGRAM
+    if command.startswith("curl "):
+        return _ADDRESS
+    in_quotes = command[:at].count("'") % 2 == 1 and " -c " not in command
+    return _QUOTED if in_quotes else _PLAIN
 
 
 def _asked(requirement: str) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fnmatch
 import io
 import os
+import re
 import time
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,6 +133,24 @@ def test_what_is_known_is_complete() -> None:
     assert [name for name, count in Counter(ids).items() if count > 1] == []
     texts = [text for wordings, _, _ in KNOWN.named() for text in wordings]
     assert [text for text, count in Counter(texts).items() if count > 1] == []
+
+
+def test_texts_name_slots_that_wordings_have() -> None:
+    def named(texts: Iterable[str]) -> set[str]:
+        return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
+
+    def filled(wordings: Iterable[str]) -> set[str]:
+        slots = (re.findall(r"\{(\w+)(?::[^{}]*)?\}", text) for text in wordings)
+        return {name for names in slots for name in names} | {"where"}
+
+    for each in KNOWN.events.values():
+        asked = named((each.says, each.known, *each.remedies)) - {"family"}
+        assert asked <= filled(KNOWN.wordings.get(each.name, ())), each.name
+    for cause in KNOWN.causes:
+        inside = [(told,) if isinstance(told, str) else told for told in cause.inside.values()]
+        texts = (cause.says, *cause.remedies, *(text for told in inside for text in told))
+        have = filled(cause.texts).union(*(filled(KNOWN.wordings[each]) for each in cause.event))
+        assert named(texts) | cause.when.keys() <= have, cause.id
 
 
 def test_wordings_are_found_by_rare_texts() -> None:
@@ -376,6 +396,38 @@ def test_the_advice_of_a_message_is_quoted() -> None:
     )
     root = read(log).root
     assert root and root.quotes == ("note: install the development files of cuDNN",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "$HOME",
+        "a|sh",
+        "a&b",
+        "x$(id)",
+        "-rf",
+        "a;b",
+        "a\\",
+        "`id`",
+        "a'b",
+        "~/$x",
+        "git+http://h/x",
+    ],
+)
+def test_a_command_does_nothing_else_with_a_name_of_the_log(name: str) -> None:
+    """Anybody may have written a log; what does not fit is left out of what can be pasted."""
+    for text in (
+        HEADER,
+        LOADED,
+        LINKED,
+        PACKAGE,
+        "ssh: Could not resolve hostname {}: Name or service not known\n",
+        "/bin/sh: line 1: {}: command not found\n",
+        "ModuleNotFoundError: No module named '{}'\n",
+    ):
+        for found in read(text.format(name)).found:
+            for command in re.findall("`[^`]*`", found.remedy):
+                assert name not in command, command
 
 
 def test_versions_of_the_log_are_asked_of_the_rules_of_check() -> None:
