@@ -438,34 +438,35 @@ def _combination_failure(row: Row) -> str:
 
 
 def failure_pages() -> dict[str, str]:
-    """Pages of known failures: one for each theme of causes, and one for events."""
+    """A page for each known cause and type of event, so that a search finds it, and lists of them."""
     known = all_failures()
-    made = {
-        f"errors/{theme}.md": "\n\n".join(
-            (
-                f"# {plain(_sentence(about))}",
-                *(_cause(each) for each in known.causes if each.theme == theme),
-            )
-        )
+    lists = {
+        theme: (about, [each.id for each in known.causes if each.theme == theme])
         for theme, about in known.themes.items()
     }
-    events = (_event(each, known.wordings.get(each.name, ())) for each in known.events.values())
-    made["errors/events.md"] = "\n\n".join(
-        (
-            "# What logs show",
-            "These are the types of events that `hvdenv doctor` recognises, with what they mean where it knows no"
-            " cause that fits better. In a wording, `{name}` stands for a word of the log.",
-            *events,
-        )
-    )
-    listed = "\n".join(("events", *known.themes))
+    lists["events"] = ("what logs show, where no cause fits better", list(known.events))
+    made = {f"errors/theme-{name}.md": _list(*each) for name, each in lists.items()}
+    made |= {f"errors/{each.id}.md": _cause(each) for each in known.causes}
+    made |= {
+        f"errors/{name}.md": _event(each, known.wordings.get(name, ()))
+        for name, each in known.events.items()
+    }
     made["errors/index.md"] = (
         "# Error messages\n\n"
         f"`hvdenv doctor LOG` reads {len(known.events)} types of events and {len(known.causes)} causes from a log,"
-        " and prints the first cause first. Search this site for the words of your error message.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```"
+        " and prints the first cause first. Search this site for the words of your error message."
+        f" In a message, `{{name}}` stands for a word of the log.\n\n{_toctree(f'theme-{each}' for each in lists)}"
     )
     return made
+
+
+def _list(about: str, names: Iterable[str]) -> str:
+    return f"# {plain(_sentence(about))}\n\n{_toctree(names)}"
+
+
+def _toctree(names: Iterable[str]) -> str:
+    listed = "\n".join(names)
+    return f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```"
 
 
 def _sentence(text: str) -> str:
@@ -475,7 +476,7 @@ def _sentence(text: str) -> str:
 
 def _event(event: EventType, wordings: Sequence[str]) -> str:
     parts = [
-        f"## {plain(_sentence(event.says))}",
+        f"# {plain(_sentence(event.says))}",
         KINDS[event.kind],
         block("\n".join(wordings)),
         "\n".join(f"1. {plain(each)}." for each in event.remedies),
@@ -501,7 +502,7 @@ def _cause(cause: Cause) -> str:
         for each in ([remedies] if isinstance(remedies, str) else remedies)
     ]
     parts = [
-        f"## {plain(_sentence(cause.says))}",
+        f"# {plain(_sentence(cause.says))}",
         KINDS[cause.kind],
         block("\n".join(cause.texts)) if cause.texts else "",
         f"Of the events {_listed(cause.event)}." if cause.event else "",

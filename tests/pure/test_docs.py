@@ -152,12 +152,12 @@ def test_every_rule_and_error_message_is_in_the_reference() -> None:
     for rule in all_rules():
         assert f"### {rule.id}\n" in GENERATED["docs/generated/rules.md"]
     for cause in all_failures().causes:
-        text = GENERATED[f"docs/generated/errors/{cause.theme}.md"]
+        text = GENERATED[f"docs/generated/errors/{cause.id}.md"]
         assert all(each in text for each in cause.texts)
         assert all(reference.plain(each) in text for each in cause.remedies)
     for event in all_failures().events.values():
         wordings = all_failures().wordings.get(event.name, ())
-        assert all(each in GENERATED["docs/generated/errors/events.md"] for each in wordings)
+        assert all(each in GENERATED[f"docs/generated/errors/{event.name}.md"] for each in wordings)
 
 
 def test_labels_of_published_wheels_are_those_of_the_current_patches() -> None:
