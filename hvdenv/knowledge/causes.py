@@ -23,9 +23,8 @@ _COMMAND = re.compile(r"`([^`]*)`")
 # What is a name and no more where it stands in a command: no option, no address, nothing that the
 # shell understands; between single quotes, what is no quote.
 _PROGRAM = re.compile(r"[\w.+][\w.+-]*")
-_PLAIN = re.compile(r"(?!-|.*://)[\w@%+=:,./~\[\]-]*")
-_QUOTED = re.compile(r"(?!-|.*://)[\w@%+=:,./~\[\]<>!*() -]*")
-_ADDRESS = re.compile(r"(?!-)[\w@%+=:,./~-]*")
+_PLAIN = re.compile(r"(?!-)[\w@%+=:,./~\[\]-]*")
+_QUOTED = re.compile(r"(?!-)[\w@%+=:,./~\[\]<>!*() -]*")
 # Where a slot was not filled: with the parentheses, or the space and the colon, around it.
 _GAP = "\0"
 _GAPS = re.compile(r" ?\(\0(?: ?\0){0,5}\)|: \0$| \0(?=[ ,;:.)]|$)|\0 ?")
@@ -215,20 +214,20 @@ def _can_be_pasted(remedy: str, slots: Mapping[str, str]) -> bool:
     Anybody may have written the log, and a name in it may be `$(...)`.
     """
     return all(
-        _shape_of(command, slot.start()).fullmatch(slots.get(slot[1], ""))
+        _fits_into(command, slot.start(), slots.get(slot[1], ""))
         for command in _COMMAND.findall(remedy)
         for slot in _SLOT.finditer(command)
     )
 
 
-def _shape_of(command: str, at: int) -> re.Pattern[str]:
-    """What may be filled into a command at a place."""
+def _fits_into(command: str, at: int, value: str) -> bool:
+    """Whether a value is only a name at a place of a command; an address is one for curl."""
     if at == 0:
-        return _PROGRAM
-    if command.startswith("curl "):
-        return _ADDRESS
+        return bool(_PROGRAM.fullmatch(value))
+    if "://" in value and not command.startswith("curl "):
+        return False
     in_quotes = command[:at].count("'") % 2 == 1 and " -c " not in command
-    return _QUOTED if in_quotes else _PLAIN
+    return bool((_QUOTED if in_quotes else _PLAIN).fullmatch(value))
 
 
 def _asked(requirement: str) -> dict[str, str]:
