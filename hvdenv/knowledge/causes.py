@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from operator import eq, ge, gt, le, lt, ne
 from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -15,9 +14,6 @@ from hvdenv.knowledge.events import Event, Reading
 from hvdenv.knowledge.failures import Cause, Failures, Family, Kind
 from hvdenv.knowledge.rules import Observables, judge
 
-_COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
-    "<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne,
-}  # fmt: skip
 _SLOT = re.compile(r"\{(\w+)\}")
 _COMMAND = re.compile(r"`([^`]*)`")
 # What is a name and no more where it stands in a command: no option, no address, nothing that the
@@ -43,7 +39,6 @@ class Explanation(NamedTuple):
     remedies: tuple[str, ...]
     kind: Kind
     general: int = 0
-    kill: bool = False
     derived: bool = False
     vague: int = 1
     of_others: bool = False
@@ -89,13 +84,8 @@ class Explainer:
         return not wanted or any(self._is(each, value, slots) for each in wanted)
 
     def _is(self, condition: str, value: str, slots: Mapping[str, str]) -> bool:
-        operation, _, operand = condition.partition(" ")
-        if operation in _COMPARE:
-            other = _SLOT.sub(lambda at: slots.get(at[1], ""), operand)
-            if operation in ("==", "!=") and not (_is_version(value) and _is_version(other)):
-                return (value == other) == (operation == "==")
-            sides = [_numbers(value), _numbers(other)]
-            return all(sides) and _COMPARE[operation](*sides)
+        if condition.startswith("!= "):
+            return value != _SLOT.sub(lambda at: slots.get(at[1], ""), condition[3:])
         if condition.startswith("@"):
             family = next(each for each in self.failures.families if each.id == condition[1:])
             return any(
@@ -108,7 +98,8 @@ class Explainer:
         return (name.removeprefix("!") in self.log.contexts) is not name.startswith("!")
 
     def _of_cause(self, cause: Cause, event: Event) -> Explanation:
-        own = cause.remedies or self._family_remedies(event) or event.type.remedies
+        family = self._family(event)
+        own = cause.remedies or self._remedies_of(family, event) or event.type.remedies
         remedies = (*self._inside(cause.inside), *own)
         return Explanation(
             id=cause.id,
@@ -154,7 +145,8 @@ class Explainer:
         }
 
     def _of_family(self, event: Event) -> Explanation | None:
-        family, remedies = self._family(event), self._family_remedies(event)
+        family = self._family(event)
+        remedies = self._remedies_of(family, event)
         if not family or not remedies:
             return None
         said = event.type.known.replace("{family}", family.about)
@@ -170,8 +162,8 @@ class Explainer:
         member, name = event.type.member, event.hit.slots.get("name", "")
         return self.failures.family_of(member, name) if member and name else None
 
-    def _family_remedies(self, event: Event) -> tuple[str, ...]:
-        family, member = self._family(event), event.type.member
+    def _remedies_of(self, family: Family | None, event: Event) -> tuple[str, ...]:
+        member = event.type.member
         if not family or not member:
             return ()
         return _all_filled(family.remedies(member, self.log.contexts), event.hit.slots)
@@ -188,7 +180,6 @@ class Explainer:
             remedies=_all_filled((*self._inside(kind.inside), *kind.remedies), event.hit.slots),
             kind=kind.kind,
             general=kind.general,
-            kill=kind.kill,
             derived=kind.kind == "cause" and (kind.steps_back or bool(kind.member)),
         )
 
@@ -238,10 +229,6 @@ def _asked(requirement: str) -> dict[str, str]:
         return {}
     pins = [each.version for each in asked.specifier if each.operator == "=="]
     return {asked.name: pins[0]} if pins else {}
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _is_version(text: str) -> bool:

@@ -176,7 +176,7 @@ def explain(text: str, *, kills: bool = True) -> Found | None:
 def _found(meaning: Explanation, event: Event, log: Reading) -> _Ranked:
     """What an event means, with its place."""
     place = _below_rulers(event.hit)
-    kill = meaning.kill or event.type.kill
+    kill = event.type.kill
     # A process that is killed after another one crashed is not the cause.
     follows = kill and place.number > log.crashed
     kind: Kind = "consequence" if follows else meaning.kind

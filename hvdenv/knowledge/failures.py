@@ -146,8 +146,8 @@ class Cause(NamedTuple):
         event: the types of events that it explains.
         texts: wordings that only this cause has.
         when: conditions on slots; all must hold, with `texts` too. A glob, ``!glob``, ``@family``,
-            or a comparison such as ``< 20.3``, with a number or a ``{slot}``; of several, one must
-            hold. A slot that the log does not fill is empty.
+            or ``!= {slot}`` for another slot; of several, one must hold. A slot that the log does
+            not fill is empty.
         context: contexts that the log must have, or with ``!`` must not.
         needs, unless: wordings of which the log must contain one, or none.
         rules: ids of rules of `check` that find it before a build.
