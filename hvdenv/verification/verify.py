@@ -52,7 +52,7 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
             until then.
         on_event: told what runs and what fails, from several threads.
     """
-    began, since = time.monotonic(), orphans.since_boot()
+    began = time.monotonic()
     setup = with_this_process(setup)
     with ended_by_signals(setup.runner):
         collection = Collection(setup, on_event)
@@ -61,7 +61,7 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
         found = [*judge(setup, results), *collection.unjudged()]
         findings = _with_first_remedy(found, setup, results)
         try:
-            findings += _orphans(setup, results, since)
+            findings += _orphans(setup, results)
         except Exception as error:
             findings.append(bug("orphans", "hosts", error))
     seconds = time.monotonic() - began
@@ -134,24 +134,16 @@ def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str
     yield "kernel", os.uname().release
 
 
-def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator[Finding]:
-    """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
-    runner, installation, folders = setup.runner, setup.installation, []
-    if not installation.inside:  # the programs of an image are inside it
-        folders = [installation.prefix, os.path.dirname(installation.python)]
-    folders += [os.path.realpath(folder) for folder in folders]
-    suspects = orphans.Suspects(tuple(dict.fromkeys(folders)), since, runner.token)
+def _orphans(setup: Setup, results: Mapping[Key, Any]) -> Iterator[Finding]:
+    """Ends processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
+    runner = setup.runner
     runs = [value for key, value in results.items() if key.name == "rank_run"]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started
-    else:
-        seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
-        yield from orphans.end(
-            [host.name for host in setup.launch.hosts], runner, seconds, suspects
-        )
-    if any(runs):
-        yield from orphans.orphans(suspects)
+        return
+    seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
+    yield from orphans.end([host.name for host in setup.launch.hosts], runner, seconds)
 
 
 @contextmanager

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hvdenv.launch import orphans
-from hvdenv.launch.orphans import Suspects
-from hvdenv.runner import TOKEN_VARIABLE, Runner
+from hvdenv.runner import Runner
 from tests.files import programs
 from tests.waiting import runs, wait_until
 
@@ -76,77 +72,3 @@ def test_a_runner_that_was_stopped_still_ends_what_it_started(
     runner.stop()
     programs(tmp_path, ssh=LAST)
     assert [finding.status for finding in orphans.end(["n2"], runner, 60)] == ["pass"]
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """The Python of an environment."""
-    python = tmp_path / "env/bin/python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    return python
-
-
-def abandoned(before: str, python: Path, **variables: str) -> int:
-    """A process of that Python whose parent is gone."""
-    start = f"{before} '{python}' -c 'import time; time.sleep(600)' >/dev/null & echo $!"
-    environ = {**os.environ, **variables}
-    pid = int(subprocess.check_output(["sh", "-c", start], text=True, env=environ))
-    # Before that it is `env`, whose arguments name the same program.
-    wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_text().startswith(str(python)))
-    return pid
-
-
-def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(python: Path) -> None:
-    env, since = str(python.parents[1]), orphans.since_boot()
-    # It has a parent, and is not meant.
-    child = subprocess.Popen([python, "-c", "import time; time.sleep(600)"])
-    pid = abandoned("env -i", python)
-    try:
-        (finding,) = orphans.orphans(Suspects((env,), since))
-        assert (finding.subject, finding.status) == (HERE, "unproven")
-        assert f"still run on {HERE}: {pid};" in finding.message
-        assert finding.remedy.endswith(f": kill {pid}")
-        assert "time.sleep(600)" in finding.evidence
-        assert runs(pid)
-        for other in (Suspects((env[:-1],), since), Suspects((), since)):
-            assert not list(orphans.orphans(other))
-        assert not list(orphans.orphans(Suspects((env,), orphans.since_boot() + 60)))
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        child.kill()
-        child.wait()
-
-
-def test_what_verify_is_ending_is_no_orphan(python: Path, runner: Runner) -> None:
-    """On a busy host, a process that was killed lives on for a while."""
-    suspects = Suspects((str(python.parents[1]),), orphans.since_boot(), runner.token)
-    pid = abandoned("", python, **{TOKEN_VARIABLE: f"{runner.token}.1"})
-    try:
-        assert not list(orphans.orphans(suspects))
-        assert list(orphans.orphans(suspects._replace(token="another")))
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
-def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
-    lines = [
-        "77 1 3 /env/bin/python3 -c x", "78 1 9999 /env/bin/python3 before",
-        "79 70 3 /env/bin/python3 child", "80 1 3 /usr/bin/python3 other", "81 1 3 /env/bin/mpirun",
-    ]  # fmt: skip
-    text = "".join(f"echo '@hvdenv-process {line}'\n" for line in lines)
-    programs(tmp_path, ssh=f"{text}echo @hvdenv-ended")
-    suspects = Suspects(("/env",), orphans.since_boot() - 60)
-    found, rest = orphans.end(["n2"], runner, 60, suspects)
-    assert (found.subject, found.status) == ("n2", "unproven")
-    assert "still run on n2: 77;" in found.message
-    assert found.remedy.endswith(": ssh n2 kill 77")
-    assert rest.message == f"no processes of this run are left on n2, {HERE}"
-
-
-@pytest.mark.needs("procps")
-def test_what_hosts_are_asked_for_is_what_ps_says(tmp_path: Path, runner: Runner) -> None:
-    programs(tmp_path, ssh=f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    answer = runner.run(orphans._query("n2", runner.token, 60)).output.splitlines()
-    processes = [line.split(None, 4) for line in answer if line.startswith("@hvdenv-process ")]
-    assert [str(os.getpid()), str(os.getppid())] in [words[1:3] for words in processes]

@@ -363,26 +363,14 @@ def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -
 
 
 def test_a_noisy_child_of_a_rank_holds_nobody_up(copy: Copy, runner: Runner) -> None:
-    """It lives on when the rank has ended, and goes on writing into the rank's output.
-
-    Another one has nothing that shows whose it is: it is named.
-    """
+    """It lives on when the rank has ended, and goes on writing into the rank's output."""
     noise = "import time\\nwhile True: print(1, flush=True); time.sleep(0.01)"
-    quiet = f"import time; time.sleep(500) # {STRAY}"
     installation = without_check_build(
-        copy(
-            f"import subprocess\nsubprocess.Popen([sys.executable, '-c', '{noise}'])\n"
-            f"subprocess.Popen([sys.executable, '-c', '{quiet}'], env={{}}, start_new_session=True,"
-            " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
-        )
+        copy(f"import subprocess\nsubprocess.Popen([sys.executable, '-c', '{noise}'])\n")
     )
     report = verify(Setup(installation, runner, OVER_MPI, exercises=EXERCISES, seconds=TIMEOUT))
     assert report.seconds < TIMEOUT / 2, "it was waited for"
     assert found(report, "allreduce")["torch over MPI"].status == "pass"
-    left = found(report, "orphans")[HERE]
-    assert left.status == "unproven" and STRAY in left.evidence
-    assert all(f" on {HERE}: {installation.prefix}/" in line for line in left.evidence.splitlines())
-    subprocess.run(left.remedy.rpartition(": ")[2].split(), check=True)
 
 
 # Disks.
