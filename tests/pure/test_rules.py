@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from hvdenv.cli.check import refuse_blocked, told
 from hvdenv.cli.main import main
@@ -15,7 +16,7 @@ from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.remedies import edits_of, propose
-from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge
+from hvdenv.knowledge.rules import Observable, Observables, Rule, all_rules, applies, each_of, judge
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe
@@ -40,44 +41,61 @@ CASES = {
 }
 
 
-def case_of(rule: Rule) -> dict[str, Any]:
-    """The cases of a rule: further hits and all misses say what differs from the first hit."""
-    case = CASES[rule.id]
-    first = case["hits"][0]
-    return {
-        **case,
-        **{kind: [{**first, **each} for each in case[kind]] for kind in ("hits", "misses")},
-    }
+def cases_of(rule: Rule, kind: str) -> list[Observables]:
+    """The hits or misses of a rule; all but the first hit say what differs from the first one."""
+    first = CASES[rule.id]["hits"][0]
+    return [
+        {k: frozenset(v) if isinstance(v, list) else v for k, v in {**first, **each}.items()}
+        for each in CASES[rule.id].get(kind, [])
+    ]
 
 
-def seen(case: dict[str, Any]) -> Observables:
-    return {k: frozenset(v) if isinstance(v, list) else v for k, v in case.items()}
+def spoilt(condition: str, value: Observable | None) -> Observable | None:
+    """A value that only just does not meet a condition; None if cases must state one."""
+    verb, _, word = condition.rpartition(" ")
+    if condition == "none":
+        return "something"
+    if isinstance(value, frozenset) and verb in ("has", "lacks"):
+        return value - {word} if verb == "has" else value | {word}
+    if verb in ("is", "is not"):
+        return word if verb == "is not" else f"not {word}"
+    if verb in ("below", "at least"):
+        return int(word) - (verb == "at least")
+    return spoilt_version(condition) if condition[0] in "<>=!~" else None
+
+
+def spoilt_version(specifier: str) -> str:
+    """A version at one end of a range, outside of it."""
+    ends = [each.version.removesuffix(".*") for each in SpecifierSet(specifier)]
+    near = [near for end in ends for near in (end, f"{end}.dev0", f"{end}.1", f"{end}.9999")]
+    wide = [f"{int(end.split('.')[0]) + 1}" for end in ends]
+    return next(v for v in (*near, *wide) if not SpecifierSet(specifier).contains(v, True))
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
-def test_each_rule_has_cases_that_it_hits_and_that_it_must_not(rule: Rule) -> None:
-    cases = case_of(rule)
-    assert set(cases) >= {"hits", "misses"} and set(cases) <= {"hits", "misses", "recipe", "facts"}
-    assert cases["hits"] and cases["misses"]
-    for case in cases["hits"]:
-        assert applies(rule, seen(case)), case
-        # Each condition counts: without what it is about, the rule says nothing.
-        for name in rule.when:
-            if rule.when[name] != "none":
-                assert not applies(rule, seen({k: v for k, v in case.items() if k != name}))
-    for case in cases["misses"]:
-        assert not applies(rule, seen(case)), case
-    # And without a condition itself, it would say something where it must not.
-    for condition, weaker in without_each_condition(rule):
-        if condition != "any":
-            assert any(applies(weaker, seen(case)) for case in cases["misses"]), condition
+def test_each_rule_hits_its_cases_and_each_of_its_conditions_counts(rule: Rule) -> None:
+    assert {*CASES[rule.id]} <= {"hits", "misses", "recipe", "facts", "python"}
+    hits, misses = cases_of(rule, "hits"), cases_of(rule, "misses")
+    for case in hits:
+        assert applies(rule, case), case
+        # Without what a condition is about, the rule does not apply.
+        for name in (name for name, condition in rule.when.items() if condition != "none"):
+            assert not applies(rule, {k: v for k, v in case.items() if k != name})
+    for case in misses:
+        assert not applies(rule, case), case
+    # Each condition alone keeps the rule from a case that meets all others.
+    for name, condition, weaker in without_each_condition(rule):
+        wrong = spoilt(condition, hits[0].get(name))
+        near = misses if wrong is None else [{**hits[0], name: wrong}]
+        kept = [case for case in near if not applies(rule, case) and applies(weaker, case)]
+        assert kept or condition == "any", condition
 
 
-def without_each_condition(rule: Rule) -> Iterator[tuple[str, Rule]]:
+def without_each_condition(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
     for name, conditions in rule.when.items():
         for condition in each_of(conditions):
             rest = tuple(each for each in each_of(conditions) if each != condition)
-            yield condition, rule._replace(when={**rule.when, name: rest})
+            yield name, condition, rule._replace(when={**rule.when, name: rest})
 
 
 def test_each_case_is_of_a_rule() -> None:
@@ -160,8 +178,8 @@ def test_the_cases_have_what_observables_has(
 ) -> None:
     known = observables(example(recipe), example_facts(facts), python, VERSIONS)
     for rule in all_rules():
-        for case in (*case_of(rule)["hits"], *case_of(rule)["misses"]):
-            for name, value in seen(case).items():
+        for case in (*cases_of(rule, "hits"), *cases_of(rule, "misses")):
+            for name, value in case.items():
                 assert isinstance(value, type(known[name])), (rule.id, name)
 
 
@@ -171,6 +189,8 @@ def test_patches_that_rules_speak_of_are_there() -> None:
     assert conditions
 
 
+# What an edit of python.version can choose instead.
+PYTHONS = [Interpreter(f"/{name}", f"3.{name}.1") for name in range(10, 14)]
 EDITED = [rule for rule in all_rules() if rule.edit]
 
 
@@ -179,10 +199,13 @@ def test_after_its_edit_a_rule_says_nothing_any_more(
     rule: Rule, facts: Facts, tmp_path: Path
 ) -> None:
     """The recipe of the case is hit; with the edit in its text it is not."""
-    case = case_of(rule)
+    case = CASES[rule.id]
     here = decode(Facts, {**encode(facts), **case.get("facts", {})})
-    path = tmp_path / "mine.toml"
-    path.write_text(f'format = 1\nname = "mine"\n{case["recipe"]}', encoding="utf-8")
+    if "python" in case:
+        here = here._replace(interpreters=(Interpreter("/p", case["python"]), *PYTHONS))
+    path, base = tmp_path / "mine.toml", 'extends = "local"\n'
+    text = case["recipe"] if "extends = " in case["recipe"] else base + case["recipe"]
+    path.write_text(f'format = 1\nname = "mine"\n{text}', encoding="utf-8")
     found = {each.id: each for each in judged(path, here)}
     assert rule.id in found, sorted(found)
     change = propose(load_recipe(str(path)), found[rule.id].edit)
