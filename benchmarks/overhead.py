@@ -25,7 +25,7 @@ from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import TOKEN_VARIABLE, Runner
-from hvdenv.standalone.ranks.events import to_json
+from hvdenv.standalone.ranks.events import to_table
 from hvdenv.verification import collectors, ranks
 from hvdenv.verification.collection import Setup
 
@@ -98,7 +98,7 @@ def measure(installation: Installation, count: int) -> Cost:
     return Cost(
         count,
         len(events) / count,
-        sum(len(json.dumps(to_json(event))) for event in events) / count,
+        sum(len(json.dumps(to_table(event))) for event in events) / count,
         statistics.mean(watchers.seconds.values()),
         statistics.mean(watchers.memory.values()) / 2**20,
         judging,

@@ -1,7 +1,7 @@
 """Strict reading of TOML and JSON into typed data, and the JSON Schema of it.
 
 Types are NamedTuples. Supported annotations: str, int, float, bool, Literal, X | None,
-tuple[X, ...], dict[str, X], NamedTuples, unions of str with one of these, and
+tuple[X, ...], list[X], dict[str, X], NamedTuples, unions of str with one of these, and
 Annotated[str, Pattern(...)]. docs/explanation/decisions.md says why this is not a library.
 """
 
@@ -141,8 +141,8 @@ class _Decoder:
             return self.choice(arguments, value, path)
         if origin in (typing.Union, types.UnionType):
             return self.union(arguments, value, path)
-        if origin is tuple:
-            return self.items(arguments[0], value, path)
+        if origin in (tuple, list):
+            return origin(self.items(arguments[0], value, path))
         if origin is dict:
             table = self.expect(dict, value, path) or {}
             self.named |= {(*path, key) for key in table}
@@ -232,10 +232,10 @@ class _Decoder:
         return found
 
     def number(self, value: object, path: Path) -> float | None:
-        """A whole number will do; TOML's inf and nan will not."""
+        """A whole number will do; TOML's inf and nan will not, but programs report them."""
         whole = isinstance(value, int) and not isinstance(value, bool)
         number = self.expect(int if whole else float, value, path)
-        if number is not None and not math.isfinite(number):
+        if number is not None and not self.lenient and not math.isfinite(number):
             self.refuse(path, f"expected a number, found {_shown(value)}")
         return None if number is None else float(number)
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from hvdenv.standalone.ranks.events import (
+    EventWriter,
     Exited,
     ExtensionFacts,
     Overdue,
     RankEvent,
-    Received,
     Result,
     Started,
+    to_table,
 )
 from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.verification.received import Received
 
 
 def event(rank: int, what: RankEvent, host: str = "n1", pid: int = 0) -> Received:
     return Received(host, pid or 100 + rank, what)
+
+
+def lines(message: Received, writer: EventWriter) -> list[str]:
+    """As the process that reports an event writes it, but once."""
+    table = to_table(message.event)
+    return list(writer.lines({**table, "host": message.host, "pid": message.pid}))
 
 
 def started(rank: int, host: str = "n1") -> Received:

@@ -37,14 +37,15 @@ from hvdenv.launch.placement import Requested, exported, hidden, of_shell
 from hvdenv.masking import clean
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
-from hvdenv.schema import Problem
-from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts, decode, read
+from hvdenv.schema import Problem, decode
+from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts
 from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
 from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
 from hvdenv.verification.drift import Observation
 from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.verification.received import read
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
@@ -166,7 +167,7 @@ def _extensions(
     outcome, answers = _inspect(setup, timeout, "extension", *options, *frameworks)
     found = {name: Extension(name, outcome) for name in frameworks}
     for table in answers:
-        facts = _masked(decode(ExtensionFacts, table, "extension"))
+        facts = _masked(decode(ExtensionFacts, table, lenient=True))
         found[facts.framework] = Extension(facts.framework, outcome, facts)
     return found
 
@@ -196,7 +197,7 @@ def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
     """Whether they accept requests that the advisories describe, sent within this host."""
     outcome, answers = _inspect(setup, timeout, "rendezvous")
     for table in answers:
-        return decode(RendezvousFacts, table, "rendezvous")
+        return decode(RendezvousFacts, table, lenient=True)
     return RendezvousFacts(error="the probe printed no result", traceback=outcome.tail(20))
 
 

@@ -22,12 +22,11 @@ from hvdenv.standalone.ranks.events import (
     Overdue,
     ProgramEnd,
     RankEvent,
-    Received,
     Result,
     Stage,
     Started,
-    read,
 )
+from hvdenv.verification.received import Received, read
 
 _RANK_VARIABLES = (
     "HOROVOD_RANK",

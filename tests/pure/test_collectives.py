@@ -19,15 +19,14 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.standalone.ranks.events import (
     ExtensionFacts,
     Operation,
-    Received,
     Skipped,
     Stage,
-    from_json,
 )
 from hvdenv.verification.checks import computed
 from hvdenv.verification.collectives import judge
 from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Judgement, RankRun
+from hvdenv.verification.received import Received, from_table
 from tests.rank_events import event, exited, good, result, run
 from tests.standalone import load
 
@@ -53,8 +52,7 @@ def recorded(cases: Path) -> Callable[[str], list[Received]]:
 
     def read(name: str) -> list[Received]:
         lines = (cases / "collectives" / f"{name}.jsonl").read_text().splitlines()
-        tables = [json.loads(line) for line in lines]
-        return [Received(table.pop("host"), table.pop("pid"), from_json(table)) for table in tables]
+        return [from_table(json.loads(line)) for line in lines]
 
     return read
 
@@ -388,7 +386,7 @@ def test_a_report_fits_into_one_event(program: Any) -> None:
         tally.skip(program.shortened("\u20ac" * 300, program.REASON), dtype)
         tally.take(long, "\u20ac" * 300)
     tally.ended = "x" * program.CASE
-    assert len(json.dumps(program.events.to_json(tally.event()))) < 2700
+    assert len(json.dumps(program.events.to_table(tally.event()))) < 2700
 
 
 def test_no_two_cases_have_one_name(program: Any) -> None:

@@ -135,7 +135,7 @@ class Observer:
     def emit(self, event: Any) -> None:
         """Report an event, unless this is a process that the program has forked."""
         if os.getpid() == self.pid and self.descriptor >= 0:
-            line = (json.dumps(events.to_json(event)) + "\n").encode("ascii")
+            line = (json.dumps(events.to_table(event)) + "\n").encode("ascii")
             with self.lock:
                 while line:
                     line = line[os.write(self.descriptor, line) :]

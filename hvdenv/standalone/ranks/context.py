@@ -73,7 +73,7 @@ class Context:
 
     def report(self, event: events.RankEvent) -> None:
         """Send one event to the supervisor, rank.py."""
-        line = json.dumps(events.to_json(event)) + "\n"
+        line = json.dumps(events.to_table(event)) + "\n"
         os.write(self._descriptor, line.encode("ascii"))
 
     def stage(self, name: str, detail: str = "") -> None:

@@ -1,7 +1,7 @@
-"""The events that ranks report: their types, and how they pass through a launcher's output.
+"""The events that ranks report: their types, and how they are written into a launcher's output.
 
-The programs that run as ranks import this file, and so does hvdenv, which reads the events. It
-is the only stand-alone program that hvdenv imports. Runs on Python 3.6 and newer.
+The programs that run as ranks import this file, and so does hvdenv, which reads the lines
+(hvdenv/verification/received.py). Runs on Python 3.6 and newer.
 
 Each event is written as one or more lines of at most 500 bytes:
 
@@ -20,16 +20,11 @@ import base64
 import contextlib
 import json
 import os
-import re
 import socket
 import zlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
 PART_BYTES = 380
-_LINE = re.compile(
-    r"@hvdenv (?P<token>\w+) (?P<crc>[0-9a-f]{8}) (?P<rest>(?P<source>[0-9A-F]+)"
-    r"\.(?P<event>\d+)\.(?P<part>\d+)\.(?P<parts>\d+)\.(?P<payload>[A-Za-z0-9+/]+))"
-)
 
 
 class Started(NamedTuple):
@@ -184,11 +179,11 @@ class DataPath(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Cases of an operation that were not tried; `dtype` is empty if the reason is no type."""
+    """How many cases of an operation were not tried; `dtype` is empty if the reason is no type."""
 
     dtype: str
     why: str
-    count: int
+    cases: int
 
 
 class Operation(NamedTuple):
@@ -453,102 +448,26 @@ RankEvent = Union[
     Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
-_KINDS: Dict[str, Any] = {
-    "started": Started,
-    "extension": ExtensionFacts,
-    "joined": Joined,
-    "stage": Stage,
-    "result": Result,
-    "path": DataPath,
-    "collectives": Operation,
-    "training": Training,
-    "bench": Bench,
-    "bench_end": BenchEnd,
-    "speed": Speed,
-    "call": Call,
-    "optimizer": Optimizer,
-    "step": TrainingStep,
-    "data": DataSource,
-    "file": FileUse,
-    "shown": Shown,
-    "program_end": ProgramEnd,
-    "overdue": Overdue,
-    "exited": Exited,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-T = TypeVar("T")
+# A JSON object: its key `event` is the name of the event's type.
+Table = Dict[str, Any]
 
 
-class Received(NamedTuple):
-    """An event, and the process that reported it."""
-
-    host: str
-    pid: int
-    event: RankEvent
-
-
-def to_json(event: RankEvent) -> Dict[str, Any]:
+def to_table(event: RankEvent) -> Table:
     """The event as a JSON object, without the fields that have their default."""
-    table = {
-        name: value
-        for name, value in event._asdict().items()
-        if name not in event._field_defaults or event._field_defaults[name] != value
+    return dict(_plain(event), event=type(event).__name__)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if not hasattr(value, "_asdict"):
+        return value
+    missing = object()
+    return {
+        name: _plain(each)
+        for name, each in value._asdict().items()
+        if value._field_defaults.get(name, missing) != each
     }
-    return dict(table, event=_NAMES[type(event)])
-
-
-def from_json(table: Any) -> Any:
-    """The event that to_json() encoded.
-
-    Raises:
-        ValueError: the object is not such an event; the message says where.
-    """
-    fields = dict(_checked(table, dict, "an event"))
-    name = fields.pop("event", None)
-    if not isinstance(name, str) or name not in _KINDS:
-        raise ValueError("unknown event {!r}".format(name))
-    return decode(_KINDS[name], fields, name)
-
-
-def decode(kind: Type[T], fields: Any, name: str) -> T:
-    """One of the types above from an object with its fields.
-
-    Raises:
-        ValueError: a field is missing, unknown, or not of its type.
-    """
-    types, defaults = kind.__annotations__, kind._field_defaults  # type: ignore[attr-defined]
-    for field in _checked(fields, dict, name):
-        if field not in types:
-            raise ValueError("{}: unknown field {!r}".format(name, field))
-    for field in types:
-        if field not in fields and field not in defaults:
-            raise ValueError("{}: no field {!r}".format(name, field))
-    return kind(
-        **{key: _value(types[key], each, "{}.{}".format(name, key)) for key, each in fields.items()}
-    )
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    origin, arguments = getattr(kind, "__origin__", None), getattr(kind, "__args__", None) or ()
-    if origin is Union:  # Optional[...]
-        return None if value is None else _value(arguments[0], value, name)
-    if origin in (list, List):
-        return [_value(arguments[0], each, name) for each in _checked(value, list, name)]
-    if origin in (dict, Dict):
-        items = _checked(value, dict, name).items()
-        return {_checked(key, str, name): _value(arguments[1], each, name) for key, each in items}
-    if hasattr(kind, "_fields"):  # within an event, a list of its fields
-        return decode(kind, dict(zip(kind._fields, _checked(value, list, name))), name)
-    if kind is float and type(value) is int:
-        return float(value)
-    return _checked(value, kind, name)
-
-
-def _checked(value: Any, kind: Any, name: str) -> Any:
-    if type(value) is not kind:
-        raise ValueError("{}: expected {}, found {!r:.60}".format(name, kind.__name__, value))
-    return value
 
 
 class EventWriter:
@@ -559,15 +478,14 @@ class EventWriter:
         self.source = base64.b16encode(os.urandom(4)).decode("ascii")
         self.count = 0
 
-    def emit(self, event: RankEvent) -> None:
-        """Write one event; a launcher that no longer reads is not an error."""
+    def emit(self, table: Table) -> None:
+        """Write one event of this process; a launcher that no longer reads is not an error."""
         with contextlib.suppress(OSError):
-            for line in self.lines(Received(socket.gethostname(), os.getpid(), event)):
+            for line in self.lines(dict(table, host=socket.gethostname(), pid=os.getpid())):
                 os.write(1, "\n{0}\n{0}\n".format(line).encode("ascii"))
 
-    def lines(self, message: Received) -> Iterator[str]:
-        """The lines of one event."""
-        table = dict(to_json(message.event), host=message.host, pid=message.pid)
+    def lines(self, table: Table) -> Iterator[str]:
+        """The lines of one event with its `host` and `pid`."""
         whole = base64.b64encode(json.dumps(table).encode("ascii")).rstrip(b"=").decode("ascii")
         parts = [whole[at : at + PART_BYTES] for at in range(0, len(whole), PART_BYTES)]
         for number, part in enumerate(parts):
@@ -575,33 +493,3 @@ class EventWriter:
             crc = zlib.crc32(rest.encode("ascii")) & 0xFFFFFFFF
             yield "@hvdenv {} {:08x} {}".format(self.token, crc, rest)
         self.count += 1
-
-
-def read(text: str, token: str) -> List[Received]:
-    """The complete events of a token in a launcher's output.
-
-    Everything else is ignored, also an event of another form than this file states: the other
-    events of its rank show what is missing.
-    """
-    parts: Dict[Tuple[str, str], Dict[int, str]] = {}
-    whole: Dict[Tuple[str, str], str] = {}
-    for found in _LINE.finditer(text):
-        rest = found.group("rest")
-        if found.group("token") != token or int(found.group("crc"), 16) != zlib.crc32(
-            rest.encode()
-        ):
-            continue
-        key = found.group("source"), found.group("event")
-        parts.setdefault(key, {})[int(found.group("part"))] = found.group("payload")
-        if len(parts[key]) == int(found.group("parts")):
-            whole[key] = "".join(parts[key][number] for number in sorted(parts[key]))
-    return [each for each in map(_received, whole.values()) if each]
-
-
-def _received(payload: str) -> Optional[Received]:
-    try:
-        table = json.loads(base64.b64decode(payload + "=" * (-len(payload) % 4)).decode("ascii"))
-        host, pid = _checked(table.pop("host"), str, "host"), _checked(table.pop("pid"), int, "pid")
-        return Received(host, pid, from_json(table))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None

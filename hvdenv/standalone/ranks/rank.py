@@ -210,7 +210,7 @@ class Supervisor:
         device: str,
         exercises: Sequence[str],
     ) -> None:
-        self.emit = writer.emit
+        self.write = writer.emit
         self.deadline = deadline
         self.at = events.Stage("start")
         self.started = time.monotonic()
@@ -293,19 +293,23 @@ class Supervisor:
         *whole, self.report = (self.report + block).split(b"\n")
         for line in whole:
             try:
-                event = events.from_json(json.loads(line.decode("utf-8")))
+                table = json.loads(line.decode("utf-8"))
+                kind = table["event"]
             except Exception as error:  # the rank goes on, and its end is still reported
                 self.tail.take(("malformed event: %s\n" % error).encode("utf-8", "replace"))
                 continue
-            if isinstance(event, events.Stage):
-                stage, self.at = self.at.stage, event
-                if event.stage == stage:
+            if kind == "Stage":
+                stage, self.at = (
+                    self.at.stage,
+                    events.Stage(table["stage"], table.get("detail", "")),
+                )
+                if self.at.stage == stage:
                     continue  # details are many: they are reported if the rank ends there
-            elif isinstance(event, events.Result):
-                event = event._replace(logged=self.tail.seen.of_horovod())
-            elif isinstance(event, events.DataPath):
-                event = event._replace(logged=self.tail.seen.values)
-            self.emit(event)
+            elif kind == "Result":
+                table["logged"] = self.tail.seen.of_horovod()
+            elif kind == "DataPath":
+                table["logged"] = self.tail.seen.values
+            self.write(table)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -318,16 +322,15 @@ class Supervisor:
             self._kill("launcher")
         elif left <= OVERDUE_SECONDS and not self.overdue:
             self.overdue = True
-            self.emit(
-                events.Overdue(
-                    stage=self.at.stage,
-                    detail=self.at.detail,
-                    tail=self.tail.text(),
-                    seconds=self.seconds(),
-                    stopped=is_stopped(self.child.pid),
-                    stalled=self.tail.stalled,
-                )
+            late = events.Overdue(
+                stage=self.at.stage,
+                detail=self.at.detail,
+                tail=self.tail.text(),
+                seconds=self.seconds(),
+                stopped=is_stopped(self.child.pid),
+                stalled=self.tail.stalled,
             )
+            self.write(events.to_table(late))
 
     def _kill(self, why: str) -> None:
         if self.child.poll() is None:
@@ -384,7 +387,7 @@ def main(
 ) -> None:
     seen = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
     writer = events.EventWriter(token)
-    writer.emit(events.Started(seen))
+    writer.emit(events.to_table(events.Started(seen)))
     supervisor = Supervisor(
         writer, seconds_left(deadline), framework, controller, device, exercises
     )
@@ -392,19 +395,18 @@ def main(
         signal.signal(number, supervisor.on_signal)
     signal.alarm(int(supervisor.deadline) + 2 * LATE_SECONDS)  # even if nothing reads its output
     code = supervisor.run()
-    writer.emit(
-        events.Exited(
-            stage=supervisor.at.stage,
-            detail=supervisor.at.detail,
-            code=code,
-            signal=signal_name(code),
-            ended_by=supervisor.ended_by,
-            seconds=supervisor.seconds(),
-            tail=supervisor.tail.text() if code else "",
-            full=full_folders() if code else [],
-            nameless=code < 0 and controller == "Gloo" and not resolves(socket.gethostname()),
-        )
+    end = events.Exited(
+        stage=supervisor.at.stage,
+        detail=supervisor.at.detail,
+        code=code,
+        signal=signal_name(code),
+        ended_by=supervisor.ended_by,
+        seconds=supervisor.seconds(),
+        tail=supervisor.tail.text() if code else "",
+        full=full_folders() if code else [],
+        nameless=code < 0 and controller == "Gloo" and not resolves(socket.gethostname()),
     )
+    writer.emit(events.to_table(end))
     if code:
         # Launchers end the other ranks as soon as one fails, and then read no more.
         time.sleep(0.3)
