@@ -60,7 +60,7 @@ def build(
     generations.claim(environment)
     with prefix_lock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
         if held.replaced:
-            ended = len(end_marked(held.replaced.token))
+            ended = sum(len(end_marked(token)) for token in held.replaced)
             progress.note(f"an earlier build was killed ({ended} orphaned processes ended)")
         damage = "" if rebuild else environment.damage(environment.pointed())
         if damage:
@@ -146,8 +146,8 @@ def _alone(state: State, step: Step, *, break_lock: bool) -> Iterator[None]:
         return
     folder = state.places.cache / "files" / state.plan.locked.digest[:12]
     with prefix_lock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=break_lock) as held:
-        if held.replaced:
-            end_marked(held.replaced.token)
+        for token in held.replaced:
+            end_marked(token)
         yield
         downloads.touch(state.places, folder)
     most = downloads.LARGEST_FILES

@@ -1,20 +1,22 @@
 """One build at a time for a prefix, also on file systems without flock.
 
-The lock is a file that names its holder: host, boot, process and job. The holder touches it
-every few seconds. It is taken over only when the holder is certainly gone.
+Each process that wants the lock creates a file of its own and then looks for those of others. If
+the owner of one may still run, it removes its own file and waits; otherwise it holds the lock. Of
+two processes that do this at the same time, at least one sees the file of the other, so there is
+never a second holder. If both see it, both give way, and pauses of random length decide.
 
-What prevents two holders: an existing lock file is removed or replaced only by the owner of
-the *claim* on that very lock, a second file named after the lock's token, and only after the
-owner has read that token again. Tokens are never reused. A claim is made, judged and taken
-over like a lock, by the same functions.
+Each file is named after a token that is never used again, and is removed only by its owner, or
+when its owner is certainly gone. So nobody can remove a lock that is not the one it has judged. The
+holder touches its file every few seconds.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
-import shlex
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -25,25 +27,19 @@ from typing import NamedTuple
 from hvdenv.environments.generations import timestamp
 from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.model.dialect import job_id
-from hvdenv.places import make_folder, reporting, user_name
+from hvdenv.places import blocked, make_folder, reporting, user_name
 from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
 from hvdenv.schema import Problem, decode
 
-LOCK = "lock"
-_DRAFT, _CLAIM = ".lock-draft-", ".lock-claim-"
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
+# How the names of the files begin.
+PREFIX = "lock-"
 _GONE = {errno.ENOENT, errno.ESTALE}
-
-# A rebooted machine cannot have touched the lock within this time; if the lock was touched,
-# that was another machine with the same name.
+# A rebooted machine cannot have touched its file within this time; if the file was touched, that
+# was another machine with the same name.
 _REBOOT_SECONDS = 60.0
-# How long to keep trying for the lock of a dead holder while others try as well.
-_HANDOVER_SECONDS = 5.0
-# A claim is held for milliseconds, so after this time its owner is dead. The same is true of the
-# holder of an empty lock: a live one would have noticed, and would no longer touch it.
-_CLAIM_SECONDS = 60.0
-_DRAFT_SECONDS = 5.0
+# An empty file is about to be filled, or a power cut has emptied it and nobody touches it.
+_EMPTY_SECONDS = 60.0
 
 
 class Holder(NamedTuple):
@@ -67,11 +63,64 @@ class Holder(NamedTuple):
     since: str
     token: str
 
+    def __str__(self) -> str:
+        job = f", job {self.job}" if self.job else ""
+        return f"process {self.pid} of {self.user} on {self.host}{job}, since {self.since}"
 
-# The holder in an empty file: a process is about to fill it, or a power cut has emptied it.
-_NOBODY = Holder(
-    host="", boot="", namespace="", pid=0, started="", job="", user="", since="", token=""
-)
+    def is_visible(self) -> bool:
+        """Whether this process would see that process, if it still runs."""
+        here = (os.uname().nodename, boot_id(), _namespace())
+        return (self.host, self.boot, self.namespace) == here
+
+    def may_run(self) -> bool:
+        """Whether a visible process may still run."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # of another user; /proc may hide it
+        started = _started(self.pid)
+        return not started or not self.started or started == self.started
+
+
+class _Seen(NamedTuple):
+    """The file of another process.
+
+    Attributes:
+        holder: None if it names none.
+        age: seconds since its holder touched it.
+    """
+
+    path: Path
+    holder: Holder | None
+    is_empty: bool
+    age: float
+
+    def is_gone(self, stale: float) -> bool:
+        """Whether its holder cannot be running any more; see hold()."""
+        if self.holder is None:
+            return self.age > (_EMPTY_SECONDS if self.is_empty else stale)
+        if self.holder.is_visible():
+            return not self.holder.may_run()
+        if self.holder.host == os.uname().nodename and self.holder.boot != boot_id():
+            return self.age > _REBOOT_SECONDS
+        return self.age > stale
+
+    def error(self) -> BusyError:
+        beat = f"last heartbeat {self.age:.0f} s ago"
+        if self.holder is None:
+            message = f"the lock of this prefix names no holder ({beat})"
+            remedy = "if no build of it runs on any host, build with --break-lock"
+        else:
+            message = f"another build holds this prefix: {self.holder}, {beat}"
+            remedy = (
+                f"check on {self.holder.host} whether it still runs; if it is certainly gone,"
+                " build with --break-lock"
+            )
+            if self.holder.is_visible():
+                remedy = "wait for it, or end it"
+        return BusyError(message, where=str(self.path), remedy=remedy)
 
 
 class Held:
@@ -79,63 +128,55 @@ class Held:
 
     Attributes:
         token: pass it to the Runner, so that its processes can be found later.
-        replaced: the holder whose lock was taken over; None if it was free. Its processes may
-            still run: ``runner.end_marked(replaced.token)``.
+        replaced: tokens of holders that are gone, whose processes may still run: end_marked().
     """
 
-    def __init__(self, store: Path, mine: Holder, replaced: Holder | None) -> None:
-        self.token = mine.token
+    def __init__(self, path: Path, token: str, replaced: tuple[str, ...]) -> None:
+        self.token = token
         self.replaced = replaced
-        self._store = store
-        self._mine = mine
-        self._path = store / LOCK
+        self._path = path
 
     def check(self) -> None:
-        """Check that the lock is still held; call it before each lasting change.
+        """Touch the lock, which must still be held; call it before each lasting change.
 
         Raises:
             BusyError: another process broke the lock.
-            StepError: the file cannot be read.
+            StepError: the file cannot be touched.
         """
-        with reporting(self._path, "read"):
-            holder, _ = _read(self._path)
-        if holder is None or holder.token != self.token:
-            who = f"; {_describe(holder)} holds it now" if holder and holder.pid else ""
+        try:
+            os.utime(self._path)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise blocked(self._path, error) from error
+            others = [each.holder for each in _look(self._path, 0) if each.holder]
+            who = f"; {others[0]} holds it now" if others else ""
             raise BusyError(
                 f"another process removed the lock of this build{who}",
                 where=str(self._path),
                 remedy="wait until the other build has finished, then build again",
-            )
+            ) from error
 
     def _beat(self, stop: threading.Event, interval: float) -> None:
         while not stop.wait(interval):
-            try:
+            with suppress(HvdenvError, OSError):  # check() of the build itself reports it
                 self.check()
-                os.utime(self._path)
-            except (HvdenvError, OSError):
-                continue  # the next check() of the build itself reports it
-
-    def _release(self) -> None:
-        try:
-            with _claim(self._store, self.token, self._mine, break_lock=False) as owned:
-                holder, _ = _read(self._path)
-                if owned and holder is not None and holder.token == self.token:
-                    self._path.unlink()
-        except OSError:
-            # The store was removed, or the disk is full. The next build takes a left lock
-            # over, since this process will be gone.
-            pass
 
 
 @contextmanager
 def hold(
-    store: Path, *, wait: float, break_lock: bool = False, beat: float = 10.0
+    store: Path,
+    *,
+    wait: float,
+    break_lock: bool = False,
+    stale: float = math.inf,
+    beat: float = 10.0,
 ) -> Iterator[Held]:
-    """Hold the lock of a store.
+    """Hold the lock of a store, a folder that is created if it does not exist.
 
     Args:
         wait: seconds to wait for another holder.
         break_lock: take the lock over from the present holder, whoever that is.
+        stale: seconds without a heartbeat after which a holder on another host counts as gone.
         beat: seconds between two heartbeats.
 
     Raises:
@@ -143,249 +184,85 @@ def hold(
         StepError: the store cannot be written.
     """
     mine = _myself()
-    with reporting(store):
-        replaced = _acquire(store, mine, wait, break_lock)
-    with suppress(OSError):
-        sweep(store)
-    held = Held(store, mine, replaced)
+    path = store / f"{PREFIX}{mine.token}"
     stop = threading.Event()
-    heart = threading.Thread(target=held._beat, args=(stop, beat), daemon=True)
-    heart.start()
     try:
-        yield held
-    finally:
-        stop.set()
-        heart.join()
-        held._release()
-
-
-def sweep(store: Path) -> None:
-    """Delete what killed processes left beside the lock. The lock must be held.
-
-    A draft is in use for milliseconds. A claim is kept while its owner may be alive. The
-    others are claims on earlier locks: a process that makes such a claim again finds another
-    token in the lock, and does nothing.
-    """
-    now = _server_time(store)
-    for path in store.iterdir():
+        with reporting(store):
+            replaced = _acquire(path, mine, wait, break_lock, stale)
+        held = Held(path, mine.token, replaced)
+        heart = threading.Thread(target=held._beat, args=(stop, beat), daemon=True)
+        heart.start()
         try:
-            if path.name.startswith(_DRAFT):
-                if now - path.lstat().st_mtime > _DRAFT_SECONDS:
-                    path.unlink()
-            elif path.name.startswith(_CLAIM):
-                owner, _ = _read(path)
-                age = now - path.lstat().st_mtime
-                if age > _CLAIM_SECONDS or _surely_gone(owner, age):
-                    path.unlink()
-        except FileNotFoundError:
-            continue
+            yield held
+        finally:
+            stop.set()
+            heart.join()
+    finally:
+        with suppress(OSError):  # the next holder removes it
+            path.unlink()
 
 
-def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder | None:
-    """Take the lock, if necessary from a holder that is gone; returns that holder."""
+def _acquire(
+    path: Path, mine: Holder, wait: float, break_lock: bool, stale: float
+) -> tuple[str, ...]:
+    """Take the lock; the tokens of those who held it and are gone."""
     deadline = time.monotonic() + wait
     pause = 0.02
-    condemned: str | None = None
+    condemned: set[Path] | None = None if break_lock else set()
     while True:
-        make_folder(store)
-        try:
-            if _create(store, LOCK, mine):
-                return None
-            holder, age = _read(store / LOCK, store)
-            if age is None and (store / LOCK).is_symlink():
-                raise BusyError(
-                    "the lock of this prefix is a link to a file that does not exist",
-                    where=str(store / LOCK),
-                    remedy=f"hvdenv makes no such link; remove it: rm {shlex.quote(str(store / LOCK))}",
-                )
-            token = holder.token if holder else ""
-            if break_lock and condemned is None and age is not None:
-                condemned = token
-            gone = _surely_gone(holder, age)
-            if (gone or token == condemned) and _take(store, LOCK, token, mine, break_lock):
-                return None if holder == _NOBODY else holder
-        except FileNotFoundError:
-            # The store was removed meanwhile, or our draft was swept.
-            continue
-        late = time.monotonic() - deadline
-        if age is not None and late >= (_HANDOVER_SECONDS if gone else 0):
-            raise _busy(store, holder, age)
-        time.sleep(pause)
+        others = _announce(path, mine)
+        if condemned is None:
+            condemned = {each.path for each in others}
+        running = [o for o in others if o.path not in condemned and not o.is_gone(stale)]
+        if not running:
+            for each in others:
+                each.path.unlink(missing_ok=True)
+            return tuple(each.holder.token for each in others if each.holder)
+        path.unlink(missing_ok=True)
+        if time.monotonic() >= deadline:
+            raise running[0].error()
+        time.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 1.5, 1.0)
 
 
-def _take(store: Path, name: str, token: str, mine: Holder, break_lock: bool) -> bool:
-    """Replace the lock or claim with this token by our own; returns whether that worked."""
-    with _claim(store, token, mine, break_lock) as owned:
-        if not owned:
-            return False
-        holder, age = _read(store / name)
-        if age is None or (holder.token if holder else "") != token:
-            return False
-        draft = _draft(store, mine)
+def _announce(path: Path, mine: Holder) -> list[_Seen]:
+    """Create our own file, flushed, and look at those of others."""
+    while True:
+        make_folder(path.parent)
+        with suppress(FileNotFoundError):  # the store was removed meanwhile
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            with open(descriptor, "wb") as stream:
+                stream.write(json.dumps(mine._asdict()).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+                # On the clock of the file server, which dates the other files too.
+                now = os.fstat(stream.fileno()).st_mtime
+            return _look(path, now)
+
+
+def _look(path: Path, now: float) -> list[_Seen]:
+    """The files beside our own."""
+    seen = []
+    for other in path.parent.glob(f"{PREFIX}*"):
+        if other == path:
+            continue
         try:
-            os.replace(draft, store / name)
-        finally:
-            draft.unlink(missing_ok=True)
-        return True
+            content = read_file(other, STATE)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            continue
+        age = max(0.0, now - content.status.st_mtime)
+        seen.append(_Seen(other, _holder(content.data), not content.data, age))
+    return seen
 
 
-@contextmanager
-def _claim(store: Path, token: str, mine: Holder, break_lock: bool) -> Iterator[bool]:
-    """Own the right to replace or remove the lock or claim with this token.
-
-    Yields whether it is owned: not while another process that may be alive owns it.
-    """
-    name = f"{_CLAIM}{token or 'unreadable'}"
-    claimant = mine._replace(token=os.urandom(16).hex())
-    owned = _create(store, name, claimant)
-    if not owned:
-        holder, age = _read(store / name, store)
-        gone = _surely_gone(holder, age) or (break_lock and (age or 0) > _CLAIM_SECONDS)
-        if age is not None and gone:
-            owned = _take(store, name, holder.token if holder else "", claimant, break_lock)
+def _holder(data: bytes) -> Holder | None:
     try:
-        yield owned
-    finally:
-        if owned:
-            owner, _ = _read(store / name)
-            if owner is not None and owner.token == claimant.token:
-                (store / name).unlink(missing_ok=True)
-
-
-def _create(store: Path, name: str, holder: Holder) -> bool:
-    """Create a lock or claim together with its content; False if it exists."""
-    draft = _draft(store, holder)
-    try:
-        os.link(draft, store / name)
-    except FileExistsError:
-        # A file server that answers a repeated request reports this for our own link.
-        owner, _ = _read(store / name)
-        return owner is not None and owner.token == holder.token
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            return _create_exclusively(store / name, holder)
-        raise
-    finally:
-        draft.unlink(missing_ok=True)
-    return True
-
-
-def _create_exclusively(path: Path, holder: Holder) -> bool:
-    """The same for file systems without hard links: for an instant the file is empty.
-
-    An empty file names no holder, so no process takes it over.
-    """
-    try:
-        _write(path, holder)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _draft(store: Path, holder: Holder) -> Path:
-    path = store / f"{_DRAFT}{os.urandom(16).hex()}"
-    _write(path, holder)
-    return path
-
-
-def _write(path: Path, holder: Holder) -> None:
-    """Write a new lock, claim or draft; if the disk is full, leave no empty file.
-
-    It is synced before it gets its name: a power cut would leave a lock without a holder.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(json.dumps(holder._asdict()).encode() + b"\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float | None]:
-    """The holder of a lock, and its age: seconds since the last heartbeat.
-
-    The age is None if there is no lock. It is measured on the clock of the file server if the
-    store is given, and 0 otherwise.
-    """
-    try:
-        content = read_file(path, STATE)
-    except OSError as error:
-        if error.errno in _GONE:
-            return None, None
-        raise
-    age = max(0.0, _server_time(store) - content.status.st_mtime) if store else 0.0
-    if not content.data:
-        return _NOBODY, age
-    try:
-        holder = decode(Holder, json.loads(content.data))
+        holder = decode(Holder, json.loads(data))
     except (ValueError, RecursionError, Problem):
-        return None, age
-    return (holder if 0 < holder.pid < 1 << 31 else None), age
-
-
-def _server_time(store: Path) -> float:
-    """The present time on the file server's clock, which dates the files of this folder."""
-    path = store / f"{_DRAFT}{os.urandom(16).hex()}"
-    try:
-        path.touch()
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return time.time()
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _surely_gone(holder: Holder | None, age: float | None) -> bool:
-    """Whether the holder cannot be running any more, on any machine."""
-    if age is None:
-        return False
-    if holder == _NOBODY:
-        return age > _CLAIM_SECONDS
-    if holder is None or holder.host != os.uname().nodename:
-        return False
-    if holder.boot != boot_id():
-        return age > _REBOOT_SECONDS
-    if holder.namespace != _namespace():
-        return False
-    return not _alive(holder)
-
-
-def _alive(holder: Holder) -> bool:
-    """Whether the holder's process may still run, in this boot and namespace."""
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # of another user; /proc may hide it
-    started = _started(holder.pid)
-    return not started or not holder.started or started == holder.started
-
-
-def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
-    beat = f"last heartbeat {age:.0f} s ago"
-    if holder is None or holder == _NOBODY:
-        message = f"the lock of this prefix names no holder ({beat})"
-        remedy = "if no build of it runs on any host, build with --break-lock"
-    else:
-        message = f"another build holds this prefix: {_describe(holder)}, {beat}"
-        remedy = (
-            f"check on {holder.host} whether it still runs; if it is certainly gone, build with"
-            " --break-lock"
-        )
-        here = (os.uname().nodename, boot_id(), _namespace())
-        if (holder.host, holder.boot, holder.namespace) == here:
-            remedy = "wait for it, or end it"
-    return BusyError(message, where=str(store / LOCK), remedy=remedy)
-
-
-def _describe(holder: Holder) -> str:
-    job = f", job {holder.job}" if holder.job else ""
-    return f"process {holder.pid} of {holder.user} on {holder.host}{job}, since {holder.since}"
+        return None
+    return holder if 0 < holder.pid < 1 << 31 else None
 
 
 def _myself() -> Holder:
@@ -407,13 +284,6 @@ def boot_id() -> str:
         return read_text("/proc/sys/kernel/random/boot_id", SYSTEM).strip()
     except OSError:
         return ""
-
-
-def runs_here(store: Path) -> bool:
-    """Whether the holder of a store's lock runs on this host, whatever its heartbeat's age."""
-    holder, age = _read(store / LOCK)
-    here = (os.uname().nodename, boot_id(), _namespace())
-    return holder is not None and age is not None and here == holder[:3] and _alive(holder)
 
 
 def _namespace() -> str:

@@ -147,7 +147,6 @@ def _require(environment: Environment) -> None:
 
 def _clean(store: Path) -> list[tuple[str, str]]:
     """Delete what killed processes left in a store whose lock is held."""
-    prefix_lock.sweep(store)
     sweep(store)
     kept = []
     for name in sorted(os.listdir(store)):
@@ -165,7 +164,7 @@ def _strangers(store: Path) -> list[tuple[str, str]]:
     return [
         (str(store / name), "hvdenv did not make it")
         for name in names
-        if not (name == prefix_lock.LOCK or name.startswith((".lock-", *TEMPORARY)))
+        if not name.startswith((prefix_lock.PREFIX, *TEMPORARY))
     ]
 
 

@@ -22,6 +22,7 @@ from hvdenv.runner import Runner, end_marked
 
 # The folders may be in /tmp, which other programs use as well.
 _PREFIX = "hvdenv-scratch-"
+_SETTLE_SECONDS = 10.0
 
 
 class Scratch(NamedTuple):
@@ -43,7 +44,8 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
     with reporting(root):
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=root))
     try:
-        with prefix_lock.hold(path, wait=0) as held:
+        # Another process may be looking whether this one is gone.
+        with prefix_lock.hold(path, wait=_SETTLE_SECONDS) as held:
             yield Scratch(path, Runner(token=held.token).changed({"TMPDIR": str(path)}))
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -51,19 +53,13 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
 
 def _delete_if_left(path: Path) -> None:
     """Delete a folder of a process that is gone, and end the processes that it left running."""
-    lock = path / prefix_lock.LOCK
     with suppress(OSError, HvdenvError):
         if path.lstat().st_uid != os.getuid():
             return
-        # The file that its holder touches every few seconds.
-        living = lock if lock.exists() else path
-        old = time.time() - living.stat().st_mtime > LEFT_ALONE_SECONDS
-        if not lock.exists() and not old:
-            return
-        # A clock that jumped makes the heartbeats of a living process look old.
-        gone = old and not prefix_lock.runs_here(path)
-        with prefix_lock.hold(path, wait=0, break_lock=gone) as held:
-            if held.replaced:
-                end_marked(held.replaced.token)
-        if held.replaced or old:
+        is_new = time.time() - path.stat().st_mtime < LEFT_ALONE_SECONDS
+        if is_new and not any(path.glob(f"{prefix_lock.PREFIX}*")):
+            return  # another process has just created it
+        with prefix_lock.hold(path, wait=0, stale=LEFT_ALONE_SECONDS) as held:
+            for token in held.replaced:
+                end_marked(token)
             shutil.rmtree(path, ignore_errors=True)

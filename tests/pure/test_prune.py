@@ -116,7 +116,7 @@ def test_nothing_is_changed_while_a_build_on_another_machine_runs(environment: E
     build_active(environment, TWO)
     fields = ("boot", "namespace", "started", "job", "user", "since", "token")
     holder = dict.fromkeys(fields, "x") | {"host": f"not-{socket.gethostname()}", "pid": 1}
-    (environment.store / "lock").write_text(json.dumps(holder))
+    (environment.store / "lock-1").write_text(json.dumps(holder))
     for change in changes(environment):
         with pytest.raises(BusyError):
             change()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, in_use, prefix_lock, prune
+from hvdenv.environments import generations, in_use, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError
 from tests.waiting import wait_until
@@ -205,10 +205,7 @@ def test_a_kill_while_removing_leaves_nothing_that_looks_whole(
     start: Start,
     function: str,
     options: dict[str, int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A draft of the lock is left alone for some seconds, but here its process is surely gone.
-    monkeypatch.setattr(prefix_lock, "_DRAFT_SECONDS", -1.0)
     chance = random.Random(2)
     for number in range(12):
         environment = at(tmp_path / f"env{number}")

@@ -72,10 +72,11 @@ def test_what_nobody_is_known_to_hold_goes_when_it_is_old(
     fresh, away = (tmp_path / f"hvdenv-scratch-{name}" for name in ("fetching-1", "fetching-2"))
     fresh.mkdir()
     with prefix_lock.hold(away, wait=0):
-        lock = (away / prefix_lock.LOCK).read_text().replace(os.uname().nodename, "elsewhere")
-    (away / prefix_lock.LOCK).write_text(lock)
+        (lock,) = away.iterdir()
+        text = lock.read_text().replace(os.uname().nodename, "elsewhere")
+    lock.write_text(text)
     when = time.time() - age
-    for path in (fresh, away / prefix_lock.LOCK):
+    for path in (fresh, lock):
         os.utime(path, (when, when))
     with monkeypatch.context() as another:
         another.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
