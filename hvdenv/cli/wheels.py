@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,7 +27,6 @@ from hvdenv.masking import plain
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels import downloads, index, wheelcache
-from hvdenv.wheels.downloads import Download
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
 from hvdenv.wheels.wheelcache import Cache, Listed, NotUsedError
 
@@ -53,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = add_action(actions, "list", "list and check the wheels of the caches")
     add_options(listing, "site", "json")
-    prune = add_action(actions, "prune", "remove damaged and least recently used wheels of yours")
+    prune = add_action(actions, "prune", "remove unusable and least recently used wheels of yours")
     add_options(prune, "site")
     add(
         prune, "--max-size SIZE",
@@ -157,7 +155,6 @@ def _prune(arguments: argparse.Namespace) -> int:
     places, largest = find_places(), arguments.max_size
     oldest = time_ago(arguments.older_than)
     is_limited = largest is not None or oldest
-    gone: Sequence[tuple[Listed | Download, bool]]
     if arguments.downloads:
         largest = largest if is_limited else downloads.LARGEST_FILES
         gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
@@ -166,14 +163,14 @@ def _prune(arguments: argparse.Namespace) -> int:
         own = wheelcache.own(places)
         gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
     for each, is_removed in gone:
-        name = each.key[:12] if isinstance(each, Listed) else each.path.relative_to(places.cache)
+        name = each.path.relative_to(places.cache) if arguments.downloads else each.path.name[:12]
         verb = "removed" if is_removed else "kept (in use, or no permission)"
         print(f"{verb} {name}, {each.bytes / 1e6:.1f} MB")
     return 0 if all(is_removed for _, is_removed in gone) else 5
 
 
 def _publish(arguments: argparse.Namespace) -> int:
-    entries, count, new = _entries(arguments), 0, list[str]()
+    entries, count = _entries(arguments), 0
     target = arguments.folder if arguments.dry_run else index.prepare(arguments.folder)
     with TemporaryDirectory() as folder:
         for name, cache in sorted(entries.items()):
@@ -189,7 +186,6 @@ def _publish(arguments: argparse.Namespace) -> int:
                 else:
                     file, is_new = index.add(target, source)
                     print(f"{'published' if is_new else 'unchanged'} {file}")
-                    new += [file] * is_new
                 count += 1
             except (NotUsedError, Unpublished) as error:
                 report(f"not published: {name[:12]}: {error}")
@@ -199,11 +195,11 @@ def _publish(arguments: argparse.Namespace) -> int:
             remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
             " compiles a wheel again",
         )
-    return 0 if arguments.dry_run else _write_pages(target, new)
+    return 0 if arguments.dry_run else _write_pages(target)
 
 
-def _write_pages(target: Path, new: Collection[str]) -> int:
-    found = index.write_pages(target, new)
+def _write_pages(target: Path) -> int:
+    found = index.write_pages(target)
     for name, problem in found.problems.items():
         report(f"bad: {name}: {problem}")
     count = len(found.wheels)

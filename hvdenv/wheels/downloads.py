@@ -8,7 +8,6 @@ import os
 import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments import prefix_lock
@@ -17,20 +16,12 @@ from hvdenv.environments.storage import Counter
 from hvdenv.errors import BusyError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.wheelcache import least_recently_used
+from hvdenv.wheels.wheelcache import Kept, least_recently_used
 
 # Size of the files of locks that a build keeps, in bytes.
 LARGEST_FILES = 20e9
 # How long uv waits for other processes before it empties its cache.
 _SECONDS = 60.0
-
-
-class Download(NamedTuple):
-    """A folder that is kept or deleted as a whole; ``since``: its last use by a build, in UTC."""
-
-    path: Path
-    bytes: int
-    since: str
 
 
 def touch(places: Places, files: Path) -> None:
@@ -43,7 +34,7 @@ def touch(places: Places, files: Path) -> None:
 def prune(
     places: Places, runner: Runner, *, largest: float | None = None, oldest: str = "",
     spared: Path | None = None,
-) -> list[tuple[Download, bool]]:  # fmt: skip
+) -> list[tuple[Kept, bool]]:  # fmt: skip
     """Remove what was least recently used.
 
     Args:
@@ -58,7 +49,7 @@ def prune(
     for kind in ["files/*"] if spared else ["files/*", "conda/packages/*", "uv"]:
         for folder in filter(Path.is_dir, places.cache.glob(kind)):
             used = timestamp(folder.stat().st_mtime, "seconds")
-            found.append(Download(folder, counter.count(folder).bytes, used))
+            found.append(Kept(folder, counter.count(folder).bytes, used))
     largest = largest and largest - sum(each.bytes for each in found if each.path == spared)
     others = [each for each in found if each.bytes and each.path != spared]
     going = least_recently_used(others, largest=largest, oldest=oldest)

@@ -15,7 +15,7 @@ import html
 import json
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +29,7 @@ from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
 from hvdenv.schema import Problem, decode, encode
-from hvdenv.standalone.steps.archives import blocks, opened_zip
-from hvdenv.wheels.published import UNREADABLE, Source, compiled_for, make, name_of
+from hvdenv.wheels.published import Source, compiled_for, make, name_of
 
 FILES, PROJECT = "files", "horovod"
 
@@ -126,43 +125,28 @@ def _place(path: Path, content: Iterable[bytes]) -> None:
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, mode), 0o600)
 
 
-def examine(index: Path, new: Collection[str] = ()) -> Found:
-    """Compare every wheel of an index with the hash that its page states.
-
-    A wheel that the page does not list must at least be whole: another publisher may have added it.
-
-    Args:
-        new: wheels that were added since the page was written.
+def examine(index: Path) -> Found:
+    """Compare every wheel of an index with the hash that its page states, if it is listed.
 
     Raises:
         StepError: the folder cannot be read.
         UsageError: it is not an index.
     """
-    listed = {name: each for name, each in _listed(index).items() if name not in new}
-    wheels, problems, names = [], {}, _names(index)
+    listed, wheels, problems, names = _listed(index), [], {}, _names(index)
     for name in names:
         known = listed.get(name)
         try:
             sha256, size = hash_file(index / FILES / name, WHEEL)
-            found = Wheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
-            if known and known.hashes != found.hashes:
-                raise ValueError(f"its hash is {sha256}, published was {known.hashes.sha256}")
-            if not known and name not in new:
-                _read_whole(index / FILES / name)
-            wheels.append(found)
-        except (OSError, *UNREADABLE) as error:
-            problems[name] = str(getattr(error, "strerror", None) or error)
-            # Installers refuse it. If it was not listed, its hash would be forgotten.
+        except OSError as error:
+            problems[name] = error.strerror or str(error)
             wheels += [known] if known else []
+            continue
+        found = Wheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
+        if known and known.hashes != found.hashes:
+            problems[name] = f"its hash is {sha256}, published was {known.hashes.sha256}"
+        # Installers refuse a changed one. A page never takes over its hash.
+        wheels.append(known or found)
     return Found(tuple(wheels), problems, frozenset(names) - listed.keys())
-
-
-def _read_whole(wheel: Path) -> None:
-    """Raises one of UNREADABLE if a file in a wheel does not have its checksum."""
-    with open_file(wheel, WHEEL) as stream, opened_zip(stream) as archive:
-        for info in archive.infolist():
-            for _ in blocks(archive, info):
-                pass
 
 
 def _listed(index: Path) -> dict[str, Wheel]:
@@ -176,7 +160,7 @@ def _listed(index: Path) -> dict[str, Wheel]:
 
 def _names(index: Path) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(index / FILES) if _is_ours(name))
+        return sorted(path.name for path in (index / FILES).iterdir() if _is_ours(path.name))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             "this is not an index of wheels: it has no folder `files`", where=str(index),
@@ -193,11 +177,8 @@ def _is_ours(name: str) -> bool:
         return False
 
 
-def write_pages(index: Path, new: Collection[str] = ()) -> Found:
+def write_pages(index: Path) -> Found:
     """List all wheels; pages that do not change are not written.
-
-    Args:
-        new: as of examine().
 
     Raises:
         StepError: the folder cannot be read or written.
@@ -206,7 +187,7 @@ def write_pages(index: Path, new: Collection[str] = ()) -> Found:
         sweep(folder)  # publishers may have been killed
     while True:
         names = _names(index)
-        found = examine(index, new)
+        found = examine(index)
         for path in outdated(index, found):
             _place(index / path, [pages(found.wheels)[path]])
         if _names(index) == names:

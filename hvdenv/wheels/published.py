@@ -140,7 +140,7 @@ class Symbols(NamedTuple):
 
 # What reading an archive raises. A RuntimeError is one that is encrypted, or JSON that is nested
 # too deeply.
-UNREADABLE = (
+_UNREADABLE = (
     KeyError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError,
     NotImplementedError,
 )  # fmt: skip
@@ -155,7 +155,7 @@ def compiled_for(source: Source) -> CompiledFor:
     try:
         inputs = decode(Inputs, source.record.inputs, lenient=True)
         frameworks, found = _opened(source, inputs)
-    except (Problem, *UNREADABLE) as error:
+    except (Problem, *_UNREADABLE) as error:
         raise Unpublished(f"hvdenv cannot tell what it was compiled for ({error})") from error
     horovod = source.record.file.split("-")[1]
     versions = {name: each.version for name, each in frameworks.items()}
@@ -180,7 +180,7 @@ def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], list[
     """The frameworks of a wheel, and what its extensions contain.
 
     Raises:
-        one of UNREADABLE: it is no wheel of Horovod.
+        one of _UNREADABLE: it is no wheel of Horovod.
     """
     frameworks, found = {}, []
     with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
@@ -284,7 +284,7 @@ def make(source: Source, facts: CompiledFor, target: Path) -> None:
                     for info in archive.infolist()
                     if info.filename != f"{before}RECORD"
                 ]
-        except UNREADABLE as error:
+        except _UNREADABLE as error:
             raise Unpublished(f"it cannot be read ({error})") from error
         lines += [_add(made, name, changed[name]) for name in (_CHECK, _FACTS)]
         lines.append(_add(made, f"{after}{PROVENANCE}", [_provenance(source.record)]))

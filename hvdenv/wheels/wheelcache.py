@@ -1,24 +1,23 @@
 """Caches of compiled wheels, found by a hash of all their inputs.
 
 An entry is a folder KEY[:2]/KEY with a record and a wheel. It gets its name when it is complete, and
-never changes afterwards, so no lock is needed. Builds write only into the user's own cache, and also
-read shared ones, whose entries are judged by their owner (docs/how-to/share-compiled-wheels.md).
+never changes afterwards, so no lock is needed. Builds write only into the user's own cache, where an
+entry that cannot be used is replaced. They also read shared ones, whose entries are judged by their
+owner (docs/how-to/share-compiled-wheels.md).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
 from hvdenv import trust
 from hvdenv.environments.generations import timestamp
@@ -44,8 +43,6 @@ RECORD = "entry.json"
 VARIABLE = "HVDENV_WHEEL_CACHE"
 # The cache in a folder of fetched files.
 CARRIED = "wheels"
-# What reading an entry fails with if it is broken, and not just out of reach.
-_BROKEN = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG}
 
 WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
 _Time = Annotated[
@@ -95,7 +92,7 @@ class Listed(NamedTuple):
     """An entry, for people and programs.
 
     Attributes:
-        damaged: whether it is broken, rather than not trusted.
+        problem: why builds do not use it.
         mpi, compiler: as they report themselves.
         used: when a build last took it; unknown for shared ones.
     """
@@ -104,7 +101,6 @@ class Listed(NamedTuple):
     cache: str
     shared: bool
     problem: str = ""
-    damaged: bool = False
     wheel: str = ""
     frameworks: dict[str, str] = {}
     mpi: str = ""
@@ -113,17 +109,17 @@ class Listed(NamedTuple):
     created: str = ""
     used: str | None = None
 
-    @property
-    def since(self) -> str:
-        return self.used or self.created
+
+class Kept(NamedTuple):
+    """A folder that is kept or deleted as a whole; ``since``: its last use, in UTC."""
+
+    path: Path
+    bytes: int
+    since: str
 
 
 class NotUsedError(Exception):
     """Why an existing entry is not used."""
-
-
-class DamagedError(NotUsedError):
-    """The entry is broken and can be deleted."""
 
 
 def own(places: Places) -> Cache:
@@ -179,22 +175,22 @@ def read(cache: Cache, name: str) -> Record | None:
     """
     folder = cache.entry(name)
     try:
-        folder.lstat()
         content = read_file(folder / RECORD, STATE)
     except OSError as error:
         exists = cache.folder.is_dir()
         missing = isinstance(error, FileNotFoundError) and not os.path.lexists(folder)
         if missing and (exists or not cache.shared):
             return None
-        raise _unreadable(cache, folder if exists else cache.folder, error) from error
+        at = folder if exists else cache.folder
+        raise NotUsedError(f"{at} cannot be read: {error.strerror}") from error
     _refuse_untrusted(cache, content)
     try:
         record = decode(Record, json.loads(content.data))
         same = record.key == name == key(record.inputs)
     except (ValueError, RecursionError, Problem) as error:
-        raise DamagedError(f"{folder} is damaged: its record is malformed") from error
+        raise NotUsedError(f"{folder} is damaged: its record is malformed") from error
     if not same:
-        raise DamagedError(f"{folder / RECORD} does not describe this wheel")
+        raise NotUsedError(f"{folder / RECORD} does not describe this wheel")
     return record
 
 
@@ -202,56 +198,52 @@ def check(cache: Cache, record: Record, target: Path | None = None) -> None:
     """Compare a wheel with its hash, and copy it to a target if there is one.
 
     Raises:
-        NotUsedError: the wheel is damaged, cannot be read, or is not trusted.
-        StepError: the target cannot be written.
+        NotUsedError: the wheel is damaged or not trusted, or cannot be read or copied.
     """
     path, digest = cache.entry(record.key) / record.file, hashlib.sha256()
-    with reporting(target or path), open(target or os.devnull, "wb") as copy:
-        for block in _content(cache, path):
-            digest.update(block)
-            copy.write(block)
+    try:
+        with open_file(path, WHEEL) as stream:
+            _refuse_untrusted(cache, Content(path, b"", os.fstat(stream.fileno())))
+            with open(target or os.devnull, "wb") as copy:
+                while block := stream.read(MIB):
+                    digest.update(block)
+                    copy.write(block)
+    except OSError as error:
+        doing = "copied" if target else "read"
+        raise NotUsedError(f"{path} cannot be {doing}: {error.strerror}") from error
     if digest.hexdigest() != record.sha256:
         found = f"its hash is {digest.hexdigest()}, recorded was {record.sha256}"
-        raise DamagedError(f"{path} is damaged: {found}")
+        if target:
+            target.unlink()
+        raise NotUsedError(f"{path} is damaged: {found}")
 
 
 def take(caches: Sequence[Cache], inputs: Mapping[str, object], folder: Path) -> Taken:
     """Copy a wheel from the first cache that has it to a folder, and compare its hash.
 
-    A damaged entry of the user's own cache is deleted. Everything else is left alone.
-
     Args:
         caches: in the order of preference.
         inputs: all that goes into the wheel, as JSON values.
-
-    Raises:
-        StepError: the folder cannot be written.
     """
-    notes, name = [], key(inputs)
+    notes = []
     for cache in caches:
-        target: Path | None = None
+        entry = cache.entry(key(inputs))
         try:
-            record = read(cache, name)
-            if record is None:
+            if not (record := read(cache, entry.name)):
                 continue
-            target = folder / record.file
-            check(cache, record, target)
+            check(cache, record, folder / record.file)
         except NotUsedError as error:
-            if target:
-                target.unlink(missing_ok=True)
             notes.append(f"cached wheel not used: {error}")
-            if isinstance(error, DamagedError) and not cache.shared:
-                _delete(cache.entry(name))
-        else:
-            if not cache.shared:
-                with suppress(OSError):
-                    os.utime(cache.entry(name))
-            return Taken(cache.entry(name), tuple(notes))
+            continue
+        if not cache.shared:
+            with suppress(OSError):
+                os.utime(entry)
+        return Taken(entry, tuple(notes))
     return Taken(None, tuple(notes))
 
 
 def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
-    """Put a copy of a wheel into a cache. An entry that another build has stored is kept.
+    """Put a copy of a wheel into a cache. A good entry that another build has stored is kept.
 
     Raises:
         StepError: the cache cannot be written, or has an entry with this key that can neither be
@@ -259,18 +251,11 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
     """
     name, folder = key(inputs), cache.folder / f".{os.urandom(16).hex()}"
     entry = cache.entry(name)
-    found = describe(cache, name)
-    if found.damaged:
-        _delete(entry)
-    elif not found.problem:
+    if not describe(cache, name).problem:
         return
-    if os.path.lexists(entry):
-        raise StepError(
-            f"its place is taken: {found.problem}", where=str(entry),
-            remedy="remove it, or ask its owner to",
-        )  # fmt: skip
     try:
         with reporting(entry), open_file(wheel, WHEEL) as stream:
+            _delete(entry)
             make_folder(entry.parent)
             # Never writable for a group, whatever the umask: others would not trust it.
             folder.mkdir(0o755)
@@ -314,10 +299,8 @@ def carry(caches: Iterable[Cache], wheel_inputs: Table, to: Path) -> tuple[int, 
         try:
             record = read(cache, name)
             if record and {**record.inputs, "stack": 0} == {**wheel_inputs, "stack": 0}:
-                with TemporaryDirectory() as folder:
-                    wheel = Path(folder) / record.file
-                    check(cache, record, wheel)
-                    store(target, record.inputs, wheel)
+                check(cache, record)
+                store(target, record.inputs, cache.entry(name) / record.file)
         except NotUsedError as error:
             notes.append(f"cached wheel not used: {error}")
     return len(names(target)), tuple(notes)
@@ -350,7 +333,7 @@ def describe(cache: Cache, name: str, *, thorough: bool = True) -> Listed:
         if thorough:
             check(cache, record)
     except NotUsedError as error:
-        return listed._replace(problem=str(error), damaged=isinstance(error, DamagedError))
+        return listed._replace(problem=str(error))
     return listed
 
 
@@ -358,23 +341,10 @@ def _table(value: object) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-class Used(Protocol):
-    """An item of a cache, and the time since when it is unused."""
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def since(self) -> str: ...
-
-
-Something = TypeVar("Something", bound=Used)
-
-
 def least_recently_used(
-    entries: Sequence[Something], *, largest: float | None = None, oldest: str = ""
-) -> list[Something]:
-    """The least recently used items above a total size, and those unused since a time.
+    entries: Iterable[Kept], *, largest: float | None = None, oldest: str = ""
+) -> list[Kept]:
+    """The least recently used folders above a total size, and those unused since a time.
 
     Args:
         largest: bytes to keep.
@@ -391,8 +361,8 @@ def least_recently_used(
 def prune(
     cache: Cache, *, largest: float | None = None, oldest: str = "", spared: str = "",
     thorough: bool = False,
-) -> list[tuple[Listed, bool]]:  # fmt: skip
-    """Remove damaged and least recently used entries of the user's own cache.
+) -> list[tuple[Kept, bool]]:  # fmt: skip
+    """Remove unusable and least recently used entries of the user's own cache.
 
     Args:
         spared: the key of an entry to keep.
@@ -401,17 +371,21 @@ def prune(
     Returns:
         the entries, and whether each could be removed.
     """
-    entries = [describe(cache, name, thorough=thorough) for name in names(cache)]
-    largest = largest and largest - sum(each.bytes for each in entries if each.key == spared)
-    good = [each for each in entries if not each.damaged and each.key != spared]
-    going = [each for each in entries if each.damaged and each.key != spared]
+    good, going = list[Kept](), list[Kept]()
+    for name in names(cache):
+        entry = describe(cache, name, thorough=thorough)
+        kept = Kept(cache.entry(name), entry.bytes, entry.used or entry.created)
+        if name == spared:
+            largest = largest and largest - entry.bytes
+        else:
+            (going if entry.problem else good).append(kept)
     going += least_recently_used(good, largest=largest, oldest=oldest)
     before = time.time() - LEFT_ALONE_SECONDS
     for path in cache.folder.glob(".*"):  # what killed processes left
         with suppress(OSError):
             if path.lstat().st_mtime < before:
                 _delete(path)
-    return [(each, _delete(cache.entry(each.key))) for each in going]
+    return [(each, _delete(each.path)) for each in going]
 
 
 def _delete(path: Path) -> bool:
@@ -419,17 +393,6 @@ def _delete(path: Path) -> bool:
         path.unlink()  # a file or link; a folder cannot be unlinked
     shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
-
-
-def _content(cache: Cache, path: Path) -> Iterator[bytes]:
-    """A wheel in blocks, if it is trusted; errors of its file system are errors of the entry."""
-    try:
-        with open_file(path, WHEEL) as stream:
-            _refuse_untrusted(cache, Content(path, b"", os.fstat(stream.fileno())))
-            while block := stream.read(MIB):
-                yield block
-    except OSError as error:
-        raise _unreadable(cache, path, error) from error
 
 
 def _refuse_untrusted(cache: Cache, content: Content) -> None:
@@ -441,9 +404,3 @@ def _refuse_untrusted(cache: Cache, content: Content) -> None:
     for fault in trust.of_content(content, trust.trusted_owners(cache.trusted)):
         if not fault.note:
             raise NotUsedError(f"{fault.path} {fault.problem}")
-
-
-def _unreadable(cache: Cache, path: Path, error: OSError) -> NotUsedError:
-    is_broken = error.errno in _BROKEN and cache.folder.is_dir()
-    kind = DamagedError if is_broken else NotUsedError
-    return kind(f"{path} cannot be read: {error.strerror}")

@@ -55,7 +55,7 @@ def test_list_finds_damage(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / NAME).write_bytes(b"1")
     assert hvdenv("wheels", "list", code=1).out.count("not used: ") == 1
     found = json.loads(hvdenv("wheels", "list", "--json", code=1).out)
-    assert [each["key"] for each in found if each["damaged"]] == [key(INPUTS[1])]
+    assert [each["key"] for each in found if each["problem"]] == [key(INPUTS[1])]
 
 
 def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
@@ -83,11 +83,11 @@ def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int]) -> None:
     assert left(cache) == stay
 
 
-def test_prune_of_what_is_damaged(cache: Cache, hvdenv: Hvdenv) -> None:
+def test_prune_of_what_cannot_be_used(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / "entry.json").write_text("{")
-    (cache.entry(key(INPUTS[2])) / NAME).chmod(0o666)  # not trusted, and not damaged
-    assert hvdenv("wheels", "prune").out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
-    assert left(cache) == [0, 2]
+    (cache.entry(key(INPUTS[2])) / NAME).chmod(0o666)  # not trusted
+    assert hvdenv("wheels", "prune").out.count("removed ") == 2
+    assert left(cache) == [0]
 
 
 def test_the_size_that_a_site_allows(cache: Cache, site: Path) -> None:

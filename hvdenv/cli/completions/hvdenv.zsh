@@ -50,7 +50,7 @@ _shtab_hvdenv_envs_commands() {
 _shtab_hvdenv_wheels_commands() {
   local _commands=(
     list:'List and check the wheels of the caches.'
-    prune:'Remove damaged and least recently used wheels of yours.'
+    prune:'Remove unusable and least recently used wheels of yours.'
     publish:'Add compiled wheels to an index.'
     verify:'Compare every wheel of an index with its published hash, and the pages with the wheels.'
   )
