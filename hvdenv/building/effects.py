@@ -19,11 +19,12 @@ from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version
+from hvdenv.environments.package_records import find_problems
 from hvdenv.errors import StepError
 from hvdenv.masking import holds_secret
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import make_folder
+from hvdenv.places import make_folder, reporting
 from hvdenv.plans.plan import site_python
 from hvdenv.plans.step import Step
 from hvdenv.reading import WHEEL, hash_file
@@ -212,20 +213,20 @@ def tidy(state: State, _: Step, __: str) -> Done:
 
 def write_manifest(state: State, _: Step, __: str) -> Done:
     plan = state.plan
+    written = manifest.write(plan.generation, (LOGS, generations.RECORD, generations.MARKER))
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)
-    folders = plan.environment.glob("lib/python3.*/site-packages") if own else ()
-    site_packages = next(iter(folders), None)
-    written = manifest.write(
-        plan.generation, (LOGS, generations.RECORD, generations.MARKER), site_packages
-    )
-    if written.problems:
+    problems = []
+    for folder in plan.environment.glob("lib/python3.*/site-packages") if own else ():
+        with reporting(folder, "read", inside=True):
+            problems += find_problems(folder)
+    if problems:
         if plan.locked:  # they may be damaged where uv unpacks them from
             downloads.forget_unpacked(state.places, state.plain_runner)
         raise StepError(
             "packages in the environment are not whole",
-            where=str(site_packages),
-            detail="\n".join(written.problems[:20]),
+            where=str(plan.environment),
+            detail="\n".join(problems[:20]),
             remedy="build again, which installs every package again\n"
             "a package that is broken again is broken at its source",
         )

@@ -87,9 +87,8 @@ def _switch_back(
     """
     plan = request.plan
     for identity, found in environment.records().items():
-        if found.plan_digest == plan.digest and not refused_drift(
-            plan.locked, found, request.accepted
-        ):
+        refused = refused_drift(plan.locked, found, request.accepted)
+        if found.plan_digest == plan.digest and not (refused or environment.damage(identity)):
             generations.switch(environment, identity)
             registry.register(places, environment, found.recipe, found.variants)
             progress.note(f"generation {identity} is of this plan: the prefix points to it again")

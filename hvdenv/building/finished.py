@@ -41,7 +41,7 @@ def already_built(
     """
     started = time.monotonic()
     active = environment.active()
-    if not active:
+    if not active or environment.damage(active):
         return None
     found = generations.read_record(environment.record(active))
     if found.plan_digest != plan.digest:

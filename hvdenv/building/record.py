@@ -8,7 +8,7 @@ from pathlib import Path
 from hvdenv.building.finished import drift
 from hvdenv.building.state import Done, State
 from hvdenv.contents.record import GenerationRecord, LockUse
-from hvdenv.environments import generations, manifest
+from hvdenv.environments import generations
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installation import with_modules
 from hvdenv.errors import HvdenvError
@@ -70,7 +70,6 @@ def _contents(state: State) -> GenerationRecord:
         manifest_digest=listed["digest"],
         files=listed["files"],
         bytes=listed["bytes"],
-        sizes=_sample(state, listed["digest"]),
         variables=dict(plan.variables),
         resolved=dict(state.request.resolved),
         findings=tuple(dict(each) for each in state.request.findings),
@@ -86,13 +85,6 @@ def _contents(state: State) -> GenerationRecord:
     if "stack" not in recorded:  # Horovod is the site's: nothing was compared before
         state.refuse_drift(record)
     return record._replace(lock=_lock_use(state, plan.locked, record)) if plan.locked else record
-
-
-def _sample(state: State, digest: str) -> dict[str, int]:
-    """Sizes of some files, by which a later command notices cheaply that files are lost."""
-    path = state.plan.generation / manifest.NAME
-    with reporting(path, "read"):
-        return manifest.sample(state.plan.generation, manifest.read(path, digest))
 
 
 def _lock_use(state: State, locked: Locked, record: GenerationRecord) -> LockUse:

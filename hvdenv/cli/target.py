@@ -153,8 +153,8 @@ def _at(
     judged: bool,
 ) -> Chosen:
     """The environment at a prefix, by hvdenv or not; see choose()."""
-    active = installed.active()
-    damage = "" if active else installed.damage(installed.pointed())
+    damage = installed.damage(installed.pointed())
+    active = "" if damage else installed.active()
     folder = installed.generation(active) if active else installed.prefix
     file = folder / generations.RECORD
     known = active or ((judged or not damage) and file.exists())

@@ -21,7 +21,6 @@ class GenerationRecord(NamedTuple):
     Attributes:
         created: when the build finished, in UTC.
         plan_digest, manifest_digest: of the plan and of ``manifest.txt``.
-        sizes: of a sample of its files, to notice lost ones.
         environment: folder of the venv or conda prefix, relative to the generation, absolute or
             below a variable of the modules.
         variables: run-time variables; None in records that lack them.
@@ -41,7 +40,6 @@ class GenerationRecord(NamedTuple):
     manifest_digest: str = ""
     files: int = 0
     bytes: int = 0
-    sizes: dict[str, int] = {}
     environment: str = "venv"
     variables: dict[str, str] | None = None
     resolved: Table = {}

@@ -1,8 +1,8 @@
 """Environments: a prefix, which is a symbolic link, and the generations that it can point to.
 
 The generations of ``P`` are in ``.P.hvdenv`` beside it. A generation is complete if its
-``hvdenv.json`` can be read and none of the files whose sizes it states has shrunk. A complete
-one is never changed. Nothing without hvdenv's marker is deleted.
+``hvdenv.json`` can be read. A complete one is never changed. Nothing without hvdenv's marker is
+deleted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import manifest
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.masking import learn
@@ -70,13 +72,14 @@ class Environment(NamedTuple):
     def damage(self, identity: str) -> str:
         """What is wrong with a generation that has a record; empty if nothing is known.
 
-        Checks only a sample of the files, which takes a millisecond or two.
+        Checks only a sample of the files, which takes a few milliseconds.
         """
         try:
             record = read_record(self.record(identity))
         except HvdenvError as error:
             return error.message if os.path.lexists(self.record(identity)) else ""
-        return _lost(self.generation(identity), record)
+        digest = record.manifest_digest
+        return manifest.find_losses(self.generation(identity), digest) if digest else ""
 
     def begun(self, identity: str) -> bool:
         """Whether a generation was begun and never complete.
@@ -101,12 +104,8 @@ class Environment(NamedTuple):
         for identity in self.identities() if identities is None else identities:
             if not _ours(self.generation(identity)):
                 continue
-            try:
-                record = read_record(self.record(identity))
-            except HvdenvError:
-                continue
-            if not _lost(self.generation(identity), record):
-                found[identity] = record
+            with suppress(HvdenvError):
+                found[identity] = read_record(self.record(identity))
         order = sorted(found, key=lambda one: (found[one].created, one), reverse=True)
         return {identity: found[identity] for identity in order}
 
@@ -195,10 +194,10 @@ def switch(environment: Environment, identity: str) -> None:
         StepError: it is not complete, or the link cannot be made.
         UsageError: something that hvdenv did not make is in the way.
     """
-    lost = _lost(environment.generation(identity), read_record(environment.record(identity)))
-    if lost:
+    read_record(environment.record(identity))
+    if damage := environment.damage(identity):
         raise StepError(
-            f"files of this generation are damaged: {lost}",
+            f"files of this generation are damaged: {damage}",
             where=str(environment.generation(identity)),
             remedy="build it again: hvdenv build RECIPE --rebuild",
         )
@@ -322,24 +321,6 @@ def erase(path: Path) -> str:
     return (
         f"{path} could not be deleted completely; the next prune tries again (read-only? in use?)"
     )
-
-
-def _lost(generation: Path, record: GenerationRecord) -> str:
-    """The first file that is smaller than the record states, and the number of others.
-
-    A power cut leaves files empty, a purge removes them. Added files are no damage.
-    """
-    lost = []
-    for path, size in record.sizes.items():
-        try:
-            found = os.stat(generation / path).st_size
-        except OSError as error:
-            lost.append(f"{path}: {error.strerror}")
-            continue
-        if found < size:
-            lost.append(f"{path} has {found} bytes instead of {size}")
-    more = f" and {len(lost) - 1} more files" if lost[1:] else ""
-    return f"{lost[0]}{more}" if lost else ""
 
 
 def _ours(path: Path) -> bool:

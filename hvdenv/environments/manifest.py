@@ -17,11 +17,9 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.environments.package_records import File, find_problems, is_bytecode
 from hvdenv.errors import StepError
 from hvdenv.places import reporting, write_text
 from hvdenv.reading import MANIFEST, read_file
@@ -33,6 +31,7 @@ _EXCLUDE = "exclude"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escape[1]: character for character, escape in _ESCAPES.items()}
 _BLOCK = 1 << 20
+_OF_HOROVOD = "/site-packages/horovod/"
 
 Kind = Literal["missing", "changed", "extra"]
 
@@ -56,13 +55,11 @@ class Written(NamedTuple):
 
     Attributes:
         digest: sha256 of the manifest itself.
-        problems: what does not match the RECORDs of the installed packages.
     """
 
     digest: str
     files: int
     bytes: int
-    problems: tuple[str, ...] = ()
 
 
 class Difference(NamedTuple):
@@ -78,12 +75,11 @@ class Manifest(NamedTuple):
     entries: dict[str, Entry]
 
 
-def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = None) -> Written:
+def write(root: Path, exclude: Iterable[str] = ()) -> Written:
     """Hash every file under a folder and write ``manifest.txt`` there.
 
     Args:
         exclude: relative paths of files or folders to leave out.
-        site_packages: also compare the hashes with the RECORDs in this folder.
 
     Raises:
         StepError: a file cannot be read, or the manifest cannot be written.
@@ -92,16 +88,8 @@ def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = 
     with reporting(root, "read or write", inside=True):
         entries = dict(_hashed(root, _walk(root, skipped)))
         digest = _save(root / NAME, Manifest(skipped, entries))
-        problems: list[str] = []
-        if site_packages is not None:
-            files = {
-                path: File(each.digest, each.size)
-                for path, each in entries.items()
-                if each.digest != _LINK
-            }
-            problems = find_problems(root, site_packages, files)
     size = sum(entry.size for entry in entries.values())
-    return Written(digest, len(entries), size, tuple(problems))
+    return Written(digest, len(entries), size)
 
 
 def read(path: Path, digest: str = "") -> Manifest:
@@ -134,20 +122,33 @@ def read(path: Path, digest: str = "") -> Manifest:
     return Manifest(tuple(exclude), entries)
 
 
-def sample(root: Path, manifest: Manifest) -> dict[str, int]:
-    """Sizes of the files that a power cut or a purge would hit first, by relative path.
+def find_losses(root: Path, digest: str) -> str:
+    """What a power cut or a purge has taken from a tree, judged by a sample; empty if nothing.
 
-    These are the youngest ones (Horovod and what was made after it) and the RECORD of each package.
-    Checking all of them takes a millisecond or two.
+    The sample has the youngest files (Horovod and what was made after it) and the RECORD of each
+    package. Checking all of them takes a few milliseconds.
+
+    Args:
+        digest: of the manifest.
     """
-    young = {
-        path: entry.size
-        for path, entry in manifest.entries.items()
-        if entry.digest != _LINK
-        and not is_bytecode(path)
-        and ("/" not in path or path.endswith(".dist-info/RECORD") or _OF_HOROVOD in path)
-    }
-    return {**young, NAME: (root / NAME).stat().st_size}
+    try:
+        entries = read(root / NAME, digest).entries
+    except StepError as error:
+        return error.message
+    lost = []
+    for path, entry in entries.items():
+        is_young = "/" not in path or path.endswith(".dist-info/RECORD") or _OF_HOROVOD in path
+        if entry.digest == _LINK or not is_young or is_bytecode(path):
+            continue
+        try:
+            size = os.stat(root / path).st_size
+        except OSError as error:
+            lost.append(f"{path}: {error.strerror}")
+            continue
+        if size < entry.size:
+            lost.append(f"{path} has {size} bytes instead of {entry.size}")
+    more = f" and {len(lost) - 1} more files" if lost[1:] else ""
+    return f"{lost[0]}{more}" if lost else ""
 
 
 def compare(
@@ -182,7 +183,8 @@ def compare(
     ]
 
 
-_OF_HOROVOD = "/site-packages/horovod/"
+def is_bytecode(path: str) -> bool:
+    return path.endswith(".pyc") and "__pycache__/" in path
 
 
 def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
@@ -206,6 +208,7 @@ def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
 
 def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, Entry]]:
     """The same entries with the hashes of the files, largest files first."""
+    from concurrent.futures import ThreadPoolExecutor  # no light command should wait for it
 
     def hash_all(paths: list[str]) -> list[tuple[str, Entry]]:
         buffer = bytearray(_BLOCK)
@@ -279,6 +282,8 @@ def _escape(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
+    if "\\" not in text:  # most names: a manifest is read at each start
+        return text
     return re.sub(r"\\(.)", lambda found: _UNESCAPES[found[1]], text)
 
 

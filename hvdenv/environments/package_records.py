@@ -1,111 +1,66 @@
-"""Packages that are not completely installed, by the RECORD files of their metadata."""
+"""Packages that are not completely installed, by the RECORD files of their metadata.
+
+After a power cut, files in the cache that they are unpacked from may be empty.
+"""
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
-import posixpath
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from hvdenv.reading import MANIFEST, open_file
 
 
-class File(NamedTuple):
-    """A file of the environment; ``digest`` is its sha256 in hexadecimal, or empty."""
+def find_problems(site_packages: Path) -> list[str]:
+    """One sentence for each file whose size is not what the RECORD of its package states.
 
-    digest: str
-    size: int
-
-
-class _Promise(NamedTuple):
-    distribution: str
-    path: str
-    file: File
-
-
-def find_problems(root: Path, site_packages: Path, files: Mapping[str, File]) -> list[str]:
-    """One sentence for each file that its package's RECORD lists with other content.
-
-    Packages can share files; the package installed last determines the content then.
-
-    Args:
-        files: of the environment, without links, by their path relative to its root.
+    Packages can share files; the package installed last determines the size then.
 
     Raises:
         OSError: a RECORD cannot be read.
     """
-    base = str(site_packages.relative_to(root))
-    of_conda = any(path.startswith("conda/conda-meta/") for path in files)
-    folders = {posixpath.dirname(path) for path in files}
-    infos = [each for each in sorted(folders) if posixpath.dirname(each) == base]
-    promises: dict[str, list[_Promise]] = {}
+    # conda rewrites programs for the prefix, and some of its packages have empty metadata.
+    of_conda = (site_packages.parents[2] / "conda-meta").is_dir()
     problems: list[str] = []
-    for info in (each for each in infos if each.endswith(".dist-info")):
-        name = posixpath.basename(info)
-        distribution = name.removesuffix(".dist-info")
-        needed = {each: files.get(f"{info}/{each}") for each in ("METADATA", "RECORD")}
-        for each, file in needed.items():
-            if file is None or not (file.size or of_conda):
-                what = "empty" if file else "missing"
-                problems.append(f"{distribution}: {name}/{each} is {what}")
-        if needed["RECORD"] is None:
-            continue
+    promised: dict[str, list[tuple[str, int]]] = {}
+    for info in sorted(site_packages.glob("*.dist-info")):
+        found = {name: _size(info / name) for name in ("METADATA", "RECORD")}
+        for name, size in found.items():
+            if size is None or not (size or of_conda):
+                what = "missing" if size is None else "empty"
+                problems.append(f"{info.stem}: {info.name}/{name} is {what}")
         try:
-            for path, file in _promised(root / info / "RECORD", name, of_conda=of_conda):
-                inside = posixpath.normpath(posixpath.join(base, path))
-                promises.setdefault(inside, []).append(_Promise(distribution, path, file))
+            for path, size in _sizes(info / "RECORD") if found["RECORD"] else ():
+                # METADATA was edited after the RECORD was written (torch 1.12.0).
+                if path != f"{info.name}/METADATA" and not (of_conda and path.startswith("../")):
+                    inside = os.path.normpath(site_packages / path)
+                    promised.setdefault(inside, []).append((f"{info.stem}: {path}", size))
         except (ValueError, csv.Error) as error:
-            problems.append(f"{distribution}: {name}/RECORD is damaged ({error})")
-    for path, listed in sorted(promises.items()):
-        found = files.get(path) or _behind_links(root / path)
-        if problem := _broken(found, listed):
-            problems.append(problem)
+            problems.append(f"{info.stem}: {info.name}/RECORD is damaged ({error})")
+    for inside, promises in sorted(promised.items()):
+        size, (name, expected) = _size(Path(inside)), promises[0]
+        if size is None:
+            problems.append(f"{name} is missing")
+        elif all(size != each for _, each in promises):
+            problems.append(f"{name} has {size} bytes instead of {expected}")
     return problems
 
 
-def is_bytecode(path: str) -> bool:
-    return path.endswith(".pyc") and "__pycache__/" in path
-
-
-def _promised(record: Path, info: str, *, of_conda: bool) -> Iterator[tuple[str, File]]:
-    """The files that a RECORD lists with their size."""
-    with open_file(record, MANIFEST) as raw:
-        text = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
-        for path, digest, size in csv.reader(text):
-            # METADATA was edited after the RECORD was written (torch 1.12.0), so it only has
-            # to exist. conda rewrites programs for the prefix; the RECORD is older.
-            unlike = path == f"{info}/METADATA" or (of_conda and path.startswith("../../../bin/"))
-            if size and not is_bytecode(path) and not unlike:
-                yield path, File(_hexadecimal(digest), int(size))
-
-
-def _hexadecimal(text: str) -> str:
-    """The sha256 of a RECORD; empty for any other algorithm."""
-    algorithm, _, value = text.partition("=")
-    if algorithm != "sha256":
-        return ""
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
-
-
-def _behind_links(path: Path) -> File | None:
-    """A file that is a link, or whose folder is one; None if there is none."""
+def _size(path: Path) -> int | None:
+    """The size of a file; None if there is none."""
     try:
-        return File("", path.stat().st_size)
+        return path.stat().st_size
     except OSError:
         return None
 
 
-def _broken(found: File | None, promises: list[_Promise]) -> str:
-    """What is wrong with a file; empty if it fits one of its RECORDs."""
-    distribution, path, wanted = promises[0]
-    if found is None:
-        return f"{distribution}: {path} is missing"
-    fitting = [each.file.digest for each in promises if each.file.size == found.size]
-    if not fitting:
-        return f"{distribution}: {path} has {found.size} bytes instead of {wanted.size}"
-    if not found.digest or found.digest in fitting or "" in fitting:
-        return ""
-    return f"{distribution}: {path} has other content than its RECORD says"
+def _sizes(record: Path) -> Iterator[tuple[str, int]]:
+    """The files that a RECORD lists with their size, without bytecode."""
+    with open_file(record, MANIFEST) as raw:
+        text = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+        for path, _, size in csv.reader(text):
+            if size and "__pycache__/" not in path:
+                yield path, int(size)

@@ -18,7 +18,7 @@ import pytest
 
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
-from hvdenv.environments import generations, last_used
+from hvdenv.environments import generations, last_used, manifest
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
@@ -445,7 +445,9 @@ def test_a_damaged_environment_is_to_be_rebuilt(
     named: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     record = built / "hvdenv.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "sizes": {"activate.sh": 1}}))
+    (built / "activate.sh").write_text("set -u\n")
+    digest = manifest.write(built.resolve(), (record.name,)).digest
+    record.write_text(json.dumps({**json.loads(record.read_text()), "manifest_digest": digest}))
     (built / "activate.sh").write_text("")
     words = (recipe,) if named == "recipe" else ("--prefix", str(built))
     run, shell = ("run", *words, "--", "true"), ("shell", *words)

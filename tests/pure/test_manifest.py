@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.environments.manifest import NAME, compare, read, write
+from hvdenv.environments.package_records import find_problems
 from hvdenv.errors import StepError
 
 ODD = st.binary(min_size=1, max_size=20).filter(
@@ -191,17 +192,10 @@ def site(tmp_path: Path) -> Path:
     return site
 
 
-def test_whole_packages_pass_shared_files_too(site: Path, tmp_path: Path) -> None:
-    assert write(tmp_path / "venv", site_packages=site).problems == ()
-    # Nor does a link in the path of a file matter.
-    (site.parents[1] / "lib").rename(site.parents[1] / "lib64")
-    (site.parents[1] / "lib").symlink_to("lib64")
-    site = site.parents[1] / "lib64/site-packages"
-    info = site / "one-1.0.dist-info"
-    (info / "RECORD").write_text("../../lib/site-packages/one/a.py,,1\n")
-    assert write(tmp_path / "venv", site_packages=site).problems == ()
-    (info / "RECORD").write_text("../../lib/site-packages/one/a.py,,2\n")
-    (problem,) = write(tmp_path / "venv", site_packages=site).problems
+def test_whole_packages_pass_shared_files_too(site: Path) -> None:
+    assert find_problems(site) == []
+    (site / "one-1.0.dist-info/RECORD").write_text("../../lib/site-packages/one/a.py,,2\n")
+    (problem,) = find_problems(site)
     assert problem == "one-1.0: ../../lib/site-packages/one/a.py has 1 bytes instead of 2"
 
 
@@ -217,17 +211,10 @@ def test_whole_packages_pass_shared_files_too(site: Path, tmp_path: Path) -> Non
     ],
 )
 def test_half_installed_packages_are_named(
-    site: Path, path: str, content: str | None, problem: str, tmp_path: Path
+    site: Path, path: str, content: str | None, problem: str
 ) -> None:
     if content is None:
         (site / path).unlink()
     else:
         (site / path).write_text(content)
-    assert write(tmp_path / "venv", site_packages=site).problems[0].startswith(problem)
-
-
-def test_other_content_of_the_same_size_is_seen_while_hashing(site: Path, tmp_path: Path) -> None:
-    (site / "two.py").write_bytes(b"tow")
-    assert write(tmp_path / "venv", site_packages=site).problems == (
-        "two-1.0: two.py has other content than its RECORD says",
-    )
+    assert find_problems(site)[0].startswith(problem)
