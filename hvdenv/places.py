@@ -10,7 +10,7 @@ import pwd
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -288,55 +288,36 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
 def sync_tree(root: Path) -> None:
     """Flush a tree to disk, so that it survives a power cut.
 
-    On a local file system, one system call flushes everything. On a shared one that could wait
-    for the data of other programs, so each file and folder is flushed separately.
-
     Args:
         root: a folder; need not exist.
 
     Raises:
         OSError: the file system cannot store it.
     """
-    if not root.exists() or _sync_file_system(root):
+    if not root.exists():
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    # Each sync waits for the file server, so several run in parallel.
+    _sync_file_system(root)
+    # Each sync may wait for a file server, so several run in parallel.
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(sync, _files_below(root)):
             pass
 
 
-# Types as in statfs(2): ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs, tmpfs.
-# Any other may be shared, or may ignore syncfs(), as FUSE does.
-_LOCAL_FILE_SYSTEMS = frozenset(
-    {
-        *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),
-        *(0x794C7630, 0x01021994),
-    }
-)
+def _sync_file_system(path: Path) -> None:
+    """Flush a file system at once if it can, which leaves little to do for each file.
 
+    Only flushing a file reports that it could not be stored.
+    """
+    import ctypes
 
-def _sync_file_system(path: Path) -> bool:
-    """Flush a whole file system. Returns whether it is a local one that supports this."""
-    try:
-        import ctypes
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        syncfs, statfs = libc.syncfs, libc.fstatfs
-    except (ImportError, OSError, AttributeError):
-        return False
-    status = (ctypes.c_long * 64)()  # its first field is the type
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if statfs(descriptor, status) != 0 or status[0] not in _LOCAL_FILE_SYSTEMS:
-            return False
-        if syncfs(descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+        with suppress(AttributeError):  # some C libraries lack it
+            ctypes.CDLL(None).syncfs(descriptor)
     finally:
         os.close(descriptor)
-    return True
 
 
 def _files_below(root: Path) -> Iterator[str]:
@@ -390,24 +371,23 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
     Args:
         text: its content; bytes that are not UTF-8 as Python's surrogates.
-        mode: permissions of a new file before the umask applies. An existing file keeps its
-            permissions, and its owner and group if possible.
+        mode: as of write_bytes().
 
     Raises:
         StepError: the folder cannot be written to.
     """
-    content = text.encode("utf-8", "surrogateescape")
-    write_bytes(path, [content], lambda descriptor: keep_mode(descriptor, path), mode)
+    write_bytes(path, [text.encode("utf-8", "surrogateescape")], mode)
 
 
 def write_bytes(
-    path: Path, content: Iterable[bytes], permit: Callable[[int], None], mode: int = 0o666
+    path: Path, content: Iterable[bytes], mode: int = 0o666, *, exactly: bool = False
 ) -> None:
     """Write a file atomically, as write_text() does.
 
     Args:
-        permit: gives the new file, by its descriptor, its permissions before it has content.
-        mode: permissions until then, before the umask applies.
+        mode: permissions of a new file before the umask applies. An existing file keeps its
+            permissions, and its owner and group if possible.
+        exactly: give the file this mode in any case.
 
     Raises:
         StepError: the folder cannot be written to.
@@ -415,10 +395,13 @@ def write_bytes(
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:
-            permit(descriptor)
+            if exactly:
+                os.fchmod(descriptor, mode)
+            else:
+                _keep_mode(descriptor, path)
             stream.writelines(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(descriptor)
 
 
 @contextmanager
@@ -456,23 +439,14 @@ def sweep(folder: Path, name: str = "", seconds: float = LEFT_ALONE_SECONDS) -> 
                 path.unlink()
 
 
-def keep_mode(descriptor: int, path: Path) -> None:
-    """Give a new file the permissions, owner and group of the file that it replaces.
-
-    Raises:
-        OSError: the permissions cannot be changed.
-    """
+def _keep_mode(descriptor: int, path: Path) -> None:
+    """Give a new file the permissions, owner and group of the file that it replaces."""
+    if not os.path.lexists(path) or not stat.S_ISREG((found := os.lstat(path)).st_mode):
+        return
+    mode = found.st_mode & 0o777
     try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(found.st_mode):
-        return
-    made, mode = os.fstat(descriptor), stat.S_IMODE(found.st_mode) & 0o777
-    if (made.st_uid, made.st_gid) != (found.st_uid, found.st_gid):
-        try:
-            os.fchown(descriptor, found.st_uid, found.st_gid)
-        except PermissionError:
-            # The permissions of one group must not apply to another.
-            mode &= 0o707 if made.st_gid != found.st_gid else 0o777
+        os.fchown(descriptor, found.st_uid, found.st_gid)
+    except PermissionError:
+        if os.fstat(descriptor).st_gid != found.st_gid:
+            mode &= 0o707  # the permissions of one group must not apply to another
     os.fchmod(descriptor, mode)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import InterruptedRunError, StepError
@@ -266,18 +266,38 @@ def _cannot_start(command: Command, error: OSError) -> StepError:
     )
 
 
-# Signals that end a program go to all processes of its group, as Ctrl-C does. Those by which a
-# scheduler announces the end of a job go to the launcher only, which knows its ranks.
+# Signals that end a program go to all its processes, as Ctrl-C does. Those by which a scheduler
+# announces the end of a job go to the launcher only, which knows its ranks.
 _TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TO_FIRST = (signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (*_TO_ALL, *_TO_FIRST)
 
 
-def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = False) -> int:
-    """Run a command in place of this process: with its terminal, files and signals.
+def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
+    """Run a command in place of this process.
 
     Args:
         environ: its variables, not cleaned.
-        alone: when it fails, end everything that it started on this host.
+
+    Raises:
+        StepError: the program does not exist or cannot be started.
+    """
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    _restore_umask()
+    try:
+        os.execvpe(command.argv[0], command.argv, {**environ, **dict(command.env)})
+    except OSError as error:
+        raise _cannot_start(command, error) from error
+
+
+def hand_over(command: Command, environ: Mapping[str, str]) -> int:
+    """Run a command with the terminal, files and signals of this process, and its process group.
+
+    When it fails, everything that it started on this host is ended.
+
+    Args:
+        environ: its variables, not cleaned.
 
     Returns:
         Its exit code; 128 and the signal's number if a signal ended it.
@@ -286,43 +306,45 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
         StepError: the program does not exist or cannot be started.
     """
     token = os.urandom(16).hex()
-    mark = {TOKEN_VARIABLE: token} if alone else {}
-    terminal = _own_terminal()
-    # A signal that arrives now waits until there is a process to forward it to.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TO_ALL, *_TO_FIRST))
-    try:
-        # No session of its own: that would have no terminal.
-        process = subprocess.Popen(
-            command.argv,
-            env={**environ, **dict(command.env), **mark},
-            cwd=command.cwd or None,
-            preexec_fn=lambda: _lead(terminal, before),
-        )
-    except OSError as error:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        raise _cannot_start(command, error) from error
-    with _forwarding(process.pid):
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _blocked((*_FORWARDED, signal.SIGCHLD)) as before:
         try:
-            status = _wait(process.pid, terminal)
-        finally:
-            _take_terminal(terminal, os.getpgrp())
-    code = os.waitstatus_to_exitcode(status)
-    process.returncode = code = code if code >= 0 else 128 - code
-    if code and alone:
+            process = subprocess.Popen(
+                command.argv,
+                env={**environ, **dict(command.env), TOKEN_VARIABLE: token},
+                preexec_fn=lambda: _restore(before),
+            )
+        except OSError as error:
+            raise _cannot_start(command, error) from error
+        while process.poll() is None:
+            received = signal.sigwaitinfo((*_FORWARDED, signal.SIGCHLD))
+            # The kernel sends signals of the terminal to the whole group itself.
+            if received.si_signo in _FORWARDED and received.si_code <= 0:
+                _forward(received.si_signo, process.pid)
+    if process.returncode:
         try:
             end_marked(token)
         except Exception as error:  # the exit code matters more
             print(f"warning: cannot look for orphaned processes: {error}", file=sys.stderr)
-    return code
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _own_terminal() -> int:
-    """The descriptor of the terminal, if this process is in its foreground; or -1."""
-    try:
-        return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else -1
-    except OSError:
-        return -1
+def _restore(blocked: Iterable[int]) -> None:
+    """Give a new process the umask and signals of the user's shell."""
+    _restore_umask()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _forward(number: int, pid: int) -> None:
+    """Pass a signal to a child, or to all processes below it that are in this process's group."""
+    import psutil
+
+    with suppress(ProcessLookupError, psutil.Error):
+        below = psutil.Process(pid).children(recursive=True) if number in _TO_ALL else []
+        os.kill(pid, number)
+        for each in below:
+            with suppress(ProcessLookupError):
+                if os.getpgid(each.pid) == os.getpgrp():
+                    os.kill(each.pid, number)
 
 
 _umask: list[int] = []
@@ -340,36 +362,9 @@ def forbid_world_writes() -> None:
         _umask.append(before)
 
 
-def _lead(terminal: int, blocked: Iterable[signal.Signals | int]) -> None:
-    """In a new process: a group of its own, in the foreground."""
+def _restore_umask() -> None:
     if _umask:
         os.umask(_umask[0])
-    os.setpgid(0, 0)
-    _take_terminal(terminal, os.getpid())
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _take_terminal(terminal: int, group: int) -> None:
-    """Put a process group into the foreground of the terminal."""
-    if terminal < 0:
-        return
-    with (
-        handled((signal.SIGTTOU,), signal.SIG_IGN),
-        suppress(OSError),  # the terminal has gone
-    ):
-        os.tcsetpgrp(terminal, group)
-
-
-@contextmanager
-def _forwarding(group: int) -> Iterator[None]:
-    """Pass signals to a process group."""
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            (os.kill if number in _TO_FIRST else os.killpg)(group, number)
-
-    with handled((*_TO_ALL, *_TO_FIRST), forward):
-        yield
 
 
 @contextmanager
@@ -421,10 +416,11 @@ def interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[set[int]]:
+    """Block signals, and yield those that were blocked before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
-        yield
+        yield {int(each) for each in before}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -442,18 +438,6 @@ def undisturbed() -> Iterator[None]:
     finally:
         if late:
             signal.raise_signal(late[0])
-
-
-def _wait(pid: int, terminal: int) -> int:
-    """The exit status of a process; while it is stopped, this process is stopped too."""
-    while True:
-        _, status = os.waitpid(pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            return status
-        _take_terminal(terminal, os.getpgrp())
-        os.kill(os.getpid(), signal.SIGSTOP)
-        _take_terminal(_own_terminal(), pid)
-        os.killpg(pid, signal.SIGCONT)
 
 
 def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:

@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         last_used.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     to_set = tuple((_TO_SET + each, value) for each, value in start.env)
-    return hand_over(Command(words, to_set), environ, alone=True)
+    return hand_over(Command(words, to_set), environ)
 
 
 def current_allocation(recipe: Recipe | None = None) -> Allocation:

@@ -22,7 +22,7 @@ from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
 from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
-from hvdenv.runner import environment, hand_over
+from hvdenv.runner import environment, replace_process
 from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import charged, check, merge
 from hvdenv.sites.jobs import without_scheduler
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
         report(f"type this there: . {shlex.quote(chosen.activate)}")
-    return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
+    return replace_process(Command(words), of_shell(environment(), clean=arguments.clean))
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ def add(index: Path, source: Source) -> tuple[str, bool]:
 def _place(path: Path, content: Iterable[bytes]) -> None:
     """Write a file atomically; those who may read its folder may read it, whatever the umask."""
     mode = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
-    write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, mode), 0o600)
+    write_bytes(path, content, mode, exactly=True)
 
 
 def examine(index: Path) -> Found:

@@ -260,7 +260,7 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
             # Never writable for a group, whatever the umask: others would not trust it.
             folder.mkdir(0o755)
             blocks = iter(lambda: stream.read(MIB), b"")
-            write_bytes(folder / wheel.name, blocks, lambda _: None, 0o644)
+            write_bytes(folder / wheel.name, blocks, 0o644)
             record = Record(
                 format=1, key=name, inputs=dict(inputs), file=wheel.name,
                 sha256=hash_file(folder / wheel.name, WHEEL)[0],

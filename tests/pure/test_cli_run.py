@@ -23,7 +23,7 @@ from hvdenv.errors import RecipeError, StepError
 from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
-from hvdenv.runner import hand_over
+from hvdenv.runner import hand_over, replace_process
 from hvdenv.schema import encode
 from tests.commands import Hvdenv, call
 from tests.environments import ONE, build
@@ -179,8 +179,8 @@ def test_a_prefix_is_enough(built: Path, hvdenv: Hvdenv) -> None:
 def test_what_is_started_is_a_use_of_the_environment(
     recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in ("run", "shell"):
-        monkeypatch.setattr(f"hvdenv.cli.{command}.hand_over", lambda *_, **__: 0)
+    for started in ("run.hand_over", "shell.replace_process"):
+        monkeypatch.setattr(f"hvdenv.cli.{started}", lambda *_: 0)
     fakes = programs(tmp_path / "bin", sbatch="echo 12")
     monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
     places = find_places()
@@ -600,12 +600,12 @@ HAND_OVER = """
 import os, sys
 from hvdenv.command import Command
 from hvdenv.runner import hand_over
-sys.exit(hand_over(Command(tuple(sys.argv[2:])), os.environ, alone=sys.argv[1] == "alone"))
+sys.exit(hand_over(Command(tuple(sys.argv[1:])), os.environ))
 """
 
 
-def handed(*words: str, alone: bool = False) -> list[str]:
-    return [sys.executable, "-c", HAND_OVER, "alone" if alone else "-", *words]
+def handed(*words: str) -> list[str]:
+    return [sys.executable, "-c", HAND_OVER, *words]
 
 
 @pytest.mark.parametrize(
@@ -618,7 +618,7 @@ def test_exit_codes(script: str, code: int) -> None:
 
 def test_files_and_variables_go_through() -> None:
     done = subprocess.run(
-        handed("sh", "-c", "cat; echo $A $HVDENV_TOKEN >&2"), input=b"\0\xff\n",
+        handed("sh", "-c", "cat; echo $A >&2"), input=b"\0\xff\n",
         env={**os.environ, "A": "1", "PYTHONPATH": "/x"}, capture_output=True, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (b"\0\xff\n", b"1\n")
@@ -628,8 +628,21 @@ def test_a_program_that_is_not_there() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(StepError, match="cannot start no-such-program"):
         hand_over(Command(("no-such-program",)), os.environ)
+    with pytest.raises(StepError, match="cannot start no-such-program"):
+        replace_process(Command(("no-such-program",)), os.environ)
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_another_program_takes_the_place_of_this_process() -> None:
+    program = "import os, sys; from hvdenv.command import Command\n"
+    program += "from hvdenv.runner import replace_process; print(os.getpid(), flush=True)\n"
+    program += "replace_process(Command(('sh', '-c', 'echo $$ $A; exit 3'), (('A', 'b'),)), {})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    before, after, variable = done.stdout.split()
+    assert (before, variable, done.returncode) == (after, "b", 3)
 
 
 def children(pid: int, name: str) -> list[psutil.Process]:
@@ -663,10 +676,10 @@ def test_signals_reach_all(number: int) -> None:
 
 
 def test_a_scheduler_warns_the_launcher_alone() -> None:
-    with subprocess.Popen(handed("bash", "-c", "trap 'exit 9' USR1; sleep 600 & wait")) as process:
+    with subprocess.Popen(handed("bash", "-c", "trap 'exit 0' USR1; sleep 600 & wait")) as process:
         below = children(process.pid, "sleep")
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == 9
+        assert process.wait(60) == 0
     assert runs(below[-1].pid)
     below[-1].kill()
 
@@ -685,7 +698,7 @@ def test_nohup_stays_in_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("code", "alive"), [(0, True), (5, False)])
 def test_nothing_lives_on_after_a_failure(code: int, alive: bool, tmp_path: Path) -> None:
     script = f'setsid sleep 600 > /dev/null 2>&1 & echo $! > "$0"; sleep 0.2; exit {code}'
-    words = handed("bash", "-c", script, str(tmp_path / "pid"), alone=True)
+    words = handed("bash", "-c", script, str(tmp_path / "pid"))
     assert subprocess.run(words, check=False, timeout=300).returncode == code
     pid = int((tmp_path / "pid").read_text())
     if alive:

@@ -246,10 +246,10 @@ def test_everything_that_a_command_makes_has_a_safe_umask(tmp_path: Path) -> Non
     program = (
         "import os, sys; os.umask(0)\n"
         "from hvdenv.cli.main import main; from hvdenv.command import Command\n"
-        "from hvdenv.runner import Runner, hand_over\n"
+        "from hvdenv.runner import Runner, replace_process\n"
         "main(['recipes']); show = ('sh', '-c', 'umask')\n"
         "print(Runner().run(Command(show)).output)\n"
-        "sys.stdout.flush(); hand_over(Command(show), os.environ)"
+        "sys.stdout.flush(); replace_process(Command(show), os.environ)"
     )
     shown = subprocess.run(
         [sys.executable, "-c", program], text=True, capture_output=True, check=True

@@ -467,7 +467,7 @@ from hvdenv.verification.verify import verify
 report = verify(Setup(Installation(sys.prefix, sys.executable, ()), Runner(), Expectation(("torch",))))
 sys.exit(40 + (report.verdict == "fail"))
 """,
-    "run": "sys.exit(hand_over(Command(('sh', '-c', 'exit 41')), os.environ, alone=True))",
+    "run": "sys.exit(hand_over(Command(('sh', '-c', 'exit 41')), os.environ))",
 }
 
 
