@@ -15,20 +15,27 @@ from tempfile import TemporaryDirectory
 
 from hvdenv.cli.check import refuse_blocked
 from hvdenv.cli.options import add, add_options, print_json, report, resolved_of
-from hvdenv.cli.run import current_allocation
 from hvdenv.cli.target import named
 from hvdenv.cli.verify_report import print_report
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
-from hvdenv.launch import preflight
+from hvdenv.launch import launchers, preflight
 from hvdenv.launch.nodes import ask
+from hvdenv.launch.placement import mpi_of
+from hvdenv.model.cluster import Container
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
-from hvdenv.plans.images import FORMATS, definition
-from hvdenv.plans.images.build import failed
-from hvdenv.plans.images.formats import Build, FormatName
+from hvdenv.plans.images import definition
+from hvdenv.plans.images.tools import (
+    TOOLS,
+    Build,
+    FormatName,
+    build_command,
+    failed,
+    mount_points,
+)
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner
@@ -46,8 +53,6 @@ that is installed. Exit codes of --preflight: 0 the hosts can run the image, 1 t
 7 not everything could be proven.
 """
 
-# The default name of an image.
-_IMAGE = "horovod.sif"
 # Lines that show the progress of a build: of the tools, of the script in the image, of Ninja.
 _PROGRESS = r"\s*(STEP \d|#\d+ \[|INFO: |== |\[\d+/\d+\])"
 
@@ -57,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser, "--format",
         "singularity: a definition file for Apptainer and Singularity (default); docker: a"
-        " Dockerfile", choices=tuple(FORMATS), default="singularity",
+        " Dockerfile", choices=tuple(TOOLS), default="singularity",
     )  # fmt: skip
     add(parser, "--to FILE", "write the definition to a file instead of standard output", type=Path)
     add(
@@ -130,9 +135,7 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     recipe = resolved.recipe
     partition = recipe.partitions.get(recipe.job.partition or "")
     machine = partition.arch if partition else os.uname().machine
-    facts = definition.image_facts(
-        definition.container_of(recipe), machine, len(os.sched_getaffinity(0))
-    )
+    facts = definition.image_facts(recipe.container, machine, len(os.sched_getaffinity(0)))
     python = definition.image_python(recipe, facts, arguments.python)
     plan = definition.image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
@@ -141,12 +144,10 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
-    form = FORMATS[arguments.format]
-    image = arguments.image or (
-        definition.container_of(resolved.recipe).image or _IMAGE
-        if form.is_file
-        else "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
-    )
+    """Build the image; returns its file or tag, or nothing with --dry-run."""
+    is_file = arguments.format == "singularity"
+    tag = "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
+    image = arguments.image or (_image_file(resolved.recipe) if is_file else tag)
     tool = _tool(arguments.format)
     if arguments.dry_run:
         report(f"would build {image} with {tool}")
@@ -156,23 +157,23 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
             tool=tool, definition=Path(folder, "definition"), image=image,
             root=os.geteuid() == 0, binds=tuple(arguments.bind),
         )  # fmt: skip
-        build.definition.write_text(text + form.mount_points(build.binds), encoding="utf-8")
-        (_build_file if form.is_file else _run_build)(arguments, build)
+        section = mount_points(build.binds) if is_file else ""
+        build.definition.write_text(text + section, encoding="utf-8")
+        (_build_file if is_file else _run_build)(arguments, build)
     return image
 
 
+def _image_file(recipe: Recipe) -> str:
+    return (recipe.container and recipe.container.image) or "horovod.sif"
+
+
 def _tool(form: FormatName) -> str:
-    here = {
-        other: [name for name in each.tools if shutil.which(name)]
-        for other, each in FORMATS.items()
-    }
-    if here[form]:
-        return here[form][0]
-    others = [f"; or use {names[0]} with --format {each}" for each, names in here.items() if names]
+    if found := next(filter(shutil.which, TOOLS[form]), ""):
+        return found
     raise UsageError(
-        f"no tool on PATH builds the format {form}: no {', no '.join(FORMATS[form].tools)}",
-        remedy="load its module, or write the definition with --to and build it elsewhere"
-        + "".join(others[:1]),
+        f"no tool on PATH builds the format {form}: no {', no '.join(TOOLS[form])}",
+        remedy="load its module, choose the other --format, or write the definition with --to and"
+        " build it elsewhere",
     )
 
 
@@ -198,8 +199,9 @@ def _run_build(arguments: argparse.Namespace, build: Build) -> None:
 
     if not arguments.quiet:
         report(f"building {build.image} with {build.tool}")
-    command = FORMATS[arguments.format].build(build)
-    outcome = Runner().run(command, on_line=None if arguments.quiet else report_progress)
+    outcome = Runner().run(
+        build_command(build), on_line=None if arguments.quiet else report_progress
+    )
     if not outcome:
         raise failed(build, outcome)
 
@@ -208,26 +210,24 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     required = _requirements(arguments, resolved.recipe)
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    queries = {host: preflight.node_query(host, hosts, required) for host in hosts}
-    answers = {host: preflight.answer_of(said) for host, said in ask(queries, Runner()).items()}
+    queries = {host: preflight.node_query(host, required) for host in hosts}
+    answers = {host: preflight.parse_node(each) for host, each in ask(queries, Runner()).items()}
     found = Report(
         recipe="+".join((resolved.recipe.name, *resolved.variants)),
         prefix=required.image,
         host=os.uname().nodename,
         started=started,
         seconds=time.monotonic() - began,
-        findings=preflight.judge_nodes(required, answers),
+        findings=tuple(preflight.judge_nodes(required, answers)),
     )
     return print_report(found, arguments)
 
 
 def _requirements(arguments: argparse.Namespace, recipe: Recipe) -> preflight.Requirements:
-    container = definition.container_of(recipe)
-    image = os.path.abspath(arguments.image or container.image or _IMAGE)
+    image = os.path.abspath(arguments.image or _image_file(recipe))
+    launcher = launchers.named(recipe.launch.launcher, recipe.launch.launchers)
     return preflight.Requirements(
-        container=container._replace(image=image),
-        mpi=recipe.mpi if "mpi" in recipe.horovod.controllers else None,
-        launcher=recipe.launch.launcher,
-        scheduled=bool(current_allocation(recipe).scheduler),
-        own=recipe.launch.launchers,
+        container=(recipe.container or Container())._replace(image=image),
+        mpi=mpi_of(recipe) if recipe.mpi and launcher.controller == "MPI" else None,
+        launcher=recipe.launch.launcher if launcher.schedulers else "",
     )

@@ -10,6 +10,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError
 from hvdenv.runner import Runner
 
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # With more connections at once, sshd begins to drop them.
 _AT_ONCE = 8
 

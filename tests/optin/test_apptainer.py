@@ -18,10 +18,8 @@ import pytest
 
 from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container
-from hvdenv.plans.images import FORMATS
-from hvdenv.plans.images.apptainer import mount_points
 from hvdenv.plans.images.definition import define
-from hvdenv.plans.images.formats import Build
+from hvdenv.plans.images.tools import Build, build_command, mount_points
 from tests.real.conftest import home
 from tests.real.test_container import (
     BASE,
@@ -106,9 +104,7 @@ def test_a_definition_becomes_an_image_that_runs(
     text += "\n%test\n    test $VIRTUAL_ENV = /opt/horovod/venv && mpirun --version\n"
     (user / "h.def").write_text(text + mount_points(there), encoding="utf-8")
     build = Build("apptainer", Path("h.def"), "h.sif", False, there)
-    assert "mpirun (Open MPI) 4.1.8" in in_sid(
-        sid, shlex.join(FORMATS["singularity"].build(build).argv), binds
-    )
+    assert "mpirun (Open MPI) 4.1.8" in in_sid(sid, shlex.join(build_command(build).argv), binds)
 
     words = " ".join(inside(Container(runtime="apptainer", image="h.sif"), "/"))
     program = "'echo $ODD; which python mpirun; echo ${PYTHONPATH:-none} ${OPAL_PREFIX}'"

@@ -17,12 +17,24 @@ from hvdenv.errors import IncompatibleError, RecipeError, UsageError
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
-from hvdenv.plans.images import FORMATS
-from hvdenv.plans.images.apptainer import mount_points
-from hvdenv.plans.images.build import failed
-from hvdenv.plans.images.definition import define, image_facts, image_plan, image_python, written
+from hvdenv.plans.images.definition import (
+    FOLDER,
+    SCRIPT,
+    define,
+    image_facts,
+    image_plan,
+    image_python,
+    written,
+)
 from hvdenv.plans.images.distributions import DISTRIBUTIONS, distribution_of
-from hvdenv.plans.images.formats import FOLDER, SCRIPT, Build, FormatName
+from hvdenv.plans.images.tools import (
+    TOOLS,
+    Build,
+    FormatName,
+    build_command,
+    failed,
+    mount_points,
+)
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.script import render_bash
 from hvdenv.plans.steps import GENERATION
@@ -90,7 +102,7 @@ def accepted(script: str) -> bool:
     return subprocess.run(["sh", "-n"], input=script.encode(), check=False).returncode == 0
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", TOOLS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_definitions(
     name: str, form: FormatName, cases: Path, golden: Callable[[Path, str], None]
@@ -128,7 +140,7 @@ def test_dockerfiles_are_well_formed(name: str) -> None:
             assert accepted(rest)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", TOOLS)
 def test_the_script_in_a_definition_is_the_script_of_the_plan(
     form: FormatName, tmp_path: Path
 ) -> None:
@@ -187,7 +199,7 @@ def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
         torch_on(DEBIAN, f"{key}={value}")
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", TOOLS)
 def test_packages_are_words(form: FormatName) -> None:
     """The format lets & and | through, for constraints of schedulers."""
     recipe = torch_on(DEBIAN, 'container.packages=["a&touch", "b|c", "d*", "libfoo=1.2-3"]')
@@ -307,19 +319,19 @@ def test_how_each_tool_builds() -> None:
     binds = ("--bind", "/etc/pip.conf", "--bind", "/a:/b")
     tail = ("/images/h.sif", "/work/definition")
     words = ("apptainer", "build", "--fakeroot", *binds, *tail)
-    assert FORMATS["singularity"].build(build).argv == words
+    assert build_command(build).argv == words
     root = build._replace(tool="singularity", root=True, binds=())
-    assert FORMATS["singularity"].build(root).argv == ("singularity", "build", *tail)
+    assert build_command(root).argv == ("singularity", "build", *tail)
     tagged = ("--tag", "h:1", "--file", "/work/definition")
     volumes = ("--volume", "/etc/pip.conf:/etc/pip.conf:ro", "--volume", "/a:/b:ro", "/work")
     for tool, verb in (("podman", "build"), ("buildah", "bud")):
-        command = FORMATS["docker"].build(build._replace(tool=tool, image="h:1"))
+        command = build_command(build._replace(tool=tool, image="h:1"))
         assert command.argv == (tool, verb, *tagged, *volumes)
     docker = build._replace(tool="docker", image="h:1")
-    plain = FORMATS["docker"].build(docker._replace(binds=()))
+    plain = build_command(docker._replace(binds=()))
     assert plain.argv == ("docker", "build", *tagged, "/work")
     with pytest.raises(IncompatibleError, match="docker cannot mount a folder"):
-        FORMATS["docker"].build(docker)
+        build_command(docker)
 
 
 def test_what_is_bound_gets_a_place_in_the_image(tmp_path: Path) -> None:
@@ -385,7 +397,7 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ([], 2, "has no table [container]"),
+        ([], 2, "which image to start from"),
         (["--set", "container.base=debian:sid"], 3, "does not say which distribution"),
         (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
         (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "needs --preflight"),
@@ -413,7 +425,7 @@ def test_the_definition_on_standard_output_and_in_a_file(tmp_path: Path, hvdenv:
 
 
 def test_the_source_of_mpi_is_checked_before_it_is_compiled() -> None:
-    for form in FORMATS:
+    for form in TOOLS:
         text = define(on_gpus(), plan_of(on_gpus()), form)
         assert text.index("sha256sum -c -") < text.index("./configure")
     unknown = on_gpus()._replace(mpi=Mpi(version="4.1.99"))

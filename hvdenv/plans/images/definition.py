@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,26 @@ from hpccm.primitives import (  # type: ignore[import-untyped]
     shell,
 )
 
+from hvdenv.environments.activation import left_open
 from hvdenv.errors import IncompatibleError, RecipeError
 from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.distributions import distribution_of
-from hvdenv.plans.images.formats import FOLDER, SCRIPT, FormatName
+from hvdenv.plans.images.tools import FormatName
 from hvdenv.plans.plan import Plan, candidates, make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import parse_toml
 
+# Where the environment and the script that makes it are in an image.
+FOLDER = Path("/opt/horovod")
+SCRIPT = "/usr/local/share/horovod/build.sh"
 _MPI_SOURCES = Path(__file__).parents[2] / "knowledge/mpi_sources.toml"
+_RUNSCRIPT = '%runscript\n    [ $# -gt 0 ] || set -- python\n    exec "$@"'
 
 
-def image_facts(container: Container, machine: str, cores: int) -> Facts:
+def image_facts(container: Container | None, machine: str, cores: int) -> Facts:
     """Facts about the image during its build, from what its distribution is known to have."""
     base = base_of(container)
     distribution = distribution_of(base)
@@ -79,27 +82,13 @@ def image_python(recipe: Recipe, facts: Facts, requested: str | None) -> Interpr
     )
 
 
-def container_of(recipe: Recipe) -> Container:
-    """The recipe's table [container].
-
-    Raises:
-        RecipeError: it has none.
-    """
-    if recipe.container is None:
-        raise RecipeError(
-            f"the recipe {recipe.name} has no table [container] with the image to start from",
-            remedy="add one, or name an image: --set container.base=debian:bookworm-slim",
-        )
-    return recipe.container
-
-
-def base_of(container: Container) -> str:
+def base_of(container: Container | None) -> str:
     """The image to start from.
 
     Raises:
-        RecipeError: none is named, because hvdenv does not make this image.
+        RecipeError: none is named: the recipe has no image, or one that exists.
     """
-    if container.base is None:
+    if container is None or container.base is None:
         raise RecipeError(
             "the recipe does not say which image to start from",
             where="container.base",
@@ -148,7 +137,7 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
     Raises:
         IncompatibleError: its MPI cannot be in an image.
     """
-    container = container_of(recipe)
+    container = recipe.container or Container()
     base = base_of(container)
     distribution = distribution_of(base)
     # hpccm stores these for the whole process.
@@ -157,41 +146,88 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
     stage = hpccm.Stage()
     name = "+".join((plan.recipe, *plan.variants))
     stage += comment(f"Horovod environment {name}, plan {plan.digest[:12]}", reformat=False)
-    stage += baseimage(
-        image=base, _distro=distribution.hpccm, _arch=plan.wheel.stem.rpartition("-linux_")[2]
-    )  # fmt: skip
+    arch = plan.wheel.stem.rpartition("-linux_")[2]
+    stage += baseimage(image=base, _distro=distribution.hpccm, _arch=arch)
     mpi = _mpi(recipe)
-    ospackages = {
-        *distribution.packages,
-        *distribution.pythons[plan.python.version],
-        *container.packages,
-    }
-    ospackages |= {"wget"} if mpi else set()
-    stage += packages(ospackages=[shlex.quote(each) for each in sorted(ospackages)])
+    wanted = {*distribution.packages(plan.python.version), *container.packages}
+    wanted |= {"wget"} if mpi else set()
+    stage += packages(ospackages=[shlex.quote(each) for each in sorted(wanted)])
     if mpi is not None:
         stage += comment("Checked here: hpccm's own wget keeps a file that exists", reformat=False)
         stage += shell(commands=_checked_download(recipe, str(mpi)), chdir=False)
         stage += mpi
     stage += comment("The steps of the plan", reformat=False)
-    stage += shell(
-        commands=[
-            written(render_bash(plan, FOLDER), SCRIPT),
-            f"PIP_NO_CACHE_DIR=1 bash {SCRIPT}",
-        ]
-    )
-    stage += raw(**{form: FORMATS[form].environment(recipe, plan)})
-    stage += label(
-        metadata={
-            "hvdenv.recipe": plan.recipe,
-            "hvdenv.variants": ",".join(plan.variants) or "none",
-            "hvdenv.plan": plan.digest,
-            "hvdenv.base": base,
-        }
-    )
-    if FORMATS[form].runscript:
-        stage += raw(**{form: FORMATS[form].runscript})
+    script = written(render_bash(plan, FOLDER), SCRIPT)
+    stage += shell(commands=[script, f"PIP_NO_CACHE_DIR=1 bash {SCRIPT}"])
+    if form == "singularity":
+        stage += raw(singularity=_singularity_environment(recipe))
+    else:
+        stage += raw(docker=_docker_environment(recipe, plan))
+    labels = {
+        "hvdenv.recipe": plan.recipe,
+        "hvdenv.variants": ",".join(plan.variants) or "none",
+        "hvdenv.plan": plan.digest,
+        "hvdenv.base": base,
+    }
+    stage += label(metadata=labels)
+    if form == "singularity":
+        stage += raw(singularity=_RUNSCRIPT)
     stage += shell(commands=list(checks(recipe)), chdir=False, _test=True)
     return f"{stage}\n"
+
+
+def _singularity_environment(recipe: Recipe) -> str:
+    """The section %environment, which overrides what the host's mpirun or modules pass on.
+
+    Apptainer passes on the host's value of a variable that is unset here. Open MPI and Python
+    treat empty variables as unset, so these are set to the empty string.
+    """
+    lines = [
+        "%environment",
+        "unset OPAL_PREFIX",
+        f". {FOLDER}/activate.sh",
+        *(f'export {name}="${{{name}-}}"' for name in ("OPAL_PREFIX", "PYTHONHOME", "PYTHONPATH")),
+        # Set by the host's mpirun; Open MPI 4 hangs if the two differ.
+        'export PMIX_INSTALL_PREFIX="$OPAL_PREFIX"',
+        *(f"export {name}={shlex.quote(value)}" for name, value in _mpi_variables(recipe).items()),
+    ]
+    return "\n    ".join(lines)
+
+
+def _docker_environment(recipe: Recipe, plan: Plan) -> str:
+    """The instruction ENV, with values in which Docker expands no variables.
+
+    Raises:
+        IncompatibleError: a value depends on the job.
+    """
+    if names := left_open(plan.variables):
+        raise IncompatibleError(
+            "its value depends on the job, but all users of a Dockerfile get the same variables",
+            where=f"environment.run.{names[0]}",
+            remedy="use --format singularity, or set a value without {user} and {jobid}",
+        )
+    variables = {**plan.variables, **_mpi_variables(recipe)}
+    words = [
+        f'VIRTUAL_ENV="{plan.environment}"',
+        f'PATH="{plan.environment}/bin:$PATH"',
+        'PYTHONNOUSERSITE="1"',
+    ]
+    for name, value in variables.items():
+        escaped = re.sub(r'([\\"$])', r"\\\1", value)
+        words.append(f'{name}="{escaped}"')
+    return "ENV " + " \\\n    ".join(words)
+
+
+def _mpi_variables(recipe: Recipe) -> dict[str, str]:
+    """Variables that Open MPI needs in an image.
+
+    Each rank may be in a user namespace of its own, which may not read another's memory.
+    """
+    if recipe.mpi is None or recipe.mpi.kind != "openmpi":
+        return {}
+    if (recipe.mpi.version or "").startswith("5."):
+        return {"OMPI_MCA_smsc": "^cma"}
+    return {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
 
 def written(text: str, path: str) -> str:
@@ -233,16 +269,15 @@ def _mpi(recipe: Recipe) -> Any:
     mpi = recipe.mpi
     if mpi is None or mpi.package or "mpi" not in recipe.horovod.controllers:
         return None
-    blocks: dict[str, Callable[..., Any]] = {"openmpi": openmpi, "mpich": mpich}
+    blocks = {"openmpi": openmpi, "mpich": mpich}
     if mpi.kind not in blocks or mpi.version is None:
         raise IncompatibleError(
-            f"{mpi.kind} cannot be built in an image"
-            if mpi.version
-            else "the recipe does not state the version of MPI to build in the image",
+            f"an image needs a version of Open MPI or MPICH to build, not {mpi.kind}"
+            f" {mpi.version or 'without a version'}",
             where="mpi.kind" if mpi.version else "mpi.version",
             remedy="state the Open MPI of the hosts: --set mpi.kind=openmpi --set mpi.version=4.1.8",
         )
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     if mpi.kind == "openmpi":
         # Since version 4, Open MPI uses InfiniBand through UCX, which configure finds by its
         # headers. Only the BTL openib needs verbs.

@@ -14,8 +14,7 @@ class Distribution(NamedTuple):
     Attributes:
         pattern: found in the name of an image of it.
         hpccm: the name hpccm knows it by, or one with the same package manager.
-        packages: what a build and mpirun need.
-        pythons: versions with their packages, the best first.
+        pythons: their versions, the best first.
     """
 
     pattern: str
@@ -23,52 +22,35 @@ class Distribution(NamedTuple):
     hpccm: str
     glibc: str
     gcc: str
-    packages: tuple[str, ...]
-    pythons: dict[str, tuple[str, ...]]
+    pythons: tuple[str, ...]
 
+    def packages(self, python: str) -> set[str]:
+        """What a build and mpirun need, and a Python.
 
-# Packages that a build and mpirun need, and the parts of a Python. Without ssh, mpirun of a package
-# starts no ranks, not even on one host.
-_DEBIAN = ("ca-certificates", "g++", "gcc", "openssh-client"), ("dev", "venv")
-_RED_HAT = ("ca-certificates", "gcc", "gcc-c++", "openssh-clients"), ("devel",)
-
-
-def _on(
-    family: tuple[tuple[str, ...], tuple[str, ...]],
-    pattern: str,
-    name: str,
-    hpccm: str,
-    glibc: str,
-    gcc: str,
-    *versions: str,
-) -> Distribution:
-    """``3.9=3`` among the versions is a Python 3.9 whose packages are called python3."""
-    packages, parts = family
-    pythons = {}
-    for each in versions:
-        version, _, named = each.partition("=")
-        python = f"python{named or version}"
-        pythons[version] = (python, *(f"{python}-{part}" for part in parts))
-    return Distribution(
-        pattern=pattern,
-        name=name,
-        hpccm=hpccm,
-        glibc=glibc,
-        gcc=gcc,
-        packages=packages,
-        pythons=pythons,
-    )
+        Without ssh, mpirun of a package starts no ranks, not even on one host.
+        """
+        if self.hpccm.startswith("ubuntu"):
+            parts = {f"python{python}", f"python{python}-dev", f"python{python}-venv"}
+            return {"ca-certificates", "g++", "gcc", "openssh-client", *parts}
+        # Red Hat's own Python.
+        name = "python3" if (self.name, python) == ("Red Hat 9", "3.9") else f"python{python}"
+        return {"ca-certificates", "gcc", "gcc-c++", "openssh-clients", name, f"{name}-devel"}
 
 
 # One line adds a distribution.
 DISTRIBUTIONS = (
-    _on(_DEBIAN, r"ubuntu[:-]?20\.04|\bfocal\b", "Ubuntu 20.04", "ubuntu20", "2.31", "9.4.0", "3.9", "3.8"),
-    _on(_DEBIAN, r"ubuntu[:-]?22\.04|\bjammy\b", "Ubuntu 22.04", "ubuntu22", "2.35", "11.4.0", "3.10"),
-    _on(_DEBIAN, r"ubuntu[:-]?24\.04|\bnoble\b", "Ubuntu 24.04", "ubuntu24", "2.39", "13.3.0", "3.12"),
-    _on(_DEBIAN, r"debian[:-]?12|\bbookworm\b", "Debian 12", "ubuntu22", "2.36", "12.2.0", "3.11"),
-    _on(_DEBIAN, r"debian[:-]?13|\btrixie\b", "Debian 13", "ubuntu24", "2.41", "14.2.0", "3.13"),
-    _on(_RED_HAT, r"(rockylinux|almalinux|ubi)[:-]?8\b", "Red Hat 8", "rockylinux8", "2.28", "8.5.0", "3.11", "3.12"),
-    _on(_RED_HAT, r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0", "3.11", "3.12", "3.9=3"),
+    Distribution(r"ubuntu[:-]?20\.04|\bfocal\b", "Ubuntu 20.04", "ubuntu20", "2.31", "9.4.0", ("3.9", "3.8")),
+    Distribution(r"ubuntu[:-]?22\.04|\bjammy\b", "Ubuntu 22.04", "ubuntu22", "2.35", "11.4.0", ("3.10",)),
+    Distribution(r"ubuntu[:-]?24\.04|\bnoble\b", "Ubuntu 24.04", "ubuntu24", "2.39", "13.3.0", ("3.12",)),
+    Distribution(r"debian[:-]?12|\bbookworm\b", "Debian 12", "ubuntu22", "2.36", "12.2.0", ("3.11",)),
+    Distribution(r"debian[:-]?13|\btrixie\b", "Debian 13", "ubuntu24", "2.41", "14.2.0", ("3.13",)),
+    Distribution(
+        r"(rockylinux|almalinux|ubi)[:-]?8\b", "Red Hat 8", "rockylinux8", "2.28", "8.5.0", ("3.11", "3.12"),
+    ),
+    Distribution(
+        r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0",
+        ("3.11", "3.12", "3.9"),
+    ),
 )  # fmt: skip
 
 

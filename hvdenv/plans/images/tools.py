@@ -1,0 +1,112 @@
+"""Programs that build images from definitions: their command lines, and why a build failed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hvdenv.command import Command, Outcome
+from hvdenv.errors import IncompatibleError, StepError, UsageError
+from hvdenv.reading import OWN, read_text
+from hvdenv.schema import decode, parse_toml
+
+FormatName = Literal["singularity", "docker"]
+# The first one on PATH builds the format.
+TOOLS: Mapping[FormatName, tuple[str, ...]] = {
+    "singularity": ("apptainer", "singularity"),
+    "docker": ("podman", "buildah", "docker"),
+}
+
+
+class Build(NamedTuple):
+    """What to build an image from, and with what.
+
+    Attributes:
+        image: file of the image, or its tag if the tool stores images itself.
+        binds: files and folders of this machine for the build, HOST or HOST:IMAGE.
+    """
+
+    tool: str
+    definition: Path
+    image: str
+    root: bool
+    binds: tuple[str, ...] = ()
+
+
+def build_command(build: Build) -> Command:
+    """The command that builds an image.
+
+    Raises:
+        IncompatibleError: the tool cannot mount folders.
+    """
+    tool, definition = build.tool, str(build.definition)
+    if tool in TOOLS["singularity"]:
+        words = [tool, "build", *([] if build.root else ["--fakeroot"])]
+        words += [word for bind in build.binds for word in ("--bind", bind)]
+        return Command((*words, build.image, definition))
+    if tool == "docker" and build.binds:
+        raise IncompatibleError(
+            "docker cannot mount a folder of this machine in a build",
+            remedy="build with podman or buildah, or without --bind",
+        )
+    verb = "bud" if tool == "buildah" else "build"
+    words = [tool, verb, "--tag", build.image, "--file", definition]
+    for bind in build.binds:
+        source, _, target = bind.partition(":")
+        words += ["--volume", f"{source}:{target or source}:ro"]
+    return Command((*words, str(build.definition.parent)))
+
+
+def mount_points(binds: tuple[str, ...]) -> str:
+    """The section of a Singularity definition that creates what --bind mounts on.
+
+    Raises:
+        UsageError: a path has characters with a meaning in definitions.
+    """
+    if not binds:
+        return ""
+    lines = ["%setup", 'root="${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}"']
+    for bind in binds:
+        if not re.fullmatch(r"/[^\x00-\x1f{}%:]*(:/[^\x00-\x1f{}%:]*)?", bind):
+            raise UsageError(
+                f"--bind: {bind!r} is not an absolute path, or has control characters, braces or %",
+                remedy="write /HOST or /HOST:/IMAGE",
+            )
+        source, _, target = bind.partition(":")
+        path = Path(target or source)
+        folder, name = (f'"$root"{shlex.quote(str(each))}' for each in (path.parent, path))
+        lines.append(
+            f"if [ -d {shlex.quote(source)} ]; then mkdir -p {name};"
+            f" else mkdir -p {folder} && touch {name}; fi"
+        )
+    return "\n" + "\n    ".join(lines) + "\n"
+
+
+class Failure(NamedTuple):
+    """Why builds fail: a pattern of what tools print last, the cause, and what to do."""
+
+    pattern: str
+    cause: str
+    remedy: str
+
+
+def failures() -> tuple[Failure, ...]:
+    """Known failures; the first match wins."""
+    text = read_text(Path(__file__).with_name("failures.toml"), OWN)
+    return decode(tuple[Failure, ...], parse_toml(text)["failure"])
+
+
+def failed(build: Build, outcome: Outcome) -> StepError:
+    """The error for a build that failed."""
+    tail = outcome.tail()
+    unknown = Failure(
+        "",
+        f"{build.tool} could not build the image (exit {outcome.returncode})",
+        "see the last lines above; `hvdenv plan RECIPE --format bash` prints what runs in the image",
+    )
+    fitting = (each for each in failures() if re.search(each.pattern, tail, re.IGNORECASE))
+    found = next(fitting, unknown)
+    return StepError(found.cause, where=build.image, remedy=found.remedy, detail=tail)
