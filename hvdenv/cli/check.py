@@ -44,7 +44,8 @@ from hvdenv.runner import Runner
 from hvdenv.schema import encode, nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.batch import refusals
-from hvdenv.sites.modules import Examined, describe, describe_offers, offers
+from hvdenv.sites.modules import offers
+from hvdenv.sites.trials import Examined
 
 # How long indexes and channels may take in all.
 LOOKUP_SECONDS = 120.0
@@ -204,10 +205,11 @@ def _modules_here(wanted: Modules) -> ModulesHere | None:
     system = module_shell.detect(runner, wanted.init)
     if system is None:
         return None
+    attempt = module_shell.try_out(system, wanted, "build", runner, listing=True)
     return ModulesHere(
         f"{system.kind} {system.version}".strip(),
-        module_shell.examine(system, wanted, "build", runner),
-        offers(module_shell.available(system, wanted, runner)),
+        attempt.examined,
+        offers(attempt.available),
     )
 
 
@@ -222,8 +224,9 @@ def _tried(prepared: Prepared) -> tuple[Asked, Answer] | None:
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:
     yield f"modules of the recipe ({there.system}):"
-    yield from (f"  {describe(each)}" for each in there.examined)
-    yield from describe_offers(there.offers)
+    yield from (f"  {each}" for each in there.examined)
+    for what, modules in there.offers.items():
+        yield f"modules that offer {what}: {', '.join(modules) or 'none'}"
 
 
 def document_of(change: Change | None) -> dict[str, object]:

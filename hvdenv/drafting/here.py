@@ -119,8 +119,10 @@ def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Value | L
         system = module_shell.detect(machine.runner)
         if system is None:
             return
-        names = module_shell.available(system, Modules(), machine.runner, seconds=_MODULES_SECONDS)
-        yield from offered(names, loads)
+        listed = module_shell.try_out(
+            system, Modules(), "run", machine.runner, seconds=_MODULES_SECONDS, listing=True
+        )
+        yield from offered(listed.available, loads)
         if loads:
             yield from _loaded(machine, system, tuple(loads))
     except HvdenvError as error:

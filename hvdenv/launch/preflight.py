@@ -93,8 +93,8 @@ def judge_nodes(required: Requirements, answers: Mapping[str, Node | str]) -> It
     for host, answer in answers.items():
         if isinstance(answer, str):
             yield Finding(
-                "host", host, "fail", "no answer", answer,
-                "make `ssh -o BatchMode=yes HOST true` work without a password; many sites allow"
+                "host", host, "fail", "no answer", evidence=answer,
+                remedy="make `ssh -o BatchMode=yes HOST true` work without a password; many sites allow"
                 " that only in an allocation",
             )  # fmt: skip
             continue
@@ -137,7 +137,7 @@ def _judge_image(
         return Finding("image", host, "fail", f"cannot read {path}: {why}", remedy=remedy)
     hashes = f"sha256 {found}\non {source}: {expected}"
     message = f"{path} differs from the file on {source}"
-    return Finding("image", host, "fail", message, hashes, remedy)
+    return Finding("image", host, "fail", message, evidence=hashes, remedy=remedy)
 
 
 def _judge_mpi(image: Mpi, launcher: str, host: str, node: Node) -> Finding:
@@ -153,7 +153,7 @@ def _judge_mpi(image: Mpi, launcher: str, host: str, node: Node) -> Finding:
     status, message = compatible(parse_mpi_version(node["mpirun"]), image)
     if status == "pass":
         return Finding("mpi", host, status, message)
-    return Finding("mpi", host, status, message, node["mpirun"], remedy)
+    return Finding("mpi", host, status, message, evidence=node["mpirun"], remedy=remedy)
 
 
 def _judge_gpu(container: Container, host: str, node: Node) -> Finding:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,37 +24,25 @@ from hvdenv.runner import Runner, absolute_folders
 from hvdenv.sites.module_systems import BACKENDS
 from hvdenv.sites.module_systems.backend import Backend, SystemName
 from hvdenv.sites.modules import (
-    Examined,
     Loaded,
     Phase,
-    Trial,
     compare,
-    describe,
+    each_unloaded,
     initialisation,
-    is_among,
-    judge,
+    load_commands,
     parse_available,
     parse_environment,
     shell_lines,
     split_loaded,
-    trial_commands,
 )
+from hvdenv.sites.trials import OUTPUT_LINES, Examined, Trial, judge, refusal
 
 # Large sites on a slow file system need half a minute.
 LOAD_SECONDS = 120.0
-OUTPUT_LINES = 12
 
 # What a shell was doing: loading, unloading, or reading a script.
 _OF_MODULES = re.compile(r"(module|\.) ")
 _OWN_MESSAGE = re.compile(r"^hvdenv: on \S+: (.+)$", re.MULTILINE)
-_REMEDIES = {
-    "missing": "name available modules in `modules` of the recipe or the site file (see `module"
-    " avail`; the site's support knows what replaced old ones)",
-    "hidden": "put the required modules before it in modules.load",
-    "fails": "see the output of the module system above, and change `modules` in the recipe or the"
-    " site file",
-    "replaced": "load it after the module that replaces it, or remove one of the two",
-}
 
 
 class ModuleSystem(NamedTuple):
@@ -74,6 +62,19 @@ class ModuleSystem(NamedTuple):
         return next(each for each in BACKENDS if each.name == self.kind)
 
 
+class Attempt(NamedTuple):
+    """The result of loading each module of a set, also after one that cannot be loaded.
+
+    Attributes:
+        loaded: what it changed, if all of them loaded.
+        available: names of all modules; empty if they were not listed.
+    """
+
+    loaded: Loaded
+    examined: tuple[Examined, ...]
+    available: tuple[str, ...]
+
+
 def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
     """The module system; None if there is none. ``init`` is the recipe's script for ``module``.
 
@@ -83,25 +84,22 @@ def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
     if not shutil.which("bash"):
         return None
     with _shell(runner, LOAD_SECONDS) as shell:
+        variables = " ".join(f'"${{{each.variable}-}}"' for each in BACKENDS)
         lines = (
             "hvdenv_failed=",
             *initialisation(init),
             'test -z "$hvdenv_failed" || exit 0',
+            f"""printf '%s\\n' "$hvdenv_script" {variables} > {shell.word("found")}""",
             f"module --version > {shell.word('version')} 2>&1",
-            *(
-                f'printf %s "${{{each.variable}-}}" > {shell.word(each.variable)}'
-                for each in BACKENDS
-            ),
-            f'printf %s "$hvdenv_script" > {shell.word("script")}',
         )
         shell.run(lines)
-        if not (shell.folder / "script").exists():
+        if not (shell.folder / "found").exists():
             return None
-        output, script = shell.text("version"), shell.text("script")
-        used = (each for each in BACKENDS if shell.text(each.variable))
+        script, *values = shell.text("found").splitlines()
+        used = (each for each, value in zip(BACKENDS, values, strict=True) if value)
         backend = next(used, BACKENDS[-1])
-    found = backend.version.search(output)
-    return ModuleSystem(backend.name, found["version"] if found else "", script)
+        version = backend.version.search(shell.text("version"))
+    return ModuleSystem(backend.name, version["version"] if version else "", script)
 
 
 def find(runner: Runner, init: str | None = None) -> ModuleSystem:
@@ -141,88 +139,81 @@ def load(
         StepError: a module is missing, hidden, in conflict, or replaced by another one of the
             set, or loading takes too long; names all such modules.
     """
-    with _shell(runner, seconds) as shell:
-        lines = (
-            *shell_lines(modules, phase, cleaned=True),
-            "trap - DEBUG",
-            f"/usr/bin/env -0 > {shell.word('environment')}",
-        )
-        outcome = shell.run(lines)
-        dump = shell.folder / "environment"
-        if not outcome or not dump.exists():
-            failure = shell.stopped(outcome)
-            try:
-                examined = examine(system, modules, phase, runner, seconds=seconds)
-            except StepError:
-                # The failure precedes the modules, or listing all modules takes too long.
-                raise failure from None
-            _refuse(examined)
-            raise failure
-        before = runner.environment(outcome.command)
-        after = parse_environment(read_file(dump, RESULT).data)
-        if "PATH" in after:
-            after["PATH"] = absolute_folders(after["PATH"])
-        loaded = compare(before, after)
-    if not all(is_among(module, loaded.loaded) for module, _ in trial_commands(modules, phase)):
-        # Another module of the set unloaded it, or it has another name.
-        _refuse(examine(system, modules, phase, runner, seconds=seconds))
-    return loaded
+    attempt = try_out(system, modules, phase, runner, seconds=seconds)
+    if error := refusal(attempt.examined):
+        raise error
+    return attempt.loaded
 
 
-def examine(
+def try_out(
     system: ModuleSystem,
     modules: Modules,
     phase: Phase,
     runner: Runner,
     *,
     seconds: float = LOAD_SECONDS,
-) -> tuple[Examined, ...]:
-    """Try each module of a set, also after one that cannot be loaded; arguments as for load().
+    listing: bool = False,
+) -> Attempt:
+    """Load each module of a set; arguments as for load().
+
+    Args:
+        listing: list all modules even if every one can be loaded; with Lmod also those deep in
+            hierarchies.
 
     Raises:
         StepError: what precedes the modules fails, such as a missing folder; or it takes too long.
     """
-    commands = trial_commands(modules, phase)
-    bare = modules._replace(swap=(), load=(), build=())
+    commands = load_commands(modules, phase)
     with _shell(runner, seconds) as shell:
-        trials = (
-            line
-            for number, (module, command) in enumerate(commands)
-            for line in _trial_lines(system, shell.word(str(number)), module, command)
+        lines = (
+            *shell_lines(modules._replace(swap=(), load=(), build=()), "run", cleaned=True),
+            f"hvdenv_failed={'yes' if listing else ''}",
+            f'printf %s "${{LOADEDMODULES-}}" > {shell.word("before")}',
+            *(
+                line
+                for number, (module, command) in enumerate(commands)
+                for line in _trial_lines(system, shell.word(str(number)), module, command)
+            ),
+            each_unloaded(modules, phase, "hvdenv_failed=yes"),
+            "trap - DEBUG",
+            f"/usr/bin/env -0 > {shell.word('environment')}",
+            'test -n "$hvdenv_failed" || exit 0',
+            *system.backend.list_modules(system.version, shell.word("available")),
         )
-        listed = _available(system, bare, trials, shell)
-        tried = (_trial(system, shell, number, each) for number, (each, _) in enumerate(commands))
-        return judge(tried, listed)
+        outcome = shell.run(lines)
+        if not (shell.folder / "environment").exists():
+            raise shell.stopped(outcome)
+        after = parse_environment(read_file(shell.folder / "environment", RESULT).data)
+        if "PATH" in after:
+            after["PATH"] = absolute_folders(after["PATH"])
+        loaded = compare(runner.environment(outcome.command), after)
+        available = parse_available(shell.text("available"))
+        trials = tuple(_trials(system, shell, [module for module, _ in commands]))
+    return Attempt(loaded, judge(trials, available), available)
 
 
-def available(
-    system: ModuleSystem, modules: Modules, runner: Runner, *, seconds: float = LOAD_SECONDS
-) -> tuple[str, ...]:
-    """Names of all modules of this machine; with Lmod also those deep in hierarchies.
-
-    Args:
-        modules: whose folders and scripts are used; nothing is loaded.
-
-    Raises:
-        StepError: what precedes the modules fails, or it takes too long.
-    """
-    bare = modules._replace(unload=(), swap=(), load=(), build=())
-    with _shell(runner, seconds) as shell:
-        return _available(system, bare, (), shell)
+def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -> Iterator[str]:
+    yield f"{{ {command}; }} > {prefix}.output 2>&1"
+    yield f"printf %s $? > {prefix}.status"
+    yield f'printf %s "${{LOADEDMODULES-}}" > {prefix}.after'
+    failed = f'test "$(cat {prefix}.status)" = 0 || {{ hvdenv_failed=yes'
+    if system.backend.hint:
+        hint = system.backend.hint.format(module=shlex.quote(module))
+        failed += f"; {hint} > {prefix}.hint 2>&1"
+    yield f"{failed}; }}"
 
 
-def _available(
-    system: ModuleSystem, bare: Modules, further: Iterable[str], shell: _Shell
-) -> tuple[str, ...]:
-    lines = (
-        *shell_lines(bare, "run", cleaned=True),
-        *further,
-        *system.backend.list_modules(system.version, shell.word("available")),
-    )
-    outcome = shell.run(lines)
-    if not (shell.folder / "available").exists():
-        raise shell.stopped(outcome)
-    return parse_available(shell.text("available"))
+def _trials(system: ModuleSystem, shell: _Shell, modules: Iterable[str]) -> Iterator[Trial]:
+    before = split_loaded(shell.text("before"))
+    for number, module in enumerate(modules):
+        yield Trial(
+            module=module,
+            status=int(shell.text(f"{number}.status")),
+            output=shell.text(f"{number}.output"),
+            before=before,
+            after=(before := split_loaded(shell.text(f"{number}.after"))),
+            prerequisites=system.backend.prerequisites(shell.text(f"{number}.hint")),
+        )
 
 
 class _Shell(NamedTuple):
@@ -262,70 +253,23 @@ class _Shell(NamedTuple):
         """The error for a shell that stopped early."""
         done = [line for line in self.text("commands").splitlines() if _OF_MODULES.match(line)]
         last = done[-1] if done else "bash"
-        host = os.uname().nodename
         own = _OWN_MESSAGE.findall(outcome.output)
+        host = os.uname().nodename
         message = f"the shell ended at `{last}`"
-        remedy = (
-            f"try it in a shell on {host}, and correct `modules` in the recipe or the site file"
-        )
         if outcome.timed_out:
             message = f"`{last}` did not end within {self.seconds:g} s and was killed"
-            remedy = (
-                f"try it in a shell on {host}: it may wait for a file system or a license server"
-                " that does not answer"
-            )
         elif own:
             message = f"cannot load modules: {own[-1]}"
-            remedy = "correct `modules` in the recipe or the site file"
-        detail = _OWN_MESSAGE.sub("", outcome.tail(OUTPUT_LINES)).strip("\n")
-        return StepError(message, where=host, detail=detail, remedy=remedy)
+        return StepError(
+            message,
+            where=host,
+            detail=_OWN_MESSAGE.sub("", outcome.tail(OUTPUT_LINES)).strip("\n"),
+            remedy=f"try it in a shell on {host}, and correct `modules` in the recipe or the site"
+            " file; what hangs may wait for a file system or a license server",
+        )
 
 
 @contextmanager
 def _shell(runner: Runner, seconds: float) -> Iterator[_Shell]:
     with TemporaryDirectory(prefix="hvdenv-modules-") as folder:
         yield _Shell(Path(folder), runner, seconds)
-
-
-def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -> Iterator[str]:
-    yield f'printf %s "${{LOADEDMODULES-}}" > {prefix}.before'
-    yield f"{{ {command}; }} > {prefix}.output 2>&1"
-    yield f"printf %s $? > {prefix}.status"
-    yield f'printf %s "${{LOADEDMODULES-}}" > {prefix}.after'
-    if system.backend.hint:
-        hint = system.backend.hint.format(module=shlex.quote(module))
-        yield f'test "$(cat {prefix}.status)" = 0 || {hint} > {prefix}.hint 2>&1'
-
-
-def _trial(system: ModuleSystem, shell: _Shell, number: int, module: str) -> Trial:
-    def text(what: str) -> str:
-        return shell.text(f"{number}.{what}")
-
-    return Trial(
-        module=module,
-        status=int(text("status")),
-        output=text("output"),
-        before=split_loaded(text("before")),
-        after=split_loaded(text("after")),
-        prerequisites=system.backend.prerequisites(text("hint")),
-    )
-
-
-def _refuse(examined: Sequence[Examined]) -> None:
-    """Report all modules of a set that cannot be loaded."""
-    failed = [each for each in examined if each.state != "loads"]
-    if not failed:
-        return
-    sentences = [describe(each) for each in failed]
-    output = [
-        line
-        for each in failed
-        if each.state == "fails"
-        for line in (f"module system on {each.module}:", *each.said.splitlines()[-OUTPUT_LINES:])
-    ]
-    raise StepError(
-        sentences[0] if len(failed) == 1 else f"{len(failed)} modules cannot be loaded",
-        where=os.uname().nodename,
-        detail="\n".join([*(sentences if len(failed) > 1 else []), *output]),
-        remedy="; ".join(dict.fromkeys(_REMEDIES[each.state] for each in failed)),
-    )

@@ -22,7 +22,8 @@ USUAL_SCRIPTS = tuple(
     script for group in zip(*(each.scripts for each in BACKENDS), strict=True)
     for scripts in group for script in scripts
 )  # fmt: skip
-_NOT_FOUND = tuple(each.not_found for each in BACKENDS if each.not_found)
+
+_VARIABLES = "".join(f"${{{each.variable}-}}" for each in BACKENDS)
 
 # Variables that shells set themselves, and those that only define `module` in other shells.
 _OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV", "FPATH"})
@@ -58,54 +59,18 @@ class Loaded(NamedTuple):
     loaded: tuple[str, ...]
 
 
-class Trial(NamedTuple):
-    """The result of one module when all are tried, whether or not those before it loaded.
-
-    Attributes:
-        status: of ``module load``; 0 is success.
-        prerequisites: sets of modules to load first, as the module system reports them.
-    """
-
-    module: str
-    status: int
-    output: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    prerequisites: tuple[str, ...] = ()
-
-
-class Examined(NamedTuple):
-    """Whether one module of a set can be loaded on a machine.
-
-    Attributes:
-        state: ``loads``; ``missing``; ``hidden`` until others are loaded (a hierarchy);
-            ``fails``, such as by a conflict; ``replaced`` by one that was loaded later.
-        said: the output of the module system about it.
-        nearest: existing modules with a similar name, the best first.
-        first: for ``hidden``: sets of modules to load first; any one of them is enough.
-        by: for ``replaced``: the module whose loading did it.
-        instead: for ``replaced``: what is loaded in its place.
-    """
-
-    module: str
-    state: Literal["loads", "missing", "hidden", "fails", "replaced"]
-    said: str = ""
-    nearest: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()
-    by: str = ""
-    instead: tuple[str, ...] = ()
-
-
 class _Step(NamedTuple):
-    """A command.
+    """A command for shells, as it is shown to people.
 
     Attributes:
         failure: the message if it fails; empty if it may fail.
+        module: that it loads and that must be loaded at the end; may be empty.
     """
 
     shown: str
     command: str
     failure: str = ""
+    module: str = ""
 
 
 def commands(modules: Modules) -> tuple[str, ...]:
@@ -137,7 +102,12 @@ def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tup
             + (f"hvdenv_failed={shlex.quote(step.failure)}" if step.failure else ":")
             for step in _steps(modules, phase, cleaned)
         ),
-        *_silent_failures(module for module, _ in trial_commands(modules, phase)),
+        # The status of some systems does not show failures, as of Environment Modules 3.
+        f'if test -z "$hvdenv_failed{_VARIABLES}"; then\n'
+        + each_unloaded(
+            modules, phase, ': "${hvdenv_failed:=cannot load the module $hvdenv_module}"'
+        )
+        + "\nfi",
         "case $hvdenv_options in *u*) set -u ;; esac",
         "case $hvdenv_options in *e*) set -e ;; esac",
         "unset hvdenv_options hvdenv_script hvdenv_module",
@@ -172,29 +142,9 @@ def initialisation(init: str | None) -> tuple[str, ...]:
     )
 
 
-def trial_commands(modules: Modules, phase: Phase) -> tuple[tuple[str, str], ...]:
+def load_commands(modules: Modules, phase: Phase) -> tuple[tuple[str, str], ...]:
     """Each module that must be loaded at the end, and the command that loads it."""
-    return (
-        *((swap.into, _swap_command(swap)) for swap in modules.swap),
-        *((module, _load_command(module)) for module in _loads(modules, phase)),
-    )
-
-
-def _loads(modules: Modules, phase: Phase) -> tuple[str, ...]:
-    return (*modules.load, *(modules.build if phase == "build" else ()))
-
-
-def _load_command(module: str) -> str:
-    return f"module load {shlex.quote(module)}"
-
-
-def _swap_command(swap: Swap) -> str:
-    """Load a module instead of another, whether or not that is loaded."""
-    out, into = shlex.quote(swap.out), shlex.quote(swap.into)
-    return (
-        f'case ":${{LOADEDMODULES-}}:" in *:{out}:* | *:{out}/*) module swap {out} {into} ;;'
-        f" *) module load {into} ;; esac"
-    )
+    return tuple((each.module, each.command) for each in _steps(modules, phase) if each.module)
 
 
 def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_Step]:
@@ -220,31 +170,35 @@ def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_S
         command = f"module unload {shlex.quote(module)}"
         yield _Step(command, command, f"cannot unload the module {module}")
     for swap in modules.swap:
-        yield _Step(
-            f"module swap {shlex.quote(swap.out)} {shlex.quote(swap.into)}",
-            _swap_command(swap),
-            f"cannot load the module {swap.into} in the place of {swap.out}",
-        )
-    for module in _loads(modules, phase):
-        command = _load_command(module)
-        yield _Step(command, command, f"cannot load the module {module}")
+        yield _swap(swap)
+    for module in (*modules.load, *(modules.build if phase == "build" else ())):
+        command = f"module load {shlex.quote(module)}"
+        yield _Step(command, command, f"cannot load the module {module}", module)
 
 
-def _silent_failures(modules: Iterable[str]) -> Iterator[str]:
-    """Checks for systems whose status does not show failures, as of Environment Modules 3."""
-    words = " ".join(map(shlex.quote, modules))
-    others = "".join(f"${{{each.variable}-}}" for each in BACKENDS)
-    if words:
-        yield (
-            f'if test -z "$hvdenv_failed{others}"; then\n'
-            f"    for hvdenv_module in {words}; do\n"
-            '        case ":${LOADEDMODULES-}:" in\n'
-            '        *":$hvdenv_module:"* | *":$hvdenv_module/"*) ;;\n'
-            '        *) hvdenv_failed="cannot load the module $hvdenv_module"; break ;;\n'
-            "        esac\n"
-            "    done\n"
-            "fi"
-        )
+def _swap(swap: Swap) -> _Step:
+    """Load a module instead of another, whether or not that is loaded."""
+    out, into = shlex.quote(swap.out), shlex.quote(swap.into)
+    command = (
+        f'case ":${{LOADEDMODULES-}}:" in *:{out}:* | *:{out}/*) module swap {out} {into} ;;'
+        f" *) module load {into} ;; esac"
+    )
+    failure = f"cannot load the module {swap.into} in the place of {swap.out}"
+    return _Step(f"module swap {out} {into}", command, failure, swap.into)
+
+
+def each_unloaded(modules: Modules, phase: Phase, command: str) -> str:
+    """A loop that runs a command for each module, in $hvdenv_module, that is not loaded."""
+    words = " ".join(shlex.quote(module) for module, _ in load_commands(modules, phase))
+    return (
+        f"for hvdenv_module in {words}\n"
+        "do\n"
+        '    case ":${LOADEDMODULES-}:" in\n'
+        '    *":$hvdenv_module:"* | *":$hvdenv_module/"*) ;;\n'
+        f"    *) {command} ;;\n"
+        "    esac\n"
+        "done"
+    )
 
 
 def parse_environment(dump: bytes) -> dict[str, str]:
@@ -301,83 +255,12 @@ def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
 def offers(available: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Which modules offer Horovod, PyTorch, TensorFlow, MPI and NCCL, by their names."""
     listed = sorted(set(available), key=str.lower)
-    return {
-        what: tuple(name for name in listed if pattern.search(name))
-        for what, pattern in OFFERS.items()
-    }
-
-
-def describe_offers(offered: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Lines for people from offers()."""
-    return tuple(
-        f"modules that offer {what}: {', '.join(modules) or 'none'}"
-        for what, modules in offered.items()
-    )
-
-
-def judge(trials: Iterable[Trial], available: Iterable[str]) -> tuple[Examined, ...]:
-    """Whether each module of a set can be loaded.
-
-    Args:
-        available: names that the module system knows, also those that cannot be loaded yet.
-    """
-    tried, listed = tuple(trials), tuple(available)
-    return tuple(_judge(trial, tried[number + 1 :], listed) for number, trial in enumerate(tried))
+    return {what: tuple(filter(pattern.search, listed)) for what, pattern in OFFERS.items()}
 
 
 def is_among(module: str, loaded: Iterable[str]) -> bool:
     """Whether a module is in a list of full names; without a version, any version counts."""
     return any(name == module or name.startswith(f"{module}/") for name in loaded)
-
-
-def _judge(trial: Trial, later: tuple[Trial, ...], available: tuple[str, ...]) -> Examined:
-    module, output = trial.module, trial.output.strip()
-    named = is_among(module, trial.after)
-    # Environment Modules 3 has the status 0 also for a module that does not exist. A loaded
-    # module may have another name (an alias), or have been loaded by a module before it.
-    if trial.status == 0 and (named or trial.after != trial.before or not output):
-        return _replaced(trial, named, later) or Examined(module, "loads", output)
-    first = trial.prerequisites
-    if not first and any(each in output for each in _NOT_FOUND) and is_among(module, available):
-        # It exists at the end, so a later module has opened its folder.
-        first = (" ".join(each.module for each in later if each.status == 0),)
-    if first:
-        return Examined(module, "hidden", output, first=first)
-    if is_among(module, available):
-        return Examined(module, "fails", output)
-    return Examined(module, "missing", output, nearest(module, available))
-
-
-def _replaced(trial: Trial, named: bool, later: tuple[Trial, ...]) -> Examined | None:
-    """A module that was loaded, but not at the end."""
-    new = set(trial.after) - set(trial.before)
-    mine = {name for name in trial.after if is_among(trial.module, [name])} if named else new
-    last = later[-1].after if later else ()
-    if not later or not mine or mine & set(last) or is_among(trial.module, last):
-        return None
-    culprit = next(each for each in later if not mine & set(each.after))
-    families = {family_of(name) for name in mine}
-    instead = tuple(name for name in last if family_of(name) in families)
-    return Examined(
-        trial.module, "replaced", trial.output.strip(), by=culprit.module, instead=instead
-    )
-
-
-def describe(examined: Examined) -> str:
-    """The result for a module, in one sentence."""
-    module = examined.module
-    if examined.state == "loads":
-        return f"{module}: available"
-    if examined.state == "missing":
-        near = ", ".join(examined.nearest)
-        return f"{module}: not available" + (f"; similar modules: {near}" if near else "")
-    if examined.state == "hidden":
-        return f"{module}: first load " + ", or ".join(examined.first)
-    if examined.state == "replaced":
-        instead = ", ".join(name for name in examined.instead if name != examined.by)
-        loads = f", which loads {instead}" if instead else ""
-        return f"{module}: unloaded by {examined.by}{loads}"
-    return f"{module}: available, but cannot be loaded"
 
 
 def family_of(module: str) -> str:

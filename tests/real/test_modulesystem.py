@@ -15,7 +15,7 @@ import pytest
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.runner import Runner
-from hvdenv.sites.module_shell import ModuleSystem, available, detect, examine, find, load
+from hvdenv.sites.module_shell import ModuleSystem, detect, find, load, try_out
 from hvdenv.sites.modules import Loaded, Phase, offers, shell_lines
 from tests.modulesystems import (
     KINDS,
@@ -418,7 +418,7 @@ def test_each_module_is_examined(site: Site) -> None:
     site.module("gcc/10.2.0")
     site.module("broken/1", lines=["no_such_command"])
     modules = site.modules("gcc/10.2.0", "nothing/1", "broken/1", "gcc")
-    states = [each.state for each in examine(site.system, modules, "run", site.runner())]
+    states = [each.state for each in try_out(site.system, modules, "run", site.runner()).examined]
     assert states == ["loads", "missing", "fails", "loads"]
 
 
@@ -426,7 +426,8 @@ def test_what_offers_horovod_here(site: Site, tmp_path: Path) -> None:
     hierarchy(site, tmp_path)
     site.module("PyTorch/1.7.1-fosscuda-2019b")
     site.module("NCCL/2.8.3-CUDA-11.1.1")
-    offered = offers(available(site.system, site.modules(), site.runner()))
+    listed = try_out(site.system, site.modules(), "run", site.runner(), listing=True)
+    offered = offers(listed.available)
     assert offered["PyTorch"] == ("PyTorch/1.7.1-fosscuda-2019b",)
     assert offered["NCCL"] == ("NCCL/2.8.3-CUDA-11.1.1",)
     if site.installed.kind == "lmod":

@@ -37,21 +37,17 @@ class Distribution(NamedTuple):
         return {"ca-certificates", "gcc", "gcc-c++", "openssh-clients", name, f"{name}-devel"}
 
 
-# One line adds a distribution.
-DISTRIBUTIONS = (
-    Distribution(r"ubuntu[:-]?20\.04|\bfocal\b", "Ubuntu 20.04", "ubuntu20", "2.31", "9.4.0", ("3.9", "3.8")),
-    Distribution(r"ubuntu[:-]?22\.04|\bjammy\b", "Ubuntu 22.04", "ubuntu22", "2.35", "11.4.0", ("3.10",)),
-    Distribution(r"ubuntu[:-]?24\.04|\bnoble\b", "Ubuntu 24.04", "ubuntu24", "2.39", "13.3.0", ("3.12",)),
-    Distribution(r"debian[:-]?12|\bbookworm\b", "Debian 12", "ubuntu22", "2.36", "12.2.0", ("3.11",)),
-    Distribution(r"debian[:-]?13|\btrixie\b", "Debian 13", "ubuntu24", "2.41", "14.2.0", ("3.13",)),
-    Distribution(
-        r"(rockylinux|almalinux|ubi)[:-]?8\b", "Red Hat 8", "rockylinux8", "2.28", "8.5.0", ("3.11", "3.12"),
-    ),
-    Distribution(
-        r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0",
-        ("3.11", "3.12", "3.9"),
-    ),
+# In the order of the fields. One line adds a distribution.
+_ROWS = (
+    (r"ubuntu[:-]?20\.04|\bfocal\b", "Ubuntu 20.04", "ubuntu20", "2.31", "9.4.0", ("3.9", "3.8")),
+    (r"ubuntu[:-]?22\.04|\bjammy\b", "Ubuntu 22.04", "ubuntu22", "2.35", "11.4.0", ("3.10",)),
+    (r"ubuntu[:-]?24\.04|\bnoble\b", "Ubuntu 24.04", "ubuntu24", "2.39", "13.3.0", ("3.12",)),
+    (r"debian[:-]?12|\bbookworm\b", "Debian 12", "ubuntu22", "2.36", "12.2.0", ("3.11",)),
+    (r"debian[:-]?13|\btrixie\b", "Debian 13", "ubuntu24", "2.41", "14.2.0", ("3.13",)),
+    (r"(rockylinux|almalinux|ubi)[:-]?8\b", "Red Hat 8", "rockylinux8", "2.28", "8.5.0", ("3.11", "3.12")),
+    (r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0", ("3.11", "3.12", "3.9")),
 )  # fmt: skip
+DISTRIBUTIONS = tuple(map(Distribution._make, _ROWS))
 
 
 def distribution_of(base: str) -> Distribution:
