@@ -26,7 +26,7 @@ from hvdenv.errors import IncompatibleError, StepError, UsageError
 from hvdenv.locks import pip_report
 from hvdenv.places import find_places
 from hvdenv.plans import additions
-from hvdenv.plans.additions import Additions, moves, refusal, reported
+from hvdenv.plans.additions import Additions, conflict, reported
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress
 from hvdenv.reading import RESULT, read_json
@@ -159,21 +159,12 @@ def _ask(
 
 def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) -> dict[str, str]:
     assert maker.additions
-    present = {**maker.additions.own, **maker.additions.earlier}
-    step = maker.addition(python, may_move=False)
+    requested, step = maker.additions.requirements, maker.addition(python)
     progress.step_started(1, step)
     outcome = attempt(step, runner, progress)
-    output = ""
     if not outcome:
-        output = outcome.output
-        # Without the pins, pip says what it would move; or it fails for another reason.
-        if not attempt(maker.addition(python, may_move=True), runner, progress):
-            raise failure(step, outcome, ", ".join(maker.additions.requirements))
-    found = reported(pip_report.decoded(read_json(maker.report, RESULT)))
-    moved = moves(found, present)
-    if not outcome or moved:
-        raise refusal(moved, output, maker.additions)
-    return found
+        raise conflict(outcome.output, requested) or failure(step, outcome, ", ".join(requested))
+    return reported(pip_report.decoded(read_json(maker.report, RESULT)))
 
 
 def _versions(packages: Mapping[str, str]) -> str:

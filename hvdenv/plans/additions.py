@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,8 @@ from hvdenv.locks.pip_report import PipReport
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-# pip prints one line for each version of a package that it has tried.
+
+# pip prints one line for each version of a package that it has tried, and then what it must keep.
 _MOST_LINES = 10
 
 
@@ -52,17 +52,6 @@ class Additions(NamedTuple):
     @property
     def constraints(self) -> str:
         return "".join(f"{name}=={version}\n" for name, version in self.kept.items())
-
-
-class Move(NamedTuple):
-    """A package that pip would have to install in another version."""
-
-    name: str
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.before} -> {self.after}"
 
 
 def parse(words: Iterable[str]) -> dict[str, Requirement]:
@@ -163,51 +152,22 @@ def reported(report: PipReport) -> dict[str, str]:
     return dict(sorted((canonicalize_name(each.name), each.version) for each in packages))
 
 
-def moves(found: Mapping[str, str], present: Mapping[str, str]) -> tuple[Move, ...]:
-    """The installed packages that would get another version."""
-    return tuple(
-        Move(name, present[name], version)
-        for name, version in found.items()
-        if present.get(name, version) != version
-    )
-
-
-_CONSTRAINT = re.compile(r"^ +The user requested \(constraint\) ([^\s=]+)==(\S+)$", re.MULTILINE)
-_DEPENDS = re.compile(
-    r"^ +(\S+ \S+) depends on ([\w.-]+)((?:[^\w.;\n-][^;\n]*)?)(?:;.*)?$", re.MULTILINE
-)
-
-
-def reasons(output: str) -> tuple[str, ...]:
-    """Who requires what, from the text that pip prints about a conflict."""
-    kept = {canonicalize_name(name): version for name, version in _CONSTRAINT.findall(output)}
-    found = [
-        f"{who} requires {name}{spec.strip().replace(' and ', ',')},"
-        f" but the environment keeps {canonicalize_name(name)} {kept[canonicalize_name(name)]}"
-        for who, name, spec in _DEPENDS.findall(output)
-        if canonicalize_name(name) in kept
-    ]
-    return tuple(found[:_MOST_LINES])
-
-
-def refusal(moved: Iterable[Move], output: str, additions: Additions) -> IncompatibleError:
-    """The error if an installed version would change.
+def conflict(output: str, requested: Iterable[str]) -> IncompatibleError | None:
+    """The error if pip cannot keep the versions that it was told to keep; None for other failures.
 
     Args:
-        moved: what pip would change if it could.
-        output: what pip printed when it could not.
+        output: what pip printed.
     """
-    moved = tuple(moved)
-    lines = [*reasons(output), *(f"would change: {each}" for each in moved)]
-    free = [each.name for each in moved if each.name in additions.earlier]
-    remedy = "request a version that fits; or change the recipe and build that"
-    if free and len(free) == len(moved):
-        remedy = (
-            f"these were added before; name them too, so that they may change: {' '.join(free)}"
-        )
+    _, found, rest = output.partition("The conflict is caused by:\n")
+    if not found:
+        return None
+    lines = rest.partition("\n\n")[0].replace(
+        "The user requested (constraint)", "this environment has"
+    )
     return IncompatibleError(
         "what you request conflicts with what the environment has",
-        where=", ".join(additions.requirements),
-        detail="\n".join(lines),
-        remedy=remedy,
+        where=", ".join(requested),
+        detail="\n".join(line.strip() for line in lines.splitlines()[-_MOST_LINES:]),
+        remedy="request a version that fits; name packages that you added before too, so that they"
+        " may change; or change the recipe and build that",
     )

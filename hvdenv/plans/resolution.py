@@ -84,16 +84,15 @@ class Resolution(Steps):
             self._ask(self.env_python, {"pins": dict(pins), "fresh": fresh}),
         )
 
-    def addition(self, python: str, *, may_move: bool) -> Step:
-        """What pip would install for the user's packages, with everything else installed.
+    def addition(self, python: str) -> Step:
+        """What pip would install for the user's packages, with everything else as it is.
 
         Args:
             python: of an environment that is not changed.
-            may_move: whether installed packages may get other versions.
         """
         assert self.additions
-        pins = {} if may_move else self.additions.kept
-        return self._ask(python, {"requirements": self.additions.requirements, "pins": pins})
+        request = {"requirements": self.additions.requirements, "pins": self.additions.kept}
+        return self._ask(python, request)
 
     def solution(self, prefer: Mapping[str, object]) -> tuple[Step, ...]:
         """Find the conda packages.

@@ -23,12 +23,9 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import (
     Additions,
-    Move,
     added_to,
-    moves,
+    conflict,
     parse,
-    reasons,
-    refusal,
     reported,
 )
 from hvdenv.plans.plan import Plan, make_plan, steps_of
@@ -114,57 +111,29 @@ def test_what_was_added_before_stays_unless_it_is_named() -> None:
     assert other.conda == ("python=3.11.7=h955ad1f_0",)
 
 
-REASONS = {
-    "one-version": ("opencv-python 4.12.0.88 requires numpy<2.3.0,>=2, but the environment keeps numpy 1.26.4",),
-    "several-versions": (
-        *(
-            f"opencv-python {version} requires numpy>=2, but the environment keeps numpy 1.26.4"
-            for version in ("5.0.0.93", "4.14.0.94", "4.13.0.92", "4.13.0.90")
-        ),
-        "opencv-python 4.12.0.88 requires numpy<2.3.0,>=2, but the environment keeps numpy 1.26.4",
-    ),
-    # pip spells the package in two ways.
-    "through-another": (
-        "jax 0.6.0 requires ml_dtypes>=0.5.0, but the environment keeps ml-dtypes 0.3.2",
-    ),
-}  # fmt: skip
+def test_a_conflict_is_said_in_the_words_of_pip(cases: Path) -> None:
+    error = conflict((cases / "additions/one-version.txt").read_text(), ["opencv-python"])
+    assert error and (error.exit_code, error.where) == (3, "opencv-python")
+    assert error.detail == (
+        'opencv-python 4.12.0.88 depends on numpy<2.3.0 and >=2; python_version >= "3.9"\n'
+        "this environment has numpy==1.26.4"
+    )
+    assert conflict("ERROR: No matching distribution found for x", ["x"]) is None
 
 
-def test_who_wants_what_in_the_words_of_pip(cases: Path) -> None:
-    listed = (cases / "additions").iterdir()
-    assert {path.stem: reasons(path.read_text()) for path in listed} == REASONS
-
-
-def test_no_more_sentences_than_one_reads() -> None:
+def test_no_more_lines_than_one_reads() -> None:
     lines = [f"    a {number} depends on numpy>=2" for number in range(50)]
-    output = "\n".join([*lines, "    The user requested (constraint) numpy==1.26.4"])
-    assert len(reasons(output)) == 10
+    error = conflict("\n".join(["The conflict is caused by:", *lines]), ["a"])
+    assert error and error.detail.count("\n") == 9
 
 
-def test_what_would_move() -> None:
-    names = {"Torch": "1.0", "tqdm": "4.0", "numpy": "1.26.4"}
+def test_what_would_be_added() -> None:
+    names = {"Torch": "1.0", "tqdm": "4.0"}
     listed = [
         {"metadata": {"name": n, "version": v}, "download_info": {"url": ""}}
         for n, v in names.items()
     ]
-    found = reported(decoded({"install": listed}))
-    assert found == {"numpy": "1.26.4", "torch": "1.0", "tqdm": "4.0"}
-    assert moves(found, OWN) == (Move("torch", "2.13.0+cpu", "1.0"),)
-
-
-def test_a_refusal_says_who_what_and_what_then() -> None:
-    additions = Additions("d1", ("a", "b"), OWN, {"helper": "1.0"})
-    output = "    a 1 depends on numpy>=2\n    The user requested (constraint) numpy==1.26.4\n"
-    error = refusal([Move("numpy", "1.26.4", "2.0")], output, additions)
-    assert (error.exit_code, error.where) == (3, "a, b")
-    assert error.detail == (
-        "a 1 requires numpy>=2, but the environment keeps numpy 1.26.4\nwould change: numpy: 1.26.4 -> 2.0"
-    )
-    assert "change the recipe" in error.remedy
-    only_added = refusal([Move("helper", "1.0", "2.0")], "", additions)
-    assert only_added.remedy.endswith("so that they may change: helper")
-    nothing_named = refusal([], "", additions)
-    assert "change the recipe" in nothing_named.remedy
+    assert reported(decoded({"install": listed})) == {"torch": "1.0", "tqdm": "4.0"}
 
 
 # In a plan
@@ -215,16 +184,13 @@ def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
     assert '"python=3.11.7=h955ad1f_0"' in conda
 
 
-def test_pip_is_asked_with_and_without_constraints(recipe: Recipe, facts: Facts) -> None:
+def test_pip_is_asked_with_constraints(recipe: Recipe, facts: Facts) -> None:
     maker = Resolution(*steps_of(recipe, facts, facts.interpreters[0]))
-    maker = maker._replace(additions=chosen("tqdm"))
-    held, free = (maker.addition("/env/bin/python", may_move=each) for each in (False, True))
+    held = maker._replace(additions=chosen("tqdm")).addition("/env/bin/python")
     assert held.commands[0].argv[0] == "/env/bin/python"
     assert '"numpy": "1.26.4"' in held.files[-1].text
-    assert '"pins": {}' in free.files[-1].text
-    for each in (held, free):
-        assert '"requirements": [\n  "tqdm"\n ]' in each.files[-1].text
-        assert '"fresh"' not in each.files[-1].text
+    assert '"requirements": [\n  "tqdm"\n ]' in held.files[-1].text
+    assert '"fresh"' not in held.files[-1].text
 
 
 class Told(Silent):

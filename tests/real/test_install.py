@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zipfile
 from pathlib import Path
 
@@ -123,15 +122,14 @@ def test_packages_come_and_go_and_nothing_moves(
     # What was added before stays in its version, also what it brought, unless it is named.
     write_wheel(wheels, "helper", "2.0")
     refused = cli("install", *words, "newer", code=3).stderr
-    assert "newer 1.0 requires helper>=2, but the environment keeps helper 1.0" in refused
-    assert "name them too, so that they may change: helper" in refused
+    assert "newer 1.0 depends on helper>=2\nthis environment has helper==1.0" in refused
+    assert "name packages that you added before too" in refused
     cli("install", *words, "newer", "helper")
     both = {**both, "newer": "1.0", "helper": "2.0"}
     assert versions(prefix) == both
 
     refused = cli("install", *words, "mover", code=3).stderr
-    assert re.search(r"mover 1.0 requires pip>=999, but the environment keeps pip \S+", refused)
-    assert re.search(r"would change: pip: \S+ -> 999.0", refused)
+    assert "mover 1.0 depends on pip>=999\nthis environment has pip==" in refused
     assert "pip>=999 would change it" in cli("install", *words, "pip>=999", code=3).stderr
     assert "no-such" in cli("install", *words, "no-such", code=5).stderr
     assert versions(prefix) == both
@@ -147,8 +145,7 @@ def test_what_would_move_a_framework_is_said(local_prefix: Path, wheels: Path, h
     cli = Cli(home, offline(wheels))
     before = os.readlink(local_prefix)
     said = cli("install", "local", "unfit", code=3).stderr
-    assert re.search(r"unfit 1\.0 requires torch<2, but the environment keeps torch \S+", said)
-    assert re.search(r"would change: torch: \S+ -> 1\.0", said)
+    assert "unfit 1.0 depends on torch<2\nthis environment has torch==" in said
     assert json.loads(cli("install", "local", "added", "--dry-run", "--json").stdout) == {
         "added": {"added": "2.0"}, "changed": False,
     }  # fmt: skip
