@@ -1,14 +1,14 @@
 """Removes secrets and control sequences from text that hvdenv prints or stores.
 
 A text is a secret because hvdenv knows its value: that of a variable whose name says that it is
-secret, or of the credentials of a URL in a variable. The wording around it does not matter, and
-other text stays as it is.
+secret, or of the credentials of a URL in a variable. A few are known by their form: credentials in
+a URL, and tokens with a fixed prefix. The wording around them does not matter, and other text stays
+as it is.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import re
@@ -53,10 +53,19 @@ _PUBLIC = ("USER", "LOGNAME", "HOSTNAME", "HOST")
 _USER_INFO = re.compile(
     r"://(?:(?P<user>[^/\s'\"@:?#]*):(?P<password>[^/\s'\"?#]*)|[^/\s'\"@:?#]{20,})@"
 )
-_WORD = re.compile(r"[^\s'\"<>]+")
-_PARAMETER = re.compile(r"(?P<name>[?&;#][\w.%-]{1,64}=)(?P<value>[^&;#]+)")
-_CONDA_TOKEN = re.compile(r"(?<=/t/)[a-z]{2}-[0-9a-f]{8}-[0-9a-f-]{20,40}(?=/)")
-_BASIC = re.compile(r"(?i)(?P<name>\bbasic[ \t]{1,4})(?P<value>[A-Za-z0-9+/_-]{8,}={0,2})")
+_PARAMETER = re.compile(r"(?P<name>[?&][\w.%-]{1,64}=)(?P<value>[^&;#\s'\"<>]+)")
+_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{30,60}\b|gh[oprsu]_[A-Za-z0-9]{36,60}\b|AKIA[0-9A-Z]{16}\b"
+    r"|xox[abops]-[0-9][\w-]{10,80}|sk-[A-Za-z0-9]{40,60}\b|eyJ[\w-]{10,150}\.eyJ[\w.-]{20,})"
+)
+# What is a secret by its form, whatever the variables are.
+_SHAPES = (
+    (_USER_INFO, f"://{MASK}@"),
+    (re.compile(r"(?i)(authorization: {0,4}\w{1,20} )[^\s'\"]+"), rf"\1{MASK}"),
+    (re.compile(r"(?<=/t/)[a-z]{2}-[0-9a-f]{8}-[0-9a-f-]{20,40}(?=/)"), MASK),  # conda's tokens
+    (_TOKEN, MASK),
+)
+_BASE64 = re.compile(r"[\w+/-]{8,}={0,2}")
 # Terminal sequences, control characters (C0 and C1), and characters that change the order of
 # text (bidi) or break lines.
 _CONTROL = re.compile(
@@ -87,18 +96,12 @@ def learn(variables: Iterable[tuple[str, str]]) -> None:
     for name, value in pairs:
         if value not in public and is_secret(name):
             _add(value)
-        if "://" in value:
-            _learn_url(value)
-
-
-def _learn_url(text: str) -> None:
-    for found in _USER_INFO.finditer(text):
-        if password := found["password"]:
-            _add(password)
-            _add(unquote(password))
-            _encoded.update(_base64(f"{found['user']}:{unquote(password)}"))
-    for found in _PARAMETER.finditer(text):
-        if _is_secret_parameter(found):
+        for found in _USER_INFO.finditer(value):
+            if password := found["password"]:
+                _add(password)
+                _add(unquote(password))
+                _encoded.update(_base64(f"{found['user']}:{unquote(password)}"))
+        for found in filter(_is_secret_parameter, _PARAMETER.finditer(value)):
             _add(found["value"])
 
 
@@ -111,6 +114,12 @@ def _parts(value: str, shortest: int = SHORTEST) -> list[str]:
     ]  # fmt: skip
 
 
+def _is_secret_parameter(found: re.Match[str]) -> bool:
+    name = found["name"].strip("?&=")
+    signature = name.lower().endswith(("sig", "signature"))
+    return bool((signature or is_secret(name)) and _parts(found["value"], shortest=1))
+
+
 def _add(value: str) -> None:
     for part in _parts(value):
         if part not in _known:
@@ -120,7 +129,9 @@ def _add(value: str) -> None:
 
 def _forms(value: str) -> Iterator[str]:
     """A value as programs print it."""
-    valid = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    content = value.encode("utf-8", "surrogateescape")
+    yield from (quote(content, safe=""), quote(content), quote_plus(content))
+    valid = content.decode("utf-8", "replace")
     for text in {value, valid, plain(valid)}:
         yield from (text, repr(text)[1:-1])
         yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
@@ -128,8 +139,6 @@ def _forms(value: str) -> Iterator[str]:
         yield from (shlex.quote(text).strip("'"), text.replace("'", r"'\''"))
         yield re.sub(r'([\\"$`])', r"\\\1", text)
         yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
-    escaped = value.encode("utf-8", "surrogateescape")
-    yield from (quote(escaped, safe=""), quote(escaped), quote_plus(escaped))
 
 
 def _base64(value: str) -> Iterator[str]:
@@ -139,17 +148,15 @@ def _base64(value: str) -> Iterator[str]:
 
 
 def mask(text: str) -> str:
-    """Replace known secrets, and the credentials of URLs."""
-    if "://" in text or "?" in text:
-        text = _USER_INFO.sub(f"://{MASK}@", text)
-        text = _CONDA_TOKEN.sub(MASK, text)
-        text = _WORD.sub(_masked_query, text) if "?" in text else text
+    """Replace known secrets, the credentials of URLs, and tokens that are known by their form."""
+    for pattern, instead in _SHAPES:
+        text = pattern.sub(instead, text)
+    text = _PARAMETER.sub(
+        lambda found: found["name"] + MASK if _is_secret_parameter(found) else found[0], text
+    )
     text = _replaced(text, sorted(_spans(text)))
     if _encoded:
-        text = _BASIC.sub(_masked_basic, text)
-    for word in _encoded:
-        if word in text:
-            text = re.sub(rf"(?<![\w+/-]){re.escape(word)}(?![\w+/-])={{0,2}}", MASK, text)
+        text = _BASE64.sub(lambda word: MASK if word[0].rstrip("=") in _encoded else word[0], text)
     return text
 
 
@@ -186,34 +193,6 @@ def _replaced(text: str, spans: Iterable[tuple[int, int]]) -> str:
             done += [text[end:start], MASK]
         end = max(end, stop)
     return "".join([*done, text[end:]])
-
-
-def _masked_query(word: re.Match[str]) -> str:
-    """A word; if it is a URL, without secret parameters."""
-    address, mark, query = word[0].partition("?")
-    if not mark or not ("://" in address or address.startswith("/")):
-        return word[0]
-    return address + _PARAMETER.sub(
-        lambda found: found["name"] + MASK if _is_secret_parameter(found) else found[0],
-        mark + query,
-    )
-
-
-def _is_secret_parameter(found: re.Match[str]) -> bool:
-    name = found["name"].strip("?&;#=")
-    signature = name.lower().endswith(("sig", "signature"))
-    return bool((signature or is_secret(name)) and _parts(found["value"], shortest=1))
-
-
-def _masked_basic(found: re.Match[str]) -> str:
-    """A header with a user and a password in base64."""
-    word = found["value"].rstrip("=")
-    try:
-        inside = base64.b64decode(word + "=" * (-len(word) % 4), b"-_" if "-" in word else None)
-    except binascii.Error:
-        return found[0]
-    text = inside.decode("utf-8", "replace")
-    return found["name"] + MASK if any(True for _ in _spans(text)) else found[0]
 
 
 def cut_before(data: bytes) -> int:

@@ -124,8 +124,7 @@ Passwd=x
 the bearer of news, Authorization: required
 --token-file /etc/token --password --verbose
 /etc/passwd: Is a directory
-AKIAIOSFODNN7EXAMPLF is not a key of ours
-ghp_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+hf_hub_download(repo_id="AKIAB/sk-learn-contrib-xoxb"), ghp_token, eyJ.eyJ.x
 from hf_hub_download import api_key=None
 git+ssh://git@github.com/horovod/horovod.git
 git@github.com:horovod/horovod.git, mail to a@b.c
@@ -164,6 +163,17 @@ def test_ordinary_lines_are_not_changed(line: str) -> None:
 )  # fmt: skip
 def test_credentials_of_urls_are_masked(text: str, masked: str) -> None:
     assert mask(text) == masked
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "AKIAIOSFODNN7EXAMPLF", f"ghp_{'aB3' * 12}", f"hf_{'aB3' * 12}", "xoxb-2345-6789-AbCdEfgh",
+        f"sk-{'aB3' * 16}", f"eyJ{'aB3' * 9}.eyJ{'aB3' * 9}.{'a-_' * 9}",
+    ],
+)  # fmt: skip
+def test_tokens_are_known_by_their_form(token: str) -> None:
+    assert mask(f'x="{token}" y') == 'x="***" y'
 
 
 def test_credentials_in_the_url_of_a_variable_are_masked_elsewhere() -> None:
