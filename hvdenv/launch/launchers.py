@@ -1,7 +1,7 @@
 """How each launcher starts ranks: facts in, an argument list out.
 
-Where a template of the command line is enough, a launcher is data, also in recipes and site files.
-Others are functions from a Launch to a Start, entered in LAUNCHERS.
+Where a template of the command line is enough, a launcher is data: in launchers.toml, recipes and
+site files. Others are functions from a Launch to a Start, entered in LAUNCHERS.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.model import cluster, template
+from hvdenv.reading import OWN, read_text
+from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.hosts import Host
 
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
@@ -102,6 +105,11 @@ class Launch(NamedTuple):
         return len(self.hosts) or -(-self.ranks // self.per_node)
 
     @property
+    def uneven(self) -> bool:
+        """Whether a host before the last one does not have the most ranks."""
+        return any(host.slots != self.per_node for host in self.hosts[:-1])
+
+    @property
     def remote(self) -> bool:
         """Whether ranks may go to other hosts than this one."""
         return bool(self.hosts or self.host_list or self.hostfile)
@@ -128,8 +136,8 @@ class Launcher(NamedTuple):
     Attributes:
         controller: what Horovod's ranks negotiate with; empty if they are not Horovod's.
         schedulers: it works only in an allocation of one of these; empty for anywhere.
-        across_hosts: the same, if ranks are on several hosts.
         takes_hosts: whether the user can choose the hosts.
+        one_host: whether all ranks are on one host.
         provided: whether the environment provides it, and not the host.
         by_ssh: whether it uses ssh outside of allocations.
         exposes: whether it puts variables on command lines that other users can read, if Horovod has
@@ -139,8 +147,8 @@ class Launcher(NamedTuple):
     controller: str
     start: Callable[[Launch], Start]
     schedulers: tuple[str, ...] = ()
-    across_hosts: tuple[str, ...] = ()
     takes_hosts: bool = True
+    one_host: bool = False
     provided: bool = False
     by_ssh: bool = False
     exposes: bool = False
@@ -155,49 +163,34 @@ def parse_mpi_version(text: str) -> Mpi:
     return Mpi("unknown")
 
 
-def srun(launch: Launch) -> Start:
+def _srun(launch: Launch) -> Start:
     """Slurm, in the current allocation.
 
     Raises:
         IncompatibleError: the MPI does not support the PMI.
         UsageError: srun cannot start these numbers of ranks on the hosts.
     """
-    mpi, settings = launch.mpi, launch.settings
-    if mpi.kind == "Open MPI" and mpi.major >= 5 and settings.srun_mpi == "pmi2":
+    mpi = launch.mpi
+    if mpi.kind == "Open MPI" and mpi.major >= 5 and launch.settings.srun_mpi == "pmi2":
         raise IncompatibleError(
             f"Open MPI {mpi.version} does not support PMI-2: srun --mpi=pmi2 would start"
             f" {launch.ranks} programs of one rank each",
             where="launch.srun_mpi",
             remedy='set launch.srun_mpi to "pmix", or use the launcher mpirun',
         )
-    if launch.placed and len({host.slots for host in launch.hosts[:-1]}) > 1:
+    if launch.placed and launch.uneven:
         raise _uneven("srun", launch)
-    argv = ["srun", "-n", str(launch.ranks)]
-    if launch.placed:
-        argv += ["-N", str(launch.nodes), f"--ntasks-per-node={launch.per_node}"]
-        argv += ["-w", ",".join(host.name for host in launch.hosts)] if launch.hosts else []
-    # Since Slurm 22.05, srun no longer takes this from sbatch or salloc.
-    if launch.cpus_per_rank:
-        argv += [f"--cpus-per-task={launch.cpus_per_rank}"]
-    if settings.srun_mpi:
-        argv += [f"--mpi={settings.srun_mpi}"]
-    if settings.cpu_bind:
-        argv += [f"--cpu-bind={settings.cpu_bind}"]
-    if launch.nested:
-        argv += ["--overlap"]
-    if launch.interactive:
-        argv += ["--quit-on-interrupt"]
+    start = _by_template(_TEMPLATES["srun"], launch)
     # After sbatch --export=NONE, ranks would not get the script's variables.
-    env = (("SLURM_EXPORT_ENV", "ALL"), *_for_ranks(launch), *_mca_variables(launch))
-    return Start((*argv, *launch.program), env)
+    return start._replace(env=(("SLURM_EXPORT_ENV", "ALL"), *start.env))
 
 
-def horovodrun_gloo(launch: Launch) -> Start:
+def _horovodrun_gloo(launch: Launch) -> Start:
     """Horovod's launcher, over Gloo."""
     return Start((*_horovodrun(launch), "--gloo", *launch.program), _for_horovodrun(launch))
 
 
-def horovodrun_mpi(launch: Launch) -> Start:
+def _horovodrun_mpi(launch: Launch) -> Start:
     """Horovod's launcher, which starts mpirun.
 
     Raises:
@@ -219,31 +212,7 @@ def horovodrun_mpi(launch: Launch) -> Start:
     return Start((*_horovodrun(launch), "--mpi", *arguments, *launch.program), env)
 
 
-def torchrun(launch: Launch) -> Start:
-    """PyTorch's own launcher, for comparison: one on each host, by srun on several hosts.
-
-    Raises:
-        UsageError: not the same number of ranks on every host.
-    """
-    count = launch.per_node
-    if launch.nodes < 2:
-        return _by_template(_TORCHRUN, launch)
-    if launch.ranks != launch.nodes * count:
-        raise _uneven("torchrun", launch)
-    one_each = launch._replace(
-        program=("sh", "-c", _TORCHRUN_OF_HOST.format(launch.nodes, count), "sh", *launch.program),
-        ranks=launch.nodes,
-        ranks_per_node=1,
-        hosts=tuple(Host(host.name, 1) for host in launch.hosts),
-        placed=True,
-        cpus_per_rank=launch.cpus_per_rank * count,
-        settings=launch.settings._replace(srun_mpi=None),
-        variables=(*_interface("GLOO_SOCKET_IFNAME", launch), *launch.variables),
-    )
-    return srun(one_each)
-
-
-def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
+def _by_template(own: cluster.OwnLauncher, launch: Launch, mpirun: str = "") -> Start:
     """The command of a launcher that is data.
 
     Raises:
@@ -251,18 +220,19 @@ def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
     """
     variables = (*_for_ranks(launch), *_mca_variables(launch))
     exports = [template.words(own.export, {"name": name}) for name in _exported(launch, variables)]
-    hosts = launch.host_list or launch.hosts
-    names = launch.host_names or ",".join(host.name for host in launch.hosts)
+    flags = ("placed", "nested", "interactive", "uneven")
     values: template.Values = {
         **{name: getattr(launch, name) or None for name in ("cpus_per_rank", "gpus_per_node")},
-        **{name: "" if getattr(launch, name) else None for name in ("placed", "nested")},
+        **{name: "" if getattr(launch, name) else None for name in flags},
+        "mpirun": mpirun,
         "ranks": launch.ranks,
         "nodes": launch.nodes,
         "ranks_per_node": launch.per_node,
+        "srun_mpi": launch.settings.srun_mpi,
         "cpu_bind": launch.settings.cpu_bind,
         "threads_per_core": launch.settings.threads_per_core,
-        "hosts": launch.with_slots if hosts else None,
-        "host_names": names or None,
+        "hosts": launch.with_slots or None,
+        "host_names": launch.host_names or ",".join(each.name for each in launch.hosts) or None,
         "hostfile": launch.hostfile or None,
         "interface": ",".join(launch.network.use) or None,
         "exports": tuple(word for each in exports for word in each),
@@ -290,25 +260,12 @@ def _from_data(own: cluster.OwnLauncher) -> Launcher:
     )
 
 
-_TORCHRUN = cluster.OwnLauncher(
-    "torchrun --standalone --nproc_per_node={ranks} --no_python {program}"
-)
-# They meet at the first host; jobs that share a host use different ports.
-_TORCHRUN_OF_HOST = (
-    'exec torchrun --nnodes={} --nproc_per_node={} --node_rank="$SLURM_NODEID"'
-    ' --master_addr="$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)"'
-    ' --master_port="$((29400 + SLURM_JOB_ID % 2000))" --no_python "$@"'
-)
-# ALPS on a Cray XC.
-_APRUN = cluster.OwnLauncher(
-    command="aprun -n {ranks} -N {ranks_per_node}[[ -d {cpus_per_rank}]][[ -j {threads_per_core}]]"
-    "[[ -cc {cpu_bind}]] {program}",
-    schedulers=("cobalt", "pbs"),
-)
-_PALS = cluster.OwnLauncher(
-    command="mpiexec -np {ranks} -ppn {ranks_per_node}[[{?placed} --hosts {host_names}]]"
-    "[[ --cpu-bind {cpu_bind}]][[ -d {cpus_per_rank}]] {program}",
-)
+def _templates() -> dict[str, cluster.OwnLauncher]:
+    text = read_text(Path(__file__).with_name("launchers.toml"), OWN)
+    return decode(dict[str, cluster.OwnLauncher], parse_toml(text))
+
+
+_TEMPLATES = _templates()
 
 
 def _by_mpi(name: str, launch: Launch) -> Start:
@@ -319,12 +276,14 @@ def _by_mpi(name: str, launch: Launch) -> Start:
     """
     kind = launch.mpi.kind
     if (name, kind) == ("mpiexec", "Cray MPICH"):
-        return _by_template(_PALS, launch)
+        return _by_template(_TEMPLATES["pals"], launch)
     if kind in ("Open MPI", "Spectrum MPI"):
         env = (*_for_ranks(launch), *_open_mpi_environment(launch))
         return Start((name, *_open_mpi(launch), *launch.program), env)
     if kind in ("Hydra", "MVAPICH", "Intel MPI"):
-        return Start((name, *_hydra(launch), *launch.program), _for_ranks(launch))
+        if launch.uneven and kind == "Intel MPI" and not launch.hostfile:
+            raise _uneven(kind, launch)
+        return _by_template(_TEMPLATES["hydra"], launch, name)
     if kind == "Cray MPICH" or launch.remote:
         raise IncompatibleError(
             f"hvdenv does not know how the mpirun of this MPI ({kind}) starts ranks on other hosts",
@@ -337,12 +296,13 @@ def _by_mpi(name: str, launch: Launch) -> Start:
 LAUNCHERS: dict[str, Launcher] = {
     "mpirun": Launcher("MPI", partial(_by_mpi, "mpirun"), by_ssh=True, mpirun=True),
     "mpiexec": Launcher("MPI", partial(_by_mpi, "mpiexec"), mpirun=True),
-    "srun": Launcher("MPI", srun, schedulers=("slurm",)),
-    "aprun": _from_data(_APRUN),
-    "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
-    "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
-    # On several hosts, srun starts one torchrun on each.
-    "torchrun": Launcher("", torchrun, across_hosts=("slurm",), provided=True),
+    "srun": _from_data(_TEMPLATES["srun"])._replace(start=_srun),
+    "aprun": _from_data(_TEMPLATES["aprun"]),
+    "horovodrun-gloo": Launcher("Gloo", _horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
+    "horovodrun-mpi": Launcher("MPI", _horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
+    "torchrun": Launcher(
+        "", partial(_by_template, _TEMPLATES["torchrun"]), one_host=True, provided=True
+    ),
 }
 
 
@@ -380,31 +340,12 @@ def _mapping(launch: Launch) -> list[str]:
     return [*words, "--oversubscribe"] if crowded and not five else words
 
 
-def _hydra(launch: Launch) -> list[str]:
-    """Arguments for MPICH, MVAPICH and Intel MPI, which pass on all variables by themselves.
-
-    Raises:
-        UsageError: different numbers of ranks on the hosts with Intel MPI.
-    """
-    words = ["-np", str(launch.ranks)]
-    if launch.hostfile:
-        words += ["-f", launch.hostfile, "-ppn", str(launch.per_node)]
-    elif len({host.slots for host in launch.hosts}) == 1 or launch.host_names:
-        names = launch.host_names or ",".join(host.name for host in launch.hosts)
-        words += ["-hosts", names, "-ppn", str(launch.per_node)]
-    elif launch.remote and launch.mpi.kind == "Intel MPI":
-        raise _uneven("Intel MPI", launch)
-    elif launch.remote:
-        words += ["-hosts", launch.with_slots]
-    return words
-
-
 def _horovodrun(launch: Launch) -> tuple[str, ...]:
     hosts = launch.with_slots or f"localhost:{launch.ranks}"
     words = ["horovodrun", "-np", str(launch.ranks), "-H", hosts]
     # Its cache in ~/.horovod keeps answers of other installations for an hour.
     words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
-    if _several(launch) and launch.network.use:
+    if launch.nodes > 1 and launch.network.use:
         words += ["--network-interfaces", ",".join(launch.network.use)]
     return (*words, *launch.settings.horovodrun)
 
@@ -423,24 +364,11 @@ def _for_ranks(launch: Launch) -> Variables:
     if launch.mpi.kind == "MVAPICH":
         # It would bind every rank, with all threads of its framework, to one core.
         variables["MV2_ENABLE_AFFINITY"] = "0"
-    variables.update(_interface("NCCL_SOCKET_IFNAME", launch))
+    use, avoid = launch.network.use, launch.network.avoid
+    if launch.nodes > 1 and (use or avoid):
+        variables["NCCL_SOCKET_IFNAME"] = ",".join(use) if use else "^" + ",".join(avoid)
     variables.update(launch.variables)
     return tuple(variables.items())
-
-
-def _interface(name: str, launch: Launch) -> Variables:
-    """Interfaces in the form for NCCL and PyTorch's Gloo."""
-    use, avoid = launch.network.use, launch.network.avoid
-    if not _several(launch) or not (use or avoid):
-        return ()
-    if not use and name != "NCCL_SOCKET_IFNAME":
-        return ()
-    return ((name, ",".join(use) if use else "^" + ",".join(avoid)),)
-
-
-def _several(launch: Launch) -> bool:
-    """Whether ranks use the network at all."""
-    return launch.nodes > 1
 
 
 def _mca(launch: Launch) -> dict[str, str]:
@@ -449,7 +377,7 @@ def _mca(launch: Launch) -> dict[str, str]:
     use, avoid = launch.network.use, launch.network.avoid
     # Open MPI 5 hangs if its launcher may not use lo.
     layers = ("btl", "oob") if use or launch.mpi.major < 5 else ("btl",)
-    for layer in layers if _several(launch) else ():
+    for layer in layers if launch.nodes > 1 else ():
         if any(name.startswith(f"{layer}_tcp_if_") for name in launch.settings.mca):
             continue
         if use:
