@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.places import find_places
+from hvdenv.schema import decode
 
 ONE, TWO, THREE = "1" * 12, "2" * 12, "3" * 12
 
@@ -26,8 +28,9 @@ def build(environment: Environment, identity: str, /, **record: Any) -> str:
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text("")
     fields = {"created": generations.timestamp(), "generation": identity, **record}
-    path = environment.record(identity)
-    generations.write_record(path, generations.decode_record(fields, path))
+    generations.write_record(
+        environment.record(identity), decode(GenerationRecord, fields, lenient=True)
+    )
     return identity
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add, add_options, age, print_json, report, time_ago
 from hvdenv.environments import last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
-from hvdenv.environments.storage import Cache, Counter, Generation, Room
+from hvdenv.environments.storage import Cache, Generation, Room
 from hvdenv.errors import UsageError
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.runner import Runner
@@ -103,7 +102,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     else:
         chosen = [each.environment for each in registry.list_environments(places)]
     for target in chosen:
-        listed = storage.list_generations(target, places, Counter(_progress))
+        listed = storage.list_generations(target, places)
         found = {each.generation: each for each in listed}
         if idle and not last_used.keeps_access_times(target.store):
             report(
@@ -153,9 +152,9 @@ def _report(
 
 def _list(places: Places, json: bool) -> None:
     known = registry.list_environments(places)
-    counter, runner = Counter(_progress), Runner()
+    runner = Runner()
     environments = [each.environment for each in known]
-    sizes = [storage.list_generations(each, places, counter) for each in environments]
+    sizes = [storage.list_generations(each, places) for each in environments]
     warnings = [storage.warnings(each, runner) for each in environments]
     entries = list(zip(known, sizes, warnings, strict=True))
     if json:
@@ -170,11 +169,11 @@ def _list(places: Places, json: bool) -> None:
         _print_environment(*each)
     folders = [each.prefix.parent for each in environments]
     rooms = storage.room([places.home, *folders], runner) if known else ()
-    _print_storage(storage.list_caches(places, counter), rooms)
+    _print_storage(storage.list_caches(places), rooms)
 
 
 def _storage(places: Places, json: bool) -> None:
-    caches = storage.list_caches(places, Counter(_progress))
+    caches = storage.list_caches(places)
     folders = [each.environment.prefix.parent for each in registry.list_environments(places)]
     rooms = storage.room([places.home, *folders], Runner())
     if json:
@@ -185,10 +184,6 @@ def _storage(places: Places, json: bool) -> None:
         })  # fmt: skip
     else:
         _print_storage(caches, rooms)
-
-
-def _progress(folder: Path, files: int) -> None:
-    report(f"counting {folder}: {files} files so far")
 
 
 def _print_environment(

@@ -7,7 +7,6 @@ deleted.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
@@ -22,7 +21,6 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import manifest
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
-from hvdenv.masking import learn
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import blocked, make_folder, replacing, reporting, sync, write_json
 from hvdenv.reading import STATE, read_json
@@ -152,21 +150,21 @@ def claim(environment: Environment) -> None:
     store = environment.store
     if not store.is_dir() or store.is_symlink():
         refuse_foreign(store)
-    for folder in (parent, make_folder(store)):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
-            number = errno.EROFS if read_only else errno.EACCES
-            raise blocked(folder, OSError(number, os.strerror(number)))
+    from tempfile import TemporaryFile  # no light command should wait for it
+
+    with reporting(parent):  # the link is only made when all is built
+        TemporaryFile(dir=parent).close()
+    make_folder(store)
 
 
 def new_identity(environment: Environment, digest: str) -> str:
     """The new generation to build for a plan with this digest."""
-    later = (f"{digest[:12]}-{number}" for number in itertools.count(2))
-    return next(
-        each
-        for each in itertools.chain([digest[:12]], later)
-        if not os.path.lexists(environment.generation(each))
-    )
+    identity = digest[:12]
+    for number in itertools.count(2):
+        if not os.path.lexists(environment.generation(identity)):
+            break
+        identity = f"{digest[:12]}-{number}"
+    return identity
 
 
 def create(environment: Environment, identity: str) -> Path:
@@ -227,6 +225,9 @@ def read_record(path: Path) -> GenerationRecord:
     """
     try:
         document = read_json(path, STATE)
+        known = document.get("format") if isinstance(document, dict) else None
+        if known == FORMAT:
+            return decode(GenerationRecord, document, lenient=True)
     except FileNotFoundError as error:
         raise StepError(
             "no record: this build never finished, or the record was removed",
@@ -235,31 +236,15 @@ def read_record(path: Path) -> GenerationRecord:
         ) from error
     except OSError as error:
         raise blocked(path, error, "read") from error
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(document, dict) or "format" not in document:
-        raise _damaged(path, "it has no format number")
-    if document["format"] != FORMAT or isinstance(document["format"], bool):
-        raise StepError(
-            f"the record has format {document['format']!r}; this hvdenv knows format {FORMAT}",
-            where=str(path),
-            remedy="use the hvdenv that built it, or build the environment again with this one",
-        )
-    return decode_record(document, path)
-
-
-def decode_record(document: object, path: Path) -> GenerationRecord:
-    """A record from the document of a file.
-
-    Raises:
-        StepError: it is damaged.
-    """
-    try:
-        record = decode(GenerationRecord, document, lenient=True)
     except Problem as problem:
         raise _damaged(path, "; ".join(map(str, problem.all))) from problem
-    learn((record.variables or {}).items())  # older versions recorded secrets of recipes
-    return record
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    raise StepError(
+        f"the record has format {known!r}; this hvdenv knows format {FORMAT}",
+        where=str(path),
+        remedy="use the hvdenv that built it, or build the environment again with this one",
+    )
 
 
 def recipe_of(record: GenerationRecord, path: Path) -> Recipe:

@@ -26,9 +26,18 @@ class Uses(NamedTuple):
     users: tuple[User, ...]
     unseen: int
 
-    def of(self, identity: str) -> tuple[User, ...]:
-        """The processes that use this generation, or may do so."""
-        return tuple(user for user in self.users if user.generation in ("", identity))
+    def of(self, identity: str) -> Uses:
+        """Those that use this generation, or may do so."""
+        users = (user for user in self.users if user.generation in ("", identity))
+        return self._replace(users=tuple(users))
+
+    def __bool__(self) -> bool:
+        return bool(self.users)
+
+    def __str__(self) -> str:
+        shown = [f"process {user.pid} ({user.name})" for user in self.users[:5]]
+        more = [f"{len(self.users) - 5} more"] if len(self.users) > 5 else []
+        return ", ".join(shown + more)
 
 
 def uses(environment: Environment) -> Uses:

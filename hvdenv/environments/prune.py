@@ -6,17 +6,17 @@ Nothing without hvdenv's marker is deleted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import TEMPORARY, Environment, delete, erase, switch
-from hvdenv.environments.in_use import User, Uses, uses
+from hvdenv.environments.in_use import Uses, uses
 from hvdenv.environments.prefixes import what_is_at
 from hvdenv.errors import BusyError, UsageError
-from hvdenv.places import reporting, sweep, sync
+from hvdenv.places import LEFT_ALONE_SECONDS, reporting, sweep, sync
 
 
 class Cleared(NamedTuple):
@@ -64,34 +64,33 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
         StepError: no permission.
     """
     _require(environment)
-    with prefix_lock.hold(environment.store, wait=0):
+    prefix, store = environment.prefix, environment.store
+    with prefix_lock.hold(store, wait=0):
         found = Uses((), 0) if force else uses(environment)
         if found.users:
             raise BusyError(
-                f"in use by {_name(found.users)}",
-                where=str(environment.prefix),
+                f"in use by {found}",
+                where=str(prefix),
                 remedy="end them first, or remove it anyway with --force "
                 "(processes on other hosts are not checked)",
             )
         kept = []
         if environment.pointed():
-            with reporting(environment.prefix, "remove"):
-                environment.prefix.unlink()
-                sync(environment.prefix.parent)
-        elif os.path.lexists(environment.prefix):
-            kept.append((str(environment.prefix), f"is {what_is_at(environment.prefix)}"))
-        identities = environment.identities()
-        kept += [(name, note) for name in identities if (note := delete(environment, name))]
-        sweep(environment.store, seconds=0)
-        kept += _clean(environment.store)
+            with reporting(prefix, "remove"):
+                prefix.unlink()
+                sync(prefix.parent)
+        elif os.path.lexists(prefix):
+            kept.append((str(prefix), f"is {what_is_at(prefix)}"))
+        cleared = _delete(environment, environment.identities(), found)
+        kept += [*cleared.kept, *_clean(store, seconds=0)]
     try:
-        environment.store.rmdir()
+        store.rmdir()
     except OSError:
-        kept += _strangers(environment.store)
-    kept_names = {name for name, _ in kept}
-    return Cleared(
-        tuple(name for name in identities if name not in kept_names), tuple(kept), found.unseen
-    )
+        # Besides the lock of a new build, and what could not be deleted.
+        ours = (prefix_lock.PREFIX, *TEMPORARY)
+        others = sorted(each for each in store.glob("*") if not each.name.startswith(ours))
+        kept += [(str(each), "hvdenv did not make it") for each in others]
+    return cleared._replace(kept=tuple(kept))
 
 
 def prune(
@@ -112,28 +111,31 @@ def prune(
         StepError: no permission.
     """
     _require(environment)
-    removed, kept = [], []
     with nullcontext() if dry_run else prefix_lock.hold(environment.store, wait=0):
-        found = uses(environment)
-        for identity in _prunable(environment, keep, spare):
-            if users := found.of(identity):
-                note = f"in use by {_name(users)}"
-            else:
-                note = "" if dry_run else delete(environment, identity)
-            if note:
-                kept.append((identity, note))
-            else:
-                removed.append(identity)
-        kept += [] if dry_run else _clean(environment.store)
+        pointed = environment.pointed()
+        complete = [identity for identity in environment.records() if identity != pointed]
+        spared = {pointed, *complete[:keep]}
+        old = [each for each in environment.identities() if each not in spared and not spare(each)]
+        cleared = _delete(environment, old, uses(environment), dry_run=dry_run)
+        kept = () if dry_run else _clean(environment.store)
+    return cleared._replace(kept=(*cleared.kept, *kept))
+
+
+def _delete(
+    environment: Environment, identities: Iterable[str], found: Uses, *, dry_run: bool = False
+) -> Cleared:
+    """Delete the generations that no process uses."""
+    removed, kept = [], []
+    for identity in identities:
+        if users := found.of(identity):
+            note = f"in use by {users}"
+        else:
+            note = "" if dry_run else delete(environment, identity)
+        if note:
+            kept.append((identity, note))
+        else:
+            removed.append(identity)
     return Cleared(tuple(removed), tuple(kept), found.unseen)
-
-
-def _prunable(environment: Environment, keep: int, spare: Callable[[str], bool]) -> list[str]:
-    """The generations to remove unless a process uses them."""
-    pointed = environment.pointed()
-    complete = [identity for identity in environment.records() if identity != pointed]
-    spared = {pointed, *complete[:keep]}
-    return [each for each in environment.identities() if each not in spared and not spare(each)]
 
 
 def _require(environment: Environment) -> None:
@@ -145,30 +147,8 @@ def _require(environment: Environment) -> None:
         )
 
 
-def _clean(store: Path) -> list[tuple[str, str]]:
-    """Delete what killed processes left in a store whose lock is held."""
-    sweep(store)
-    kept = []
-    for name in sorted(os.listdir(store)):
-        if name.startswith(TEMPORARY) and (note := erase(store / name)):
-            kept.append((str(store / name), note))
-    return kept
-
-
-def _strangers(store: Path) -> list[tuple[str, str]]:
-    """What keeps a store from being removed, other than the lock of a new build."""
-    try:
-        names = sorted(os.listdir(store))
-    except FileNotFoundError:
-        return []
-    return [
-        (str(store / name), "hvdenv did not make it")
-        for name in names
-        if not name.startswith((prefix_lock.PREFIX, *TEMPORARY))
-    ]
-
-
-def _name(users: tuple[User, ...]) -> str:
-    shown = [f"process {user.pid} ({user.name})" for user in users[:5]]
-    more = [f"{len(users) - 5} more"] if len(users) > 5 else []
-    return ", ".join(shown + more)
+def _clean(store: Path, seconds: float = LEFT_ALONE_SECONDS) -> tuple[tuple[str, str], ...]:
+    """Delete what killed processes left in a store whose lock is held; see sweep()."""
+    sweep(store, seconds=seconds)
+    left = (each for each in sorted(store.iterdir()) if each.name.startswith(TEMPORARY))
+    return tuple((str(each), note) for each in left if (note := erase(each)))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import UsageError
 from hvdenv.places import Places, environment_name, make_folder, write_json
@@ -88,51 +89,41 @@ def find(places: Places, name: str) -> Environment:
     named = [each for each in known if environment_name(each.recipe, each.variants) == name]
     # Those in folders that are gone are only listed.
     named = [each for each in named if Path(each.prefix).exists()] or named
-    if len(named) == 1:
-        return named[0].environment
-    if named:
+    if len(named) != 1:
         raise UsageError(
-            f"{len(named)} environments are named {name}",
+            f"{len(named) or 'no'} environments are named {name}",
             detail="\n".join(each.prefix for each in named),
-            remedy="use its prefix instead of its name",
+            remedy="use its prefix instead of its name; list them with `hvdenv envs`",
         )
-    raise UsageError(f"there is no environment named {name}", remedy="list them with `hvdenv envs`")
+    return named[0].environment
 
 
 def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str, ...]]]]:
     """Environments in the default folder, by the names that environment_name() gives."""
-    try:
-        names = os.listdir(places.envs)
-    except OSError:
-        return
-    for name in names:
-        if name.startswith(".") and name.endswith(".hvdenv"):
-            recipe, *variants = name[1 : -len(".hvdenv")].split("+")
-            environment = at(places.envs / name[1 : -len(".hvdenv")])
-            yield environment, (recipe, tuple(variants))
+    for store in places.envs.glob(".*.hvdenv"):
+        name = store.name[1 : -len(".hvdenv")]
+        recipe, *variants = name.split("+")
+        yield at(places.envs / name), (recipe, tuple(variants))
 
 
 def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> Listed:
     records = environment.records()
-    active = environment.pointed()
-    record = records.get(active)
+    record = records.get(environment.pointed(), GenerationRecord())
     state: State = "missing"
-    if record:
+    if record.created:
         state = "complete"
     elif os.path.lexists(environment.prefix):
         state = "broken"
     elif environment.identities():
         state = "incomplete"
-    if record and record.recipe:
-        recipe, variants = record.recipe, record.variants
     return Listed(
-        recipe=recipe,
-        variants=variants,
+        recipe=record.recipe or recipe,
+        variants=record.variants if record.recipe else variants,
         prefix=str(environment.prefix),
         state=state,
-        created=record.created if record else "",
-        bytes=record.bytes if record else 0,
-        files=record.files if record else 0,
+        created=record.created,
+        bytes=record.bytes,
+        files=record.files,
         generations=tuple(records),
     )
 

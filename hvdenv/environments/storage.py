@@ -6,8 +6,9 @@ The size of a complete generation is in its record; only unfinished ones and cac
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,8 +20,6 @@ from hvdenv.runner import Runner
 from hvdenv.sites import workspace
 
 State = Literal["active", "complete", "unfinished", "damaged"]
-# Interval between two progress reports of a walk.
-QUIET_SECONDS = 2.0
 
 
 class Size(NamedTuple):
@@ -70,44 +69,20 @@ class Room(NamedTuple):
     quota_free: int | None
 
 
-class Counter:
-    """Counts files and bytes below folders, and reports progress of long walks."""
-
-    def __init__(self, report: Callable[[Path, int], None] = lambda folder, files: None) -> None:
-        self._report = report
-        self._next = time.monotonic() + QUIET_SECONDS
-
-    def count(self, folder: Path) -> Size:
-        """Size of a folder; links are not followed, and unreadable folders are left out."""
-        size = files = 0
-        waiting = [str(folder)]
-        while waiting:
-            try:
-                entries = list(os.scandir(waiting.pop()))
-            except OSError:
-                continue
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                    continue
-                files += 1
-                size += _size(entry)
-            if time.monotonic() > self._next:
-                self._next = time.monotonic() + QUIET_SECONDS
-                self._report(folder, files)
-        return Size(size, files)
+def measure(folder: Path) -> Size:
+    """Size of what is in a folder; links are not followed, and unreadable folders are left out."""
+    size = files = 0
+    for where, folders, names in os.walk(folder):
+        paths = [os.path.join(where, name) for name in (*folders, *names)]
+        for path in paths:
+            with suppress(OSError):
+                found = os.lstat(path)
+                files += not stat.S_ISDIR(found.st_mode)
+                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return Size(size, files)
 
 
-def _size(entry: os.DirEntry[str]) -> int:
-    try:
-        return 0 if entry.is_symlink() else entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        return 0
-
-
-def list_generations(
-    environment: Environment, places: Places, counter: Counter
-) -> tuple[Generation, ...]:
+def list_generations(environment: Environment, places: Places) -> tuple[Generation, ...]:
     records, active = environment.records(), environment.active()
     found = []
     for identity in environment.identities():
@@ -119,7 +94,7 @@ def list_generations(
             added = tuple(record.additions.get("requirements", ()))
         else:
             state = "unfinished" if environment.begun(identity) else "damaged"
-            created, size = _worked_at(folder), counter.count(folder)
+            created, size = _worked_at(folder), measure(folder)
         found.append(Generation(identity, state, created, *size, used.when, used.how, added))
     return tuple(sorted(found, key=lambda one: (one.created, one.generation), reverse=True))
 
@@ -133,14 +108,10 @@ def _worked_at(folder: Path) -> str:
     return generations.timestamp(latest)
 
 
-def list_caches(places: Places, counter: Counter) -> tuple[Cache, ...]:
+def list_caches(places: Places) -> tuple[Cache, ...]:
     """The caches under HVDENV_HOME, not those of pip and other programs."""
-    try:
-        names = sorted(os.listdir(places.cache))
-    except OSError:
-        return ()
-    folders = [places.cache / name for name in names if (places.cache / name).is_dir()]
-    return tuple(Cache(each.name, str(each), *counter.count(each)) for each in folders)
+    folders = sorted(each for each in places.cache.glob("*") if each.is_dir())
+    return tuple(Cache(each.name, str(each), *measure(each)) for each in folders)
 
 
 def room(folders: Iterable[Path], runner: Runner) -> tuple[Room, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import timestamp
-from hvdenv.environments.storage import Counter
+from hvdenv.environments.storage import measure
 from hvdenv.errors import BusyError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
@@ -45,11 +45,11 @@ def prune(
     Returns:
         what was to go, and whether it is gone: a build may use it, or it cannot be removed.
     """
-    counter, found = Counter(), []
+    found = []
     for kind in ["files/*"] if spared else ["files/*", "conda/packages/*", "uv"]:
         for folder in filter(Path.is_dir, places.cache.glob(kind)):
             used = timestamp(folder.stat().st_mtime, "seconds")
-            found.append(Kept(folder, counter.count(folder).bytes, used))
+            found.append(Kept(folder, measure(folder).bytes, used))
     largest = largest and largest - sum(each.bytes for each in found if each.path == spared)
     others = [each for each in found if each.bytes and each.path != spared]
     going = least_recently_used(others, largest=largest, oldest=oldest)

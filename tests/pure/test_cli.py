@@ -79,7 +79,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
         (("wheels", "verify", "/none"), 2, "/none: this is not an index"),
         (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
-        (("envs", "rollback", "none"), 2, "there is no environment named none"),
+        (("envs", "rollback", "none"), 2, "no environments are named none"),
         (("envs", "prune", "--keep", "0"), 2, "--keep must be 1 or more"),
     ],
 )  # fmt: skip

@@ -118,7 +118,7 @@ def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("none", "no environment named none"),
+        ("none", "no environments are named none"),
         ("local@3", "no complete generation 3"),
         ("local@", "no active generation"),
         ("VENV@1", "hvdenv did not build it"),

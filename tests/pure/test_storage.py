@@ -13,7 +13,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.environments import generations, last_used, storage
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.storage import Counter, Size
+from hvdenv.environments.storage import Size, measure
 from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
 from hvdenv.sites.workspace import parse_remaining
@@ -54,7 +54,7 @@ def begun(environment: Environment, identity: str) -> Path:
 
 
 def listed(environment: Environment) -> dict[str, storage.Generation]:
-    found = storage.list_generations(environment, find_places(), Counter())
+    found = storage.list_generations(environment, find_places())
     return {each.generation: each for each in found}
 
 
@@ -80,19 +80,8 @@ def test_counting(tmp_path: Path) -> None:
     (tmp_path / "a/loop").symlink_to(tmp_path)
     (tmp_path / "a/out").symlink_to("/usr/lib")
     (tmp_path / "a/gone").symlink_to("nowhere")
-    assert Counter().count(tmp_path) == Size(7, 4)
-    assert Counter().count(tmp_path / "none") == Size(0, 0)
-
-
-def test_a_long_count_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    told: list[tuple[Path, int]] = []
-    counter = Counter(lambda *each: told.append(each))
-    counter.count(tmp_path)
-    assert told == []
-    monkeypatch.setattr(storage, "QUIET_SECONDS", 0.0)
-    Counter(lambda *each: told.append(each)).count(tmp_path)
-    assert told == [(tmp_path, 1)]
+    assert measure(tmp_path) == Size(7, 4)
+    assert measure(tmp_path / "none") == Size(0, 0)
 
 
 def test_a_use_is_noted_beside_the_environment(environment: Environment) -> None:

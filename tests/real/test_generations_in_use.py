@@ -159,7 +159,7 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
 def test_only_the_generation_that_is_used_is_kept(environment: Environment, start: Start) -> None:
     process = runs(environment, start)
     wait_until(lambda: in_use.uses(environment).of(ONE))
-    assert in_use.uses(environment).of(TWO) == ()
+    assert in_use.uses(environment).of(TWO).users == ()
     assert [user.pid for user in in_use.uses(environment).users] == [process.pid]
 
 
