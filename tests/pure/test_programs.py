@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -255,14 +253,6 @@ def test_what_cannot_be_observed_is_refused(words: str) -> None:
         start.read_command(words.split())
 
 
-@pytest.fixture
-def observe() -> Iterator[ModuleType]:
-    program = load("observe")
-    sys.modules["observe"] = program
-    yield program
-    del sys.modules["observe"]
-
-
 SCRIPT = b"""\
 hvd.init()
 if hvd.local_rank() == 0:
@@ -309,5 +299,5 @@ def test_the_source_says_where_the_local_rank_decides() -> None:
         ("mnist.gz", False), ("events.out.tfevents.1", False), ("metrics.json", False),
     ],
 )  # fmt: skip
-def test_names_of_checkpoints(observe: ModuleType, name: str, holds_a_model: bool) -> None:
-    assert observe.holds_a_model(f"/d/{name}") == holds_a_model
+def test_names_of_checkpoints(name: str, holds_a_model: bool) -> None:
+    assert load("observer").holds_a_model(f"/d/{name}") == holds_a_model

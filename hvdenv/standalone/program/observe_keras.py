@@ -8,33 +8,42 @@ is read from it.
 import inspect
 import itertools
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import events
-from observe import digest, observer, physical_gpu, watch
-from observe_tensorflow import replaced, seen
+from observe_tensorflow import seen
+from observer import observer, physical_gpu, replaces, watch
 
 CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
 # These decide by metrics. Callbacks run in the order of their list.
 DECIDING = {"EarlyStopping", "ReduceLROnPlateau"}
 
 
-class KerasOptimizer:
-    """An optimizer of Keras.
+class Optimizer:
+    """An optimizer of Keras that changes variables.
 
     Attributes:
         number: as it is reported.
-        variables: those that it changes.
         done: its counter at the last look; None if it had none yet.
     """
 
-    def __init__(
-        self, optimizer: Any, number: int, variables: List[Any], done: Optional[int]
-    ) -> None:
+    def __init__(self, optimizer: Any, number: int, variables: List[Any]) -> None:
         self.optimizer = optimizer
         self.number = number
         self.variables = variables
-        self.done = done
+        self.done = self.iterations()
+
+    def iterations(self) -> Optional[int]:
+        """How many steps it has taken, by its own counter; None if it has none yet."""
+        try:
+            with seen.tensorflow.init_scope():
+                return int(self.optimizer._iterations.numpy())
+        except Exception:  # it is of a graph of TensorFlow 1
+            return None
+
+    def checksums(self) -> List[int]:
+        """Those of its variables."""
+        return [sum(seen.checksums(each.numpy())) for each in self.variables]
 
     def rate(self) -> Optional[float]:
         """The learning rate of the last step, if there is one for all variables."""
@@ -46,6 +55,11 @@ class KerasOptimizer:
         except Exception:
             return None
 
+    def device(self) -> str:
+        """The GPU of its variables, as all processes of the host would call it."""
+        place = str(getattr(self.variables[0], "device", ""))
+        return physical_gpu(int(place.rpartition(":")[2])) if "GPU" in place else ""
+
 
 class KerasObserver:
     """What is known of the program's optimizers: where they were made, and their steps.
@@ -56,12 +70,12 @@ class KerasObserver:
 
     def __init__(self) -> None:
         self.target: Optional[float] = None
-        self.optimizers: Dict[int, KerasOptimizer] = {}
+        self.optimizers: Dict[int, Optimizer] = {}
         self.sites: Dict[int, str] = {}
 
     def made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """The program makes an optimizer."""
-        site = observer.site(sys._getframe(2))
+        site = observer.program.site()
         if site:
             self.sites.setdefault(id(optimizer), site)
 
@@ -70,66 +84,54 @@ class KerasObserver:
         variables = [variable for gradient, variable in pairs if gradient is not None]
         if id(optimizer) in self.optimizers or not variables:
             return
-        # A distributed optimizer averages in minimize(), not if gradients are given to it.
         number = observer.optimizer(
-            kind=type(optimizer).__name__,
-            site=self.sites.get(id(optimizer), ""),
+            type(optimizer).__name__,
+            self.sites.get(id(optimizer), ""),
+            [str(getattr(each, "path", each.name)) for each in variables],
+            # A distributed optimizer averages in minimize(), not if gradients are given to it.
             distributed=seen.reduced and hasattr(optimizer, "_allreduce_grads"),
-            names=[str(getattr(each, "path", each.name)) for each in variables[:500]],
         )
-        self.optimizers[id(optimizer)] = KerasOptimizer(
-            optimizer, number, variables, self.iterations(optimizer)
-        )
-
-    def iterations(self, optimizer: Any) -> Optional[int]:
-        """How many steps an optimizer has taken, by its own counter; None if it has none yet."""
-        counter = getattr(optimizer, "_iterations", None)
-        if counter is None:
-            return None
-        try:
-            with seen.tensorflow.init_scope():
-                return int(counter.numpy())
-        except Exception:  # it is of a graph of TensorFlow 1
-            return None
+        self.optimizers[id(optimizer)] = Optimizer(optimizer, number, variables)
 
     def look(self) -> None:
         """Report the steps that optimizers have taken since the last look."""
         for each in list(self.optimizers.values()):
-            now = self.iterations(each.optimizer)
+            now = each.iterations()
             if now is None or now == each.done:
                 continue
             # A counter without a past, or one that was restored, has made one step.
             count = now - each.done if each.done is not None and now > each.done else 1
             each.done = now
-            self.stepped(each, count)
+            seen.supply(count)
+            observer.device = observer.device or each.device()
+            rate = self.target or each.rate()
+            observer.stepped(each.number, each.checksums, count, rate=rate)
         if observer.phase == 1:
             for model in seen.fitting:
                 model.stop_training = True
 
-    def stepped(self, state: KerasOptimizer, count: int) -> None:
-        """Report steps of an optimizer."""
-        facts: Dict[str, Any] = {"before": "", "after": ""}
-        seen.supply(count)
-        if observer.observes(state.number):
-            # One call may take more steps than are observed: its end is the last of these.
-            count = min(count, observer.wanted - observer.steps[state.number])
-            sums = [sum(seen.sums(each.numpy())) for each in state.variables]
-            facts.update(after=digest(sums), rate=self.target or state.rate())
-            if observer.shows_tensors(state.number):
-                facts["tensors"] = ["{:08x}".format(one) for one in sums[:500]]
-            observer.device = observer.device or self.device(state)
-        observer.stepped(state.number, count, **facts)
-
-    def device(self, state: Any) -> str:
-        """The GPU of an optimizer's variables, as all processes of the host would call it."""
-        place = str(getattr(state.variables[0], "device", ""))
-        if "GPU" not in place:
-            return ""
-        return physical_gpu(int(place.rpartition(":")[2]))
-
 
 steps = KerasObserver()
 seen.ended = steps.look
+
+
+def _apply_gradients(original: Any, self: Any, pairs: Any, *words: Any, **named: Any) -> Any:
+    pairs = list(pairs)
+    observer.guarded(steps.applies, self, pairs)
+    return _applied(original(self, pairs, *words, **named))
+
+
+def _apply(original: Any, self: Any, gradients: Any, *words: Any, **named: Any) -> Any:
+    gradients = list(gradients)
+    variables = words[0] if words else named.get("trainable_variables")
+    observer.guarded(steps.applies, self, list(zip(gradients, variables or ())))
+    return _applied(original(self, gradients, *words, **named))
+
+
+def _applied(result: Any) -> Any:
+    if not seen.depth and seen.tensorflow.executing_eagerly():
+        observer.guarded(seen.ended)
+    return result
 
 
 def watch_optimizers(module: Any) -> None:
@@ -140,29 +142,9 @@ def watch_optimizers(module: Any) -> None:
         if "__init__" in methods:
             watch(kind, "__init__", steps.made)
         if "apply_gradients" in methods:
-            replaced(kind, "apply_gradients")(_apply_gradients)
+            replaces(kind, "apply_gradients")(_apply_gradients)
         if "apply" in methods:  # of Keras 3
-            replaced(kind, "apply")(_apply)
-
-
-def _apply_gradients(original: Any, self: Any, pairs: Any, *words: Any, **named: Any) -> Any:
-    pairs = list(pairs)
-    return _step(self, pairs, lambda: original(self, pairs, *words, **named))
-
-
-def _apply(original: Any, self: Any, gradients: Any, *words: Any, **named: Any) -> Any:
-    gradients = list(gradients)
-    variables = words[0] if words else named.get("trainable_variables")
-    pairs = list(zip(gradients, variables or ()))
-    return _step(self, pairs, lambda: original(self, gradients, *words, **named))
-
-
-def _step(optimizer: Any, pairs: List[Any], step: Callable[[], Any]) -> Any:
-    observer.guarded(steps.applies, optimizer, pairs)
-    result = step()
-    if not seen.depth and seen.tensorflow.executing_eagerly():
-        observer.guarded(seen.ended)
-    return result
+            replaces(kind, "apply")(_apply)
 
 
 def watch_models(module: Any) -> None:
@@ -171,23 +153,29 @@ def watch_models(module: Any) -> None:
         kind = getattr(module, name, None)
         methods = getattr(kind, "__dict__", ())
         for saver in {"save", "save_weights"} & set(methods):
-            watch(kind, saver, lambda _, path, *__, **___: observer.file(path, True, True))
+            watch(kind, saver, _saves)
         if "load_weights" in methods:
-            watch(
-                kind, "load_weights", lambda _, path, *__, **___: observer.file(path, False, True)
-            )
+            watch(kind, "load_weights", _loads)
         if "train_on_batch" in methods:
             watch(kind, "train_on_batch", lambda _, *words, **named: seen.read((words, named)))
         if "fit" in methods:
-            replaced(kind, "fit")(_fit)
-            replaced(kind, "evaluate")(_evaluate)
-            replaced(kind, "predict")(_evaluate)
+            replaces(kind, "fit")(_fit)
+            replaces(kind, "evaluate")(_evaluates)
+            replaces(kind, "predict")(_evaluates)
         if name == "Model":
-            replaced(kind, "__call__")(_call)
+            replaces(kind, "__call__")(_call)
+
+
+def _saves(_: Any, path: Any, *__: Any, **___: Any) -> None:
+    observer.file(path, True, saver=True)
+
+
+def _loads(_: Any, path: Any, *__: Any, **___: Any) -> None:
+    observer.file(path, False, saver=True)
 
 
 def _call(original: Any, self: Any, *words: Any, **named: Any) -> Any:
-    seen.hands(sys._getframe(2), words)
+    observer.guarded(seen.hands, sys._getframe(2), words)
     return original(self, *words, **named)
 
 
@@ -210,14 +198,14 @@ def _fits(named: Dict[str, Any]) -> None:
     steps.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
     if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
         text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
-        observer.emit(events.Shown(text, observer.site(sys._getframe(3))))
+        observer.emit(events.Shown(text, observer.program.site()))
     seen.batches = named.get("steps_per_epoch") or 0
     samples = getattr(named.get("x"), "shape", None)
     if samples and not seen.batches and not named.get("validation_split"):
         seen.batches = -(-int(samples[0]) // int(named.get("batch_size") or 32))
 
 
-def _evaluate(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+def _evaluates(original: Any, self: Any, *words: Any, **named: Any) -> Any:
     seen.evaluating += 1
     try:
         return original(self, *words, **named)
@@ -229,12 +217,12 @@ def watch_callbacks(module: Any) -> None:
     """Watch whether the local rank decides that ModelCheckpoint is used: it saves within fit()."""
     kind = getattr(module, "ModelCheckpoint", None)
 
-    @replaced(kind, "__init__")
+    @replaces(kind, "__init__")
     def make(original: Any, self: Any, *words: Any, **named: Any) -> None:
         original(self, *words, **named)
-        self._hvdenv = observer.guarded(observer.decided_by_local_rank, sys._getframe(2))
+        self._hvdenv = observer.guarded(observer.program.decided_by_local_rank)
 
-    @replaced(kind, "_save_model")
+    @replaces(kind, "_save_model")
     def save(original: Any, self: Any, *words: Any, **named: Any) -> Any:
         observer.by_local_rank = bool(getattr(self, "_hvdenv", False))
         try:

@@ -5,11 +5,10 @@ between them. observe_keras.py knows the optimizers. Nothing is added to a compi
 its numbers stay as they are. Runs on Python 3.6 and newer.
 """
 
-import functools
 import sys
 from typing import Any, Callable, List, Set, Tuple
 
-from observe import checksum, observer, watch
+from observer import checksum, observer, replaces, watch, watch_calls
 
 # Checksums that are kept of what the program passes to its functions.
 MOST_HANDED = 64
@@ -46,8 +45,8 @@ class TensorFlowObserver:
 
     # Data
 
-    def sums(self, data: Any) -> List[int]:
-        """Checksums of the tensors and arrays that Python can read now."""
+    def checksums(self, data: Any) -> List[int]:
+        """Those of the tensors and arrays that Python can read now."""
         arrays = [
             each.numpy() if hasattr(each, "numpy") else each
             for each in self.tensorflow.nest.flatten(data, expand_composites=True)
@@ -58,21 +57,19 @@ class TensorFlowObserver:
     def read(self, data: Any) -> None:
         """The program reads a batch."""
         if not observer.phase:
-            observer.batches += self.sums(data)
+            observer.batches += self.checksums(data)
 
     def hands(self, caller: Any, words: Tuple[Any, ...]) -> None:
-        """A frame calls a model or a compiled function."""
-        if not (self.depth or observer.phase) and observer.is_of_program(caller.f_code.co_filename):
-            observer.guarded(self.handed_over, words)
-
-    def handed_over(self, words: Tuple[Any, ...]) -> None:
-        """The program passes arguments, among them its batch unless a data set supplies it."""
+        """A frame calls a model or a compiled function with arguments, perhaps with its batch."""
+        name = caller.f_code.co_filename
+        if self.depth or observer.phase or not observer.program.has(name):
+            return
         tensors = [
             each
             for each in self.tensorflow.nest.flatten(words)
             if getattr(each, "shape", ()) and not hasattr(each, "assign")
         ]
-        self.handed = (self.handed + self.sums(tensors))[-MOST_HANDED:]
+        self.handed = (self.handed + self.checksums(tensors))[-MOST_HANDED:]
 
     def supply(self, steps: int) -> None:
         """Find the batches of the next steps: read by fit(), by Python, or passed by it."""
@@ -83,6 +80,25 @@ class TensorFlowObserver:
         if steps == 1:  # what was passed to more of them is no batch of theirs
             observer.batches = observer.batches or self.handed
         self.handed = []
+
+    def passes(self, data: Any) -> int:
+        """Report that a pass over a data set begins; returns the number of the source."""
+        self.queue.clear()
+        count = int(data.cardinality().numpy()) if hasattr(data, "cardinality") else -2
+        if self.fitting:
+            count = self.batches or count
+        share, inputs = None, [data]
+        while inputs and not share:
+            each = inputs.pop()
+            share = getattr(each, "_hvdenv", None)
+            inputs += each._inputs()
+        return observer.passes(
+            data,
+            "shard()" if share else type(data).__name__,
+            batches=count if count >= 0 else None,
+            looped=not self.fitting,
+            **(share or {}),
+        )
 
     def tapped(self, data: Any, number: int) -> Any:
         """A data set with the same elements, each of which is reported when it is read."""
@@ -122,41 +138,18 @@ class TensorFlowObserver:
             frame = frame.f_back
         count = shape.num_elements() if hasattr(shape, "num_elements") else None
         self.reduced = self.reduced or gradient
-        observer.clock += 1
         observer.called(name, count or 0, gradient)
 
 
 seen = TensorFlowObserver()
 
 
-def replaced(kind: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a method by a function that gets the original as its first argument.
-
-    It looks like the original to inspect, and AutoGraph does not rewrite it.
-    """
-
-    def decorator(function: Callable[..., Any]) -> None:
-        original = getattr(kind, name, None)
-        if original is None or hasattr(original, "_hvdenv"):  # a module may have it from another
-            return
-
-        @functools.wraps(original)
-        def method(self: Any, *words: Any, **named: Any) -> Any:
-            return function(original, self, *words, **named)
-
-        method._hvdenv = True  # type: ignore[attr-defined]
-        method.autograph_info__ = {}  # type: ignore[attr-defined]
-        setattr(kind, name, method)
-
-    return decorator
-
-
-def watch_functions(module: Any) -> None:
+def watch_compiled(module: Any) -> None:
     """Watch calls of compiled functions."""
 
-    @replaced(getattr(module, "Function", None), "__call__")
+    @replaces(getattr(module, "Function", None), "__call__")
     def call(original: Any, self: Any, *words: Any, **named: Any) -> Any:
-        seen.hands(sys._getframe(2), words)
+        observer.guarded(seen.hands, sys._getframe(2), words)
         seen.depth += 1
         try:
             return original(self, *words, **named)
@@ -169,7 +162,7 @@ def watch_functions(module: Any) -> None:
 def watch_tapes(module: Any) -> None:
     """Watch which tensors are gradients."""
 
-    @replaced(module.GradientTape, "gradient")
+    @replaces(module.GradientTape, "gradient")
     def gradient(original: Any, self: Any, *words: Any, **named: Any) -> Any:
         result = original(self, *words, **named)
         observer.guarded(seen.derived, result)
@@ -179,7 +172,7 @@ def watch_tapes(module: Any) -> None:
 def watch_iterators(module: Any) -> None:
     """Watch what Python reads from data sets."""
 
-    @replaced(module.OwnedIterator, "__next__")
+    @replaces(module.OwnedIterator, "__next__")
     def following(original: Any, self: Any) -> Any:
         number = getattr(self, "_hvdenv", 0)
         if number and not observer.next_batch(number):
@@ -193,21 +186,19 @@ def watch_iterators(module: Any) -> None:
 def watch_data_sets(module: Any) -> None:
     """Watch passes over data sets, and their shares."""
 
-    @replaced(module.DatasetV2, "shard")
+    @replaces(module.DatasetV2, "shard")
     def shard(original: Any, self: Any, num_shards: Any, index: Any, *words: Any) -> Any:
         result = original(self, num_shards, index, *words)
         if isinstance(num_shards, int) and isinstance(index, int):
-            local = observer.guarded(
-                observer.gives_local_rank, sys._getframe(2), "shard", 1, "index"
-            )
+            local = observer.guarded(observer.program.gives_local_rank, "shard", 1, "index")
             result._hvdenv = {"replicas": int(num_shards), "rank": int(index), "local": bool(local)}
         return result
 
-    @replaced(module.DatasetV2, "__iter__")
+    @replaces(module.DatasetV2, "__iter__")
     def iterate(original: Any, self: Any) -> Any:
         if seen.depth or seen.evaluating or not seen.tensorflow.executing_eagerly():
             return original(self)
-        number = observer.guarded(begins, self) or 0
+        number = observer.guarded(seen.passes, self) or 0
         if seen.fitting:
             data = observer.guarded(seen.tapped, self, number)
             return original(self if data is None else data)
@@ -216,78 +207,50 @@ def watch_data_sets(module: Any) -> None:
         return iterator
 
 
-def begins(data: Any) -> int:
-    """Report that a pass over a data set begins; returns the number of the source."""
-    seen.queue.clear()
-    count = int(data.cardinality().numpy()) if hasattr(data, "cardinality") else -2
-    if seen.fitting:
-        count = seen.batches or count
-    facts, inputs = None, [data]
-    while inputs and not facts:
-        each = inputs.pop()
-        facts = getattr(each, "_hvdenv", None)
-        inputs += each._inputs()
-    return observer.passes(
-        id(data),
-        data,
-        kind="shard()" if facts else type(data).__name__,
-        batches=count if count >= 0 else None,
-        looped=not seen.fitting,
-        **(facts or {}),
-    )
-
-
 def watch_horovod(module: Any) -> None:
     """Watch horovod.tensorflow, where reductions begin."""
-    watch(module, "allreduce", lambda tensor, *_, **__: seen.reduces("allreduce", tensor))
-    watch(module, "allgather", lambda tensor, *_, **__: seen.reduces("allgather", tensor))
 
     def reduces_many(tensors: Any, *_: Any, **__: Any) -> None:
         for tensor in tensors:
             seen.reduces("grouped_allreduce", tensor)
 
+    watch(module, "allreduce", lambda tensor, *_, **__: seen.reduces("allreduce", tensor))
+    watch(module, "allgather", lambda tensor, *_, **__: seen.reduces("allgather", tensor))
     watch(module, "grouped_allreduce", reduces_many)
 
 
-def called(name: str) -> None:
-    """A function of Horovod is called that waits for all ranks."""
-    observer.clock += 1
-    observer.called(name)
+def watch_operations(module: Any) -> None:
+    """Watch horovod.tensorflow.mpi_ops."""
+    watch_calls(module, "broadcast", "broadcast_", "join")
 
 
-def watch_calls(*names: str) -> Callable[[Any], None]:
-    """Watch functions of a module of Horovod."""
-
-    def watch_module(module: Any) -> None:
-        for name in names:
-            watch(module, name, lambda *_, _name=name, **__: called(_name.strip("_")))
-
-    return watch_module
+def watch_functions(module: Any) -> None:
+    """Watch horovod.tensorflow.functions: what programs call before they train."""
+    watch_calls(module, "broadcast_variables", "broadcast_object", "allgather_object")
 
 
 def watch_checkpoints(module: Any) -> None:
     """Watch tf.train.Checkpoint, which writes by C++."""
+
+    def watch_file(name: str, write: bool) -> None:
+        watch(module.Checkpoint, name, lambda _, path, *__, **___: observer.file(path, write, True))
+
     for name in ("save", "write", "restore", "read"):
-        writes = name in ("save", "write")
-        watch(
-            module.Checkpoint,
-            name,
-            lambda _, path, *__, _writes=writes, **___: observer.file(path, _writes, True),
-        )
+        watch_file(name, name in ("save", "write"))
 
 
 def watch_managers(module: Any) -> None:
     """Watch tf.train.CheckpointManager, which numbers its files."""
-    watch(
-        module.CheckpointManager,
-        "save",
-        lambda manager, *_, **__: observer.file(manager._checkpoint_prefix, True, True),
-    )
+
+    def saves(manager: Any, *_: Any, **__: Any) -> None:
+        observer.file(manager._checkpoint_prefix, True, True)
+
+    watch(module.CheckpointManager, "save", saves)
 
 
 ACTIONS = {
     r"tensorflow\.python\.eager\.(?:polymorphic_function\.polymorphic_function|def_function)": (
-        watch_functions
+        watch_compiled
     ),
     r"tensorflow\.python\.eager\.backprop": watch_tapes,
     r"tensorflow\.python\.data\.ops\.iterator_ops": watch_iterators,
@@ -295,8 +258,6 @@ ACTIONS = {
     r"tensorflow\.python\.(?:training\.tracking\.util|checkpoint\.checkpoint)": watch_checkpoints,
     r"tensorflow\.python\.(?:training|checkpoint)\.checkpoint_management": watch_managers,
     r"horovod\.tensorflow": watch_horovod,
-    r"horovod\.tensorflow\.mpi_ops": watch_calls("broadcast", "broadcast_", "join"),
-    r"horovod\.tensorflow\.functions": watch_calls(
-        "broadcast_variables", "broadcast_object", "allgather_object"
-    ),
+    r"horovod\.tensorflow\.mpi_ops": watch_operations,
+    r"horovod\.tensorflow\.functions": watch_functions,
 }

@@ -1,21 +1,26 @@
-"""Where the source of a training program uses its local rank, and how it loops.
+"""The files of a training program: where it is, where it uses its local rank, and how it loops.
 
 On one host the local rank equals the rank, so that only the source tells which one is meant. Runs
 on Python 3.6 and newer.
 """
 
 import ast
-from typing import Any, Set
+import os
+import sys
+from typing import Any, Dict, Iterator, Set
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = os.path.dirname(os.__file__)
+_PACKAGES = "/site-packages/", "/dist-packages/", "/horovod/"
 
 
-def lines(node: Any) -> Set[int]:
-    """All lines of a node of a syntax tree (end_lineno is of Python 3.8)."""
-    numbers = [each.lineno for each in ast.walk(node) if hasattr(each, "lineno")]
-    return set(range(min(numbers), max(numbers) + 1)) if numbers else set()
-
-
-def _lines_of(nodes: Any) -> Set[int]:
-    return set().union(*map(lines, nodes))
+def lines(*nodes: Any) -> Set[int]:
+    """All lines of nodes of a syntax tree (end_lineno is of Python 3.8)."""
+    found: Set[int] = set()
+    for node in nodes:
+        numbers = [each.lineno for each in ast.walk(node) if hasattr(each, "lineno")]
+        found.update(range(min(numbers), max(numbers) + 1) if numbers else ())
+    return found
 
 
 def _text(node: Any) -> str:
@@ -37,10 +42,13 @@ class Source:
     def __init__(self, text: bytes) -> None:
         self.tree = ast.parse(text)
         self.named: Set[str] = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self._assign(target, node.value)
+        for node in self.nodes(ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+
+    def nodes(self, kind: Any) -> Iterator[Any]:
+        """All nodes of a kind."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
 
     def _assign(self, target: Any, value: Any) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -56,9 +64,7 @@ class Source:
         if isinstance(node, ast.Compare):
             return any(map(self.is_local, [node.left, *node.comparators]))
         if isinstance(node, ast.BoolOp):
-            ranks = [
-                each for part in node.values for each in ast.walk(part) if _name(each) == "rank"
-            ]
+            ranks = any(_name(each) == "rank" for part in node.values for each in ast.walk(part))
             return any(map(self.is_local, node.values)) and not ranks
         if isinstance(node, ast.UnaryOp):
             return self.is_local(node.operand)
@@ -66,9 +72,9 @@ class Source:
 
     def decides(self, line: int) -> bool:
         """Whether an ``if`` on the local rank decides that a line runs."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.If) and self.is_local(node.test):
-                if line in _lines_of(node.body + node.orelse):
+        for node in self.nodes(ast.If):
+            if self.is_local(node.test):
+                if line in lines(*node.body, *node.orelse):
                     return True
                 # A function that returns early on other local ranks.
                 leaves = any(isinstance(each, ast.Return) for each in node.body)
@@ -77,15 +83,15 @@ class Source:
         return False
 
     def _rest_of_function(self, node: Any) -> Set[int]:
-        for function in ast.walk(self.tree):
-            if isinstance(function, ast.FunctionDef) and node in function.body:
-                return _lines_of(function.body[function.body.index(node) + 1 :])
+        for function in self.nodes(ast.FunctionDef):
+            if node in function.body:
+                return lines(*function.body[function.body.index(node) + 1 :])
         return set()
 
     def gives(self, line: int, function: str, place: int, keyword: str) -> bool:
         """Whether a call in a line gives the local rank as an argument, by place or by keyword."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and line in lines(node):
+        for node in self.nodes(ast.Call):
+            if line in lines(node):
                 given = [each.value for each in node.keywords if each.arg == keyword]
                 if _name(node.func).endswith(function):
                     given += node.args[place : place + 1]
@@ -96,11 +102,74 @@ class Source:
     def reads_all(self, line: int) -> bool:
         """Whether the loop that begins in a line reads all that its iterable has."""
         ends = ast.Break, ast.Return, ast.Raise
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.For) and line in lines(node.iter):
+        for node in self.nodes(ast.For):
+            if line in lines(node.iter):
                 data: Any = node.iter
                 while isinstance(data, ast.Call) and _name(data.func) in ("enumerate", "tqdm"):
                     data = data.args[0] if data.args else None
                 whole = isinstance(data, (ast.Name, ast.Attribute))
                 return whole and not any(isinstance(each, ends) for each in ast.walk(node))
+        return False
+
+
+class Program:
+    """The files of the program, and where it is now.
+
+    Attributes:
+        script: its first file; empty for a module.
+        home: the folder of its own modules.
+    """
+
+    def __init__(self, script: str, home: str) -> None:
+        self.script = script
+        self.home = home
+        self._sources: Dict[str, Source] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a file belongs to the program rather than to an installed package."""
+        # TensorFlow rewrites functions into files of this name.
+        if name.startswith((HERE + os.sep, "<")) or "__autograph_generated_file" in name:
+            return False
+        if name == self.script or os.path.dirname(name) == self.home:
+            return True
+        return not (name.startswith(_LIBRARIES) or any(part in name for part in _PACKAGES))
+
+    def frames(self) -> Iterator[Any]:
+        """Those of the program on this thread's stack, the innermost first."""
+        frame: Any = sys._getframe(1)
+        while frame:
+            if self.has(frame.f_code.co_filename):
+                yield frame
+            frame = frame.f_back
+
+    def site(self) -> str:
+        """Where the program is: ``train.py:12``; empty if it is nowhere on the stack."""
+        for frame in self.frames():
+            name = frame.f_code.co_filename
+            short = os.path.relpath(name, self.home)
+            return "{}:{}".format(name if short.startswith("..") else short, frame.f_lineno)
+        return ""
+
+    def source(self, frame: Any) -> Source:
+        """The source of a frame."""
+        name = frame.f_code.co_filename
+        if name not in self._sources:
+            with open(name, "rb") as stream:
+                self._sources[name] = Source(stream.read())
+        return self._sources[name]
+
+    def decided_by_local_rank(self) -> bool:
+        """Whether the local rank decides that the program gets to where it is."""
+        return any(self.source(each).decides(each.f_lineno) for each in self.frames())
+
+    def gives_local_rank(self, function: str, place: int, keyword: str) -> bool:
+        """Whether the program calls a function with the local rank as this argument."""
+        for frame in self.frames():
+            return self.source(frame).gives(frame.f_lineno, function, place, keyword)
+        return False
+
+    def reads_all(self) -> bool:
+        """Whether the program is at a loop without ``break``."""
+        for frame in self.frames():
+            return self.source(frame).reads_all(frame.f_lineno)
         return False

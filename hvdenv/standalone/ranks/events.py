@@ -315,8 +315,8 @@ class TrainingStep(NamedTuple):
 
     optimizer: int
     step: int
-    before: str
-    after: str
+    before: str = ""
+    after: str = ""
     applied: str = ""
     state: str = ""
     batch: str = ""

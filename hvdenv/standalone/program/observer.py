@@ -1,0 +1,364 @@
+"""What is seen of a training program, whatever its framework. Runs on Python 3.6 and newer."""
+
+import contextlib
+import functools
+import importlib
+import json
+import opcode
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+import zlib
+from typing import Any, Callable, Dict, List, Set
+
+import events
+from source import HERE, Program
+
+# After the steps that were asked for: how long the program may go on, and how many steps.
+TAIL_SECONDS, TAIL_STEPS = 20.0, 2
+LEAVING_SECONDS = 3.0
+MOST_EVENTS, MOST_NAMES = 200, 500
+# Below these, all bytes of a tensor are hashed; above, a sample and a sum of all bits.
+WHOLE_BYTES = 1 << 18
+# Files that hold models, by their names. Archives and locks of downloads are none.
+_CHECKPOINT = re.compile(
+    r"(?i)\.(?:pth?|ckpt|h5|hdf5|keras|npz?|pkl|pickle|safetensors|tar|index|onnx|pb"
+    r"|data-\d{1,5}-of-\d{1,5})(?:\.(?:tar|tmp|part))?\Z"
+)
+# Files of no interest: locks, Python's own, and programs that libraries generate.
+_NO_DATA = re.compile(r"\.lock$|\.pyc|\.py$|^/(?:proc|dev|sys)/|/__pycache__/")
+_METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}\W{1,4}\d{0,6}\.\d")
+_KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
+
+
+class Observer:
+    """What was seen so far, and the way to report it.
+
+    Attributes:
+        wanted: how many steps are observed.
+        short: whether the program is ended right after these.
+        clock: counts operations of all ranks.
+        steps: of each optimizer, by its number.
+        phase: 0 while steps are observed; then 1 until the pass over the data has ended, and 2 in
+            the next pass.
+        known: what was reported once, by kind.
+        fed: number of the data source that supplied the last batch.
+        feeding: numbers of those that supplied any for a step.
+        batch: checksums of what a loader has supplied for this step.
+        batches: of what models have read since the last step, where no loader is known.
+        of_some: a function of Horovod is called for a process set.
+        by_local_rank: a callback saves that was made where the local rank is compared.
+        communicates: libraries besides Horovod by which ranks have met.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.program = Program("", os.getcwd())
+        self.wanted, self.short = 20, False
+        self.clock = self.fed = self.phase = 0
+        self.left = TAIL_STEPS
+        self.steps: Dict[int, int] = {}
+        self.optimizers: List[str] = []
+        self.initialised = self.over = self.by_local_rank = self.of_some = False
+        self.known: Dict[str, Set[Any]] = {}
+        self.device = self.unobserved = ""
+        self.batches: List[int] = []
+        self.batch: List[int] = []
+        self.feeding: Set[int] = set()
+        self.sources: Dict[int, int] = {}
+        self.first = self.last = self.spent = self.spent_then = 0.0
+        self.leave: Callable[[], Any] = lambda: None
+        self.communicates: Set[str] = set()
+
+    @property
+    def watches(self) -> bool:
+        """Whether this is the process of the rank, rather than one that it forked, and is observed."""
+        return not self.over and os.getpid() == self.pid
+
+    @property
+    def most_steps(self) -> int:
+        """The steps of the optimizer that has taken most."""
+        return max(self.steps.values(), default=0)
+
+    # Reporting
+
+    def emit(self, event: Any) -> None:
+        """Report an event."""
+        if os.getpid() == self.pid and self.descriptor >= 0:
+            line = (json.dumps(events.to_table(event)) + "\n").encode("ascii")
+            with self.lock:
+                while line:
+                    line = line[os.write(self.descriptor, line) :]
+
+    def guarded(self, function: Callable[..., Any], *words: Any, **named: Any) -> Any:
+        """Call a function of ours; an error of ours must not reach the program."""
+        if not self.watches:
+            return None
+        began = time.monotonic()
+        try:
+            return function(*words, **named)
+        except Exception:
+            self.unobserved = self.unobserved or traceback.format_exc(limit=-3)[-600:]
+        finally:
+            self.spent += time.monotonic() - began
+        return None
+
+    def is_new(self, kind: str, key: Any) -> bool:
+        """Whether something is seen for the first time, and not too much of its kind was."""
+        known = self.known.setdefault(kind, set())
+        new = key not in known and len(known) < MOST_EVENTS
+        if new:
+            known.add(key)
+        return new
+
+    # What all frameworks have
+
+    def called(self, operation: str, elements: int = 0, gradient: bool = False) -> None:
+        """Report a call of Horovod, once for each place."""
+        self.clock += 1
+        site = "" if gradient or self.of_some else self.program.site()
+        if self.is_new("call", (operation, site, gradient)):
+            self.emit(events.Call(operation, site, self.most_steps, elements, gradient))
+
+    def file(self, path: Any, write: bool, saver: bool = False) -> None:
+        """Report a file that the program opens, or that a `saver` of models does."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            path = getattr(path, "name", "")  # an open file
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return
+        name = os.path.abspath(os.fsdecode(path))
+        # Before training, files with such names are data that are downloaded.
+        checkpoint = saver or (self.most_steps > 0 and holds_a_model(name))
+        if not (write or checkpoint) or _NO_DATA.search(name):
+            return
+        site = self.program.site()
+        if not site or (os.path.isdir(name) and not saver):
+            return
+        if self.is_new("file", (name, write)):
+            local = self.most_steps > 0 and (
+                self.by_local_rank or self.program.decided_by_local_rank()
+            )
+            self.emit(events.FileUse(name, write, checkpoint, local, site, self.clock))
+
+    def renamed(self, old: str, new: str) -> None:
+        """A file that the program has written gets another name."""
+        if (os.path.abspath(os.fsdecode(old)), True) in self.known.get("file", ()):
+            self.file(new, True)
+
+    def shown(self, text: str) -> None:
+        """Report a line with a metric, the first one of each place."""
+        if self.most_steps and _METRIC.search(text):
+            site = self.program.site()
+            if site and self.is_new("shown", site):
+                self.emit(events.Shown('prints "{}"'.format(text.strip()[:120]), site))
+
+    # Data
+
+    def passes(self, data: Any, kind: str, looped: bool = True, **facts: Any) -> int:
+        """Report that a pass over data begins; returns the number of its source."""
+        number = self.sources.setdefault(id(data), len(self.sources) + 1)
+        if self.phase == 1 and number in self.feeding:
+            self.phase = 2
+        site = self.program.site()
+        if site and self.is_new("pass", object()):  # each one, but not too many
+            whole = self.program.reads_all() if looped else True
+            self.emit(events.DataSource(number, site, kind, whole=whole, **facts))
+        return number
+
+    def next_batch(self, number: int) -> bool:
+        """Whether a source supplies another batch. Only loops expect that there is none."""
+        self.fed = number
+        self.batch = []
+        if self.phase != 1 or number not in self.feeding:
+            return True
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(HERE + os.sep):
+            frame = frame.f_back
+        result: bool = frame.f_code.co_code[frame.f_lasti] != opcode.opmap["FOR_ITER"]
+        return result
+
+    # Steps
+
+    def optimizer(self, kind: str, site: str, names: List[str], **facts: Any) -> int:
+        """Report an optimizer of tensors with these names; returns its number.
+
+        All ranks know one by the same number, also if some of them have made others before.
+        """
+        made = "{} {}".format(kind, site)
+        self.optimizers.append(made)
+        number = zlib.crc32("{} {}".format(made, self.optimizers.count(made)).encode())
+        self.steps[number] = 0
+        self.emit(events.Optimizer(number, kind, site, names=names[:MOST_NAMES], **facts))
+        return number
+
+    def observes(self, number: int) -> bool:
+        """Whether the next step of an optimizer is reported."""
+        return self.watches and self.steps[number] < self.wanted
+
+    def shows_gradients(self) -> bool:
+        """Whether the next step is reported with what became of its gradients."""
+        step = self.most_steps + 1
+        return step <= 3 or step % 5 == 0
+
+    def stepped(
+        self, number: int, checksums: Callable[[], List[int]], count: int = 1, **facts: Any
+    ) -> None:
+        """Report a step of an optimizer, and end the program after enough of them.
+
+        Args:
+            number: of the optimizer.
+            checksums: gives those of its tensors.
+            count: how many steps it has taken at once.
+            facts: more that is reported.
+        """
+        now = time.monotonic()
+        self.clock += 1
+        self.feeding.add(self.fed)
+        if not self.first:
+            self.first, self.spent = now, 0.0
+        if self.observes(number):
+            self.last, self.spent_then = now, self.spent
+            # At once may be more than are observed: its end is the last of these.
+            self.steps[number] = min(self.steps[number] + count, self.wanted)
+            self._report_step(number, checksums(), facts)
+        else:
+            self.steps[number] += count
+        self.batches = []
+        self._end_after_enough(self.steps[number])
+
+    def _report_step(self, number: int, sums: List[int], facts: Dict[str, Any]) -> None:
+        step, read = self.steps[number], self.batch or self.batches
+        if step in (1, 2, self.wanted):
+            facts["tensors"] = ["{:08x}".format(each) for each in sums[:MOST_NAMES]]
+        self.emit(events.Stage("training", "step {}".format(step)))
+        batch = digest(read) if read else ""
+        after = digest(sums)
+        self.emit(
+            events.TrainingStep(number, step, after=after, batch=batch, source=self.fed, **facts)
+        )
+
+    def _end_after_enough(self, step: int) -> None:
+        self.left -= self.phase == 2
+        if not self.left or (step >= self.wanted and self.short):
+            self.end("enough")
+        elif step >= self.wanted and not self.phase:
+            self.phase = 1
+            timer = threading.Timer(TAIL_SECONDS, self.end, ("enough",))
+            timer.daemon = True
+            timer.start()
+
+    def end(self, reason: str, error: str = "") -> None:
+        """Report the end; after enough steps, end the process."""
+        with self.lock:
+            if not self.watches:
+                return
+            self.emit(
+                events.ProgramEnd(
+                    steps=list(self.steps.values()),
+                    reason=reason,
+                    error=error,
+                    device=self.device,
+                    libraries=sorted(set(sys.modules) & _KNOWN | self.communicates),
+                    initialised=self.initialised,
+                    unobserved=self.unobserved,
+                    seconds=[round(self.last - self.first, 3), round(self.spent_then, 3)],
+                )
+            )
+            self.over = True
+            if reason == "enough":
+                self._leave()
+
+    def _leave(self) -> None:
+        self.emit(events.Stage("shutdown"))
+        # Ranks that are at the same step leave together, which launchers expect.
+        leaving = threading.Thread(target=self.leave, daemon=True)
+        leaving.start()
+        leaving.join(LEAVING_SECONDS)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # TensorFlow removes the modules that it has written into TMPDIR as it exits.
+        for name, module in list(sys.modules.items()):
+            if name.startswith("__autograph_generated_file"):
+                with contextlib.suppress(OSError):
+                    os.remove(module.__file__ or "")
+        os._exit(0)
+
+
+observer = Observer()
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a function of a module or class by one that gets the original before its arguments.
+
+    It looks like the original to inspect, and TensorFlow does not rewrite it. A function that is
+    missing, or that a base class has replaced, is left alone.
+    """
+
+    def decorator(function: Callable[..., Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is None or hasattr(original, "_hvdenv"):
+            return
+
+        @functools.wraps(original)
+        def replacement(*words: Any, **named: Any) -> Any:
+            return function(original, *words, **named)
+
+        replacement._hvdenv = True  # type: ignore[attr-defined]
+        replacement.autograph_info__ = {}  # type: ignore[attr-defined]
+        setattr(owner, name, replacement)
+
+    return decorator
+
+
+def watch(owner: Any, name: str, before: Callable[..., Any]) -> None:
+    """Call a function of ours before one of the program's, with its arguments."""
+
+    @replaces(owner, name)
+    def call(original: Callable[..., Any], *words: Any, **named: Any) -> Any:
+        # Nothing is asked of the program's own objects: they may answer anything.
+        observer.of_some = any(
+            type(each).__name__ == "ProcessSet" and each.process_set_id
+            for each in (*words, *named.values())
+        )
+        observer.guarded(before, *words, **named)
+        return original(*words, **named)
+
+
+def watch_calls(module: Any, *names: str) -> None:
+    """Report calls of functions of Horovod that wait for all ranks."""
+    for name in names:
+        watch(module, name, lambda *_, _name=name, **__: observer.called(_name.strip("_")))
+
+
+def holds_a_model(path: str) -> bool:
+    """Whether a file is a checkpoint, by its name."""
+    name = os.path.basename(path)
+    return "checkpoint" in name.lower() or bool(_CHECKPOINT.search(name[-40:]))
+
+
+def physical_gpu(index: int) -> str:
+    """A GPU of this process as all processes of the host would call it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[index] if index < len(visible) and visible[index] else str(index)
+
+
+def digest(numbers: List[int]) -> str:
+    """One digest of many."""
+    text = ",".join(map(str, numbers))
+    return "{:08x}".format(zlib.crc32(text.encode("ascii")) & 0xFFFFFFFF)
+
+
+def checksum(array: Any) -> int:
+    """A number that differs if an array of numpy does: of all its bytes, or a sample and a sum."""
+    numpy = importlib.import_module("numpy")  # which the frameworks require
+    if array.nbytes <= WHOLE_BYTES:
+        return zlib.crc32(numpy.ascontiguousarray(array).tobytes()) & 0xFFFFFFFF
+    flat = numpy.ascontiguousarray(array).reshape(-1)
+    words = flat.view("u{}".format(min(flat.itemsize, 4)))
+    sample = zlib.crc32(words[:: len(words) // 1024 or 1].tobytes())
+    return (int(words.sum(dtype="u8")) * 31 + sample) & 0xFFFFFFFF
