@@ -25,9 +25,9 @@ from hvdenv.cli.options import (
 )
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
-from hvdenv.drafting.commands import EVERY_LINE, read_page
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.proposals import propose
+from hvdenv.drafting.reader import EVERY_LINE, read_page
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Found, Origin, Value, joined
 from hvdenv.drafting.writer import told_choice, told_left, told_value, write

@@ -39,23 +39,17 @@ def give(found: Found, given: Iterable[Value]) -> Found:
     """Values that replace those of other sources; a list replaces the whole list."""
     given = tuple(given)
     lists = {each.key for each in given if each.item}
-    kept = (each for each in found.values if not any(each.key[: len(key)] == key for key in lists))
+    kept = (each for each in found.values if each.key not in lists)
     return found._replace(values=(*kept, *given))
 
 
 def choose(found: Found, choice: Choice, chosen: Value) -> Found:
-    """One value of a choice, at its place, and none of the others."""
-
-    def of_choice(each: Value) -> bool:
-        return any(
-            (each.value, each.origin) == (other.value, other.origin)
-            and each.key[: len(other.key)] == other.key
-            for other in choice.values
-        )
-
-    values = (
-        each._replace(key=chosen.key, weight=GIVEN) if of_choice(each) else each
-        for each in found.values
-        if each.value == chosen.value or not of_choice(each)
-    )
+    """One value of a choice, and none of the others."""
+    offered = {(each.key, str(each.value), each.origin) for each in choice.values}
+    values = list[Value]()
+    for each in found.values:
+        if (each.key, str(each.value), each.origin) not in offered:
+            values.append(each)
+        elif each.value == chosen.value:
+            values.append(each._replace(weight=GIVEN, role=""))
     return found._replace(values=tuple(values))

@@ -28,7 +28,7 @@ _PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
 _VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
-_GPU_REQUESTS = ("--gpus", "--gres", "--tres-", "-G")
+_GPU_REQUEST = re.compile(r"\s(?:--gpus|--gres|--tres-|-G)")
 
 
 def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
@@ -48,16 +48,16 @@ def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
             found += _of_module(each, builds=builds, venv=not provider or provider.value == "venv")
         elif each.key in (at("modules.swap"), at("modules.unload")):
             why = "it changes modules that are loaded by default"
-            found.append(_follows(at("modules.purge"), "no", each, why))
+            found.append(_follows("modules.purge", "no", each, why))
     found += _of_horovod(values, items)
     first: dict[Key, Value] = {}
     return [each for each in found if each.item or each.key not in stated
             if each.item or first.setdefault(each.key, each) is each]  # fmt: skip
 
 
-def _follows(key: Key, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
+def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
     origin = each.origin._replace(text=why) if why else each.origin
-    return Value(key, value, origin, INFERRED, item=item)
+    return Value(at(key), value, origin, INFERRED, item=item)
 
 
 def _of_module(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
@@ -67,12 +67,12 @@ def _of_module(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
     if role == "MPI":
         yield from _mpi(each, version)
     elif kinds := [kind for kind, known in _TOOLCHAINS.items() if known.search(name)]:
-        yield _follows(at("mpi.kind"), kinds[0], each, "the MPI of this toolchain of EasyBuild")
+        yield _follows("mpi.kind", kinds[0], each, "the MPI of this toolchain of EasyBuild")
     elif role == "Python" and _PYTHON.search(name) and venv:
-        yield _follows(at("python.from_modules"), True, each)
+        yield _follows("python.from_modules", True, each)
         if re.fullmatch(r"3\.\d{1,2}(?:\.\d{1,2})?", version):
             exact = f"=={version}" if version.count(".") == 2 else f"=={version}.*"
-            yield _follows(at("python.version"), exact, each)
+            yield _follows("python.version", exact, each)
     elif role == "Horovod" and not builds:
         yield from _horovod_module(each, version)
 
@@ -80,30 +80,29 @@ def _of_module(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
 def _mpi(each: Value, version: str) -> Iterator[Value]:
     found = OFFERS["MPI"].search(str(each.value))
     name = found[2].lower() if found else ""
-    if name not in _KINDS:
-        return
-    yield _follows(at("mpi.kind"), _KINDS[name], each)
-    if name == "cray-mpich":
-        yield _follows(at("mpi.cxx"), "CC", each, "the wrapper of Cray's compilers")
-    if version and name != "hpcx":  # it has versions of its own
-        yield _follows(at("mpi.version"), version, each)
+    if name in _KINDS:
+        yield _follows("mpi.kind", _KINDS[name], each)
+        if name == "cray-mpich":
+            yield _follows("mpi.cxx", "CC", each, "the wrapper of Cray's compilers")
+        if version and name != "hpcx":  # it has versions of its own
+            yield _follows("mpi.version", version, each)
 
 
 def _horovod_module(each: Value, version: str) -> Iterator[Value]:
     """A module with Horovod, and what EasyBuild's names state."""
     name = str(each.value)
-    yield _follows(at("horovod.provider"), "present", each)
+    yield _follows("horovod.provider", "present", each)
     # Others have versions of their own (open-ce), or only the first numbers.
     if "horovod" in family_of(name) and version in releases():
-        yield _follows(at("horovod.version"), version, each)
-    yield _follows(at("python.provider"), "modules", each)
+        yield _follows("horovod.version", version, each)
+    yield _follows("python.provider", "modules", each)
     if python := re.search(r"-Python-(\d+\.\d+\.\d+)", name):
-        yield _follows(at("python.version"), f"=={python[1]}", each)
+        yield _follows("python.version", f"=={python[1]}", each)
     for framework, pattern in _IN_NAMES.items():
         if found := pattern.search(name):
-            yield _follows(at("horovod.frameworks"), framework, each, item=True)
-            yield _follows(at("frameworks", framework, "provider"), "present", each)
-            yield _follows(at("frameworks", framework, "version"), found[1], each)
+            yield _follows("horovod.frameworks", framework, each, item=True)
+            yield _follows(f"frameworks.{framework}.provider", "present", each)
+            yield _follows(f"frameworks.{framework}.version", found[1], each)
 
 
 def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
@@ -112,18 +111,20 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
         hashed = releases()[str(version.value)].sha256
         origin = Origin("the table of Horovod's releases")
         yield Value(at("horovod.sha256"), hashed, origin, INFERRED)
-    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
     built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
+    if not built:
+        return
     mpi = mpi_module(values)
-    if built and mpi and not {"mpi", f"{WITHOUT}mpi"} & set(items):
-        yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
-    if built and (mpi or controllers) and not {"gloo", f"{WITHOUT}gloo"} & set(items):
+    if mpi and not {"mpi", f"{WITHOUT}mpi"} & {*items}:
+        yield _follows("horovod.controllers", "mpi", mpi, item=True)
+    stated = any(each.key == at("horovod.controllers") for each in values)
+    if (mpi or stated) and not {"gloo", f"{WITHOUT}gloo"} & {*items}:
         why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
-        yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
+        yield _follows("horovod.controllers", "gloo", built, why, item=True)
 
 
 def mpi_module(values: Iterable[Value]) -> Value | None:
-    loads = (each for each in values if each.key == LOAD)
+    loads = (each for each in values if each.key == LOAD and not each.role)
     return next((each for each in loads if role_of(str(each.value)) == "MPI"), None)
 
 
@@ -136,7 +137,7 @@ def gpu_option(values: Sequence[Value], lines: Collection[str]) -> Iterator[Valu
     directives = [text for text in lines if text.startswith("#SBATCH")]
     sized = next((each for each in values if each.key == at("job.ranks_per_node")), None)
     builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
-    requests = any(word.startswith(_GPU_REQUESTS) for text in directives for word in text.split())
+    requests = any(map(_GPU_REQUEST.search, directives))
     if sized and sized.origin.text in directives and builds and not requests:
         why = "the script requests no GPUs: its nodes have them"
-        yield _follows(at("job.gpu_option"), "none", sized, why)
+        yield _follows("job.gpu_option", "none", sized, why)

@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
+
+from hvdenv.reading import OWN, read_text
+from hvdenv.schema import decode, parse_toml
+
+# How many words follow an option.
+_VALUES = {"flags": 0, "options": 1, "pairs": 2}
+
+
+class Option(NamedTuple):
+    """What an option means.
+
+    Attributes:
+        meaning: a field of jobs or launchers, or the reason to leave it out (several words).
+    """
+
+    meaning: str
+    values: int
 
 
 class Options(NamedTuple):
@@ -22,18 +41,35 @@ class Options(NamedTuple):
         return any(name in names for name, _ in self.given)
 
 
+@lru_cache(maxsize=1)
+def tables() -> dict[str, dict[str, Option]]:
+    """The options of batch systems and launchers."""
+    document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
+    listed = decode(dict[str, dict[str, dict[str, str]]], document)
+    return {
+        name: {
+            option: Option(meaning, _VALUES[part])
+            for part, meanings in parts.items()
+            for meaning, options in meanings.items()
+            for option in options.split()
+        }
+        for name, parts in listed.items()
+    }
+
+
 def split(
     words: Sequence[str],
-    with_value: Collection[str] | Mapping[str, int],
+    known: Mapping[str, Option] | Collection[str],
     *,
     program: bool = False,
 ) -> Options:
     """Read the arguments of a program.
 
     Args:
-        with_value: options that are followed by a value, or by several (a mapping).
+        known: options and how many values follow them; if it names only options, one.
         program: stop at the first word that is no option.
     """
+    table = known if isinstance(known, Mapping) else dict.fromkeys(known, Option("", 1))
     given, rest, position = [], list[str](), 0
     while position < len(words):
         word = words[position]
@@ -48,15 +84,14 @@ def split(
             rest.append(word)
             continue
         name, equals, value = word.partition("=")
-        short = word[:2]
+        count = table[word].values if word in table else 0
         if equals and name.startswith("--"):
             given.append((name, value))
-        elif word in with_value:
-            count = with_value[word] if isinstance(with_value, Mapping) else 1
+        elif count:
             given.append((word, "=".join(words[position : position + count])))
             position += count
-        elif short in with_value and len(word) > 2 and not word.startswith("--"):
-            given.append((short, word[2:].removeprefix("=")))
+        elif len(word) > 2 and word[:2] in table and table[word[:2]].values and word[1] != "-":
+            given.append((word[:2], word[2:].removeprefix("=")))
         else:
             given.append((word, ""))
     return Options(tuple(given), tuple(rest))

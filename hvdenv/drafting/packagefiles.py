@@ -34,6 +34,7 @@ def _requirements(block: Block, source: str, page: Page) -> Lines:
 
 
 def _requirement(text: str, page: Page, frameworks: set[str]) -> Iterator[Read]:
+    """A line of requirements.txt; the options of pip are lines, too."""
     if not text.startswith("-"):
         yield from packages.requirement(re.split(r"\s--", text)[0], page)
         return
@@ -46,9 +47,8 @@ def _requirement(text: str, page: Page, frameworks: set[str]) -> Iterator[Read]:
 
 
 def _environment(block: Block, source: str, page: Page) -> Lines:
-    text = "\n".join(block.lines[:_MOST_LINES])
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose("\n".join(block.lines[:_MOST_LINES]), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):
         root = None
     for key, node in root.value if isinstance(root, yaml.MappingNode) else ():
@@ -59,10 +59,12 @@ def _environment(block: Block, source: str, page: Page) -> Lines:
 
 
 def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node, Iterator[Read]]]:
+    """The entries of a key, and what each means."""
     items = node.value if isinstance(node, yaml.SequenceNode) else []
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
     if key == "channels":
         for each in items:
-            yield each, iter([Value(at("conda.channels"), str(each.value), item=True)])
+            yield each, iter([packages.channel(str(each.value))])
     elif key == "dependencies":
         yield node, iter([Value(at("python.provider"), "conda")])
         for each in items:
@@ -72,10 +74,10 @@ def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node,
                 yield from ((item, _requirement(str(item.value), page, set())) for item in of_pip)
             else:
                 yield each, packages.conda_package(str(each.value))
-    elif key == "variables" and isinstance(node, yaml.MappingNode):
-        pairs = [(name, str(name.value), str(value.value)) for name, value in node.value]
-        learn(pair[1:] for pair in pairs)  # before their lines are shown
-        yield from ((node, variable(name, value, exported=True)) for node, name, value in pairs)
+    elif key == "variables":
+        learn((str(name.value), str(value.value)) for name, value in pairs)  # before they are shown
+        for name, value in pairs:
+            yield name, variable(str(name.value), str(value.value), exported=True)
     else:
         yield node, iter([leave("hvdenv names and stores environments itself", understood=True)])
 

@@ -13,8 +13,9 @@ from hvdenv.drafting.shell import UNKNOWN, Statement
 from hvdenv.drafting.values import COMMAND, INFERRED, Read, Value, at, leave
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
-BUILDS = leave("hvdenv builds it with its own commands", understood=True)
-# What the index calls the frameworks.
+_BUILDS = leave("hvdenv builds it with its own commands", understood=True)
+_OF_PAGE = leave("a program of the page", understood=True)
+# What the index and conda call the frameworks, and where their sources are.
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "tensorflow-gpu": "tensorflow",
                "tensorflow-cpu": "tensorflow", "tensorflow-rocm": "tensorflow",
                "intel-tensorflow": "tensorflow"}  # fmt: skip
@@ -36,83 +37,103 @@ _CONDA_VALUES = (
     "-c", "--channel", "-n", "--name", "-p", "--prefix", "-f", "--file", "--clone", "--solver", "-m",
     "--revision",
 )  # fmt: skip
+_GIT_VALUES = ("-b", "--branch", "--depth", "-C", "-j", "--jobs", "-o", "--origin")
 
 
-def python_version(text: str) -> Iterator[Read]:
-    """``3.9``, ``python3.9`` or ``/usr/bin/python3.9``."""
-    found = re.fullmatch(r"(?:.*/)?(?:python)?(\d+\.\d+)(\.\d+)?", text)
-    if found:
-        yield Value(at("python.version"), f"=={found[1]}{found[2] or '.*'}")
+def python(statement: Statement, page: Page) -> Iterator[Read]:
+    """python and virtualenv."""
+    name, *words = statement.words
+    if name == "virtualenv":
+        yield from _venv(words)
+    elif words[:2] in (["-m", "venv"], ["-m", "virtualenv"]):
+        yield from _venv(words[2:], name)
+    elif words[:2] == ["-m", "pip"]:
+        yield from of_pip(words[2:], page)
+    elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & {*words}:
+        yield from _build_source(page)
+    else:
+        yield _OF_PAGE
+
+
+def pip(statement: Statement, page: Page) -> Iterator[Read]:
+    """pip and uv."""
+    name, action, *words = *statement.words, ""
+    if name != "uv":
+        yield from of_pip(statement.words[1:], page)
+    elif action == "venv":
+        yield from _venv(words[:-1])
+    elif action == "pip":
+        yield from of_pip(words[:-1], page)
+    else:
+        yield leave(f"recipes have no key for uv {action}")
 
 
 def _venv(words: Sequence[str], python: str = "") -> Iterator[Read]:
-    """``python3 -m venv``, ``virtualenv`` and ``uv venv``; words follow the program."""
     options = split(words, ("-p", "--python", "--prompt", "--seeder"))
     yield Value(at("python.provider"), "venv")
     if options.has("--system-site-packages"):
         yield Value(at("python.system_site_packages"), True)
-    yield from python_version(options.last("-p", "--python") or python)
+    yield from _python_version(options.last("-p", "--python") or python)
 
 
-def conda(statement: Statement, page: Page) -> Iterator[Read]:
+def _python_version(text: str) -> Iterator[Read]:
+    """``3.9``, ``python3.9`` or ``/usr/bin/python3.9``."""
+    if found := re.fullmatch(r"(?:.*/)?(?:python)?(\d+\.\d+)(\.\d+)?", text):
+        yield Value(at("python.version"), f"=={found[1]}{found[2] or '.*'}")
+
+
+def conda(statement: Statement, _: Page) -> Iterator[Read]:
     """conda, mamba and micromamba."""
     options = split(statement.words[1:], _CONDA_VALUES)
     action, *specs = options.rest or ("",)
     if action == "config" and options.has("--add", "--append", "--prepend"):
-        yield from _channel(specs, page)
+        of_channel = len(specs) == 2 and specs[0] == "channels"
+        told = "recipes have no key for the configuration of conda"
+        yield channel(specs[1]) if of_channel else leave(told)
     elif options.has("-f", "--file") and action in ("env", "create", "install"):
         yield leave("the contents of the environment are in a file that the page names")
     elif action not in ("create", "install"):
-        yield _CREATES if action != "run" else leave("a program of the page", understood=True)
-    elif options.has("--clone"):
+        yield _CREATES if action != "run" else _OF_PAGE
+    elif prefix := options.last("--clone"):
         yield Value(at("python.provider"), "clone")
-        prefix = options.last("--clone")
         yield Value(at("python.prefix"), prefix) if "/" in prefix else leave("clones by name")
     else:
         created = COMMAND if action == "create" else INFERRED
         yield Value(at("python.provider"), "conda", weight=created)
-        for channel in options.all("-c", "--channel"):
-            yield Value(at("conda.channels"), channel, item=True)
+        yield from map(channel, options.all("-c", "--channel"))
         for spec in specs:
             yield from conda_package(spec)
 
 
-def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
-    key, name = words if len(words) == 2 else ("", "")
-    if key != "channels":
-        yield leave("recipes have no key for the configuration of conda")
-        return
+def channel(name: str) -> Value:
+    """A channel. Its releases are alternatives."""
     folder, _, release = name.rstrip("/").rpartition("/")
-    first = page.channels.setdefault(folder, name) if _RELEASE.fullmatch(release) else name
-    if first != name:
-        yield leave(f"another release of the channel {first}: choose one")
-    else:
-        yield Value(at("conda.channels"), name, item=True)
+    role = f"release of {folder}" if _RELEASE.fullmatch(release) and folder else ""
+    return Value(at("conda.channels"), name, item=True, role=role)
 
 
 def conda_package(spec: str) -> Iterator[Read]:
     """``channel::name=version``."""
-    channel, _, named = spec.rpartition("::")
+    of_channel, _, named = spec.rpartition("::")
     found = re.fullmatch(r"([A-Za-z0-9_.-]+?)\s*((?:[=<>!~].*)?)", named)
-    if channel:
-        yield Value(at("conda.channels"), channel, item=True)
+    if of_channel:
+        yield channel(of_channel)
     if not found:
         yield leave(f"{spec} is no package of conda")
         return
     name, version = found[1].lower(), found[2]
     exact = re.fullmatch(r"==?(\d+(?:\.\d+){1,3})(?:=.*)?", version)
     if name == "python":
-        yield from python_version(exact[1] if exact else version.lstrip("="))
-        if not exact and not re.fullmatch(r"=?\d+\.\d+", version):
-            yield leave(f"{spec} names no version of Python")
+        stated = [*_python_version(exact[1] if exact else version.lstrip("="))]
+        yield from stated or [leave(f"{spec} names no version of Python")]
     elif name == "anaconda":
         yield leave("the package anaconda installs hundreds of others; name those that you need")
     elif name == "pip":
         yield leave("hvdenv installs pip itself", True)
     elif name == "horovod":
         yield leave("hvdenv builds Horovod from its source, and takes no package of conda")
-    elif name in _CONDA_FRAMEWORKS:
-        framework, full = _CONDA_FRAMEWORKS[name], exact and version.count(".") > 1
+    elif framework := _CONDA_FRAMEWORKS.get(name):
+        full = exact and version.count(".") > 1
         yield from _framework(framework, name, exact[1] if exact and full else "")
         yield Value(at("frameworks", framework, "provider"), "conda")
     else:
@@ -136,10 +157,6 @@ def _framework(name: str, package: str, version: str) -> Iterator[Read]:
         yield leave(f"it names no exact version of {package}")
 
 
-def pip(statement: Statement, page: Page) -> Iterator[Read]:
-    yield from of_pip(statement.words[1:], page)
-
-
 def of_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Read]:
     """``pip install`` and ``uv pip install``; words follow the program.
 
@@ -160,9 +177,8 @@ def of_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> It
     upgrades = options.has("-U", "--upgrade")
     for text in specs:
         yield from requirement(text, page, upgrades=upgrades)
-    yield from _indexes(
-        options, {*others, *(name for text in specs for name in frameworks_in(text))}
-    )
+    frameworks = {*others, *(name for text in specs for name in frameworks_in(text))}
+    yield from _indexes(options, sorted(frameworks))
 
 
 def frameworks_in(text: str) -> list[str]:
@@ -171,40 +187,36 @@ def frameworks_in(text: str) -> list[str]:
     return [_FRAMEWORKS[found[0]]] if found and found[0] in _FRAMEWORKS else []
 
 
-def _indexes(options: Options, frameworks: Collection[str]) -> Iterator[Read]:
-    for key, names in (
-        ("extra_index", ("-i", "--index-url", "--extra-index-url")),
-        ("find_links", ("-f", "--find-links")),
-    ):
-        for url in options.all(*names):
-            # Such pages list files; they are no index. The other ending is PyTorch's.
-            where = "find_links" if url.endswith(".html") else key
-            where = "cpu_index" if url.rstrip("/").endswith("/whl/cpu") else where
-            for name in sorted(frameworks):
-                yield Value(at("frameworks", name, where), url, item=where == "find_links")
-            if not frameworks:
-                told = f"an index for other packages ({url}); a site file can name it"
-                yield leave(told, understood=url.startswith("https://download.pytorch.org/"))
+def _indexes(options: Options, frameworks: Sequence[str]) -> Iterator[Read]:
+    links = options.all("-f", "--find-links")
+    for url in (*options.all("-i", "--index-url", "--extra-index-url"), *links):
+        # Such pages list files; they are no index. The other ending is PyTorch's.
+        key = "find_links" if url.endswith(".html") or url in links else "extra_index"
+        key = "cpu_index" if url.rstrip("/").endswith("/whl/cpu") else key
+        for name in frameworks:
+            yield Value(at("frameworks", name, key), url, item=key == "find_links")
+        if not frameworks:
+            told = f"an index for other packages ({url}); a site file can name it"
+            yield leave(told, understood=url.startswith("https://download.pytorch.org/"))
 
 
 def requirement(text: str, page: Page, *, upgrades: bool = False) -> Iterator[Read]:
     """What pip accepts as the name of something to install."""
     if repository := re.match(r"(?:[\w\[\],-]+ ?@ ?)?git\+(https://[^@#]+)(?:@([^#]+))?", text):
-        yield from of_repository(repository[1], repository[2] or "")
+        yield from _of_repository(repository[1], repository[2] or "")
         return
     if archive := re.search(r"(?:^|/)horovod-(\d+(?:\.\d+)+)\.tar\.gz$", text):
         text = f"horovod=={archive[1]}"
-    if text in (".", "./") or UNKNOWN in text or "/" in text:
-        if text.strip("./") in ("", page.folder):
-            yield from build_source(page)
-        else:
-            stated = UNKNOWN not in text
-            yield leave(f"{text} is no package of an index" if stated else "it is not stated")
-        return
-    try:
-        yield from _package(Requirement(text), page, upgrades)
-    except InvalidRequirement:
-        yield leave(f"{text} is no requirement")
+    if text in (".", "./") or ("/" in text and text.strip("./") in ("", page.folder)):
+        yield from _build_source(page)
+    elif UNKNOWN in text or "/" in text:
+        stated = UNKNOWN not in text
+        yield leave(f"{text} is no package of an index" if stated else "it is not stated")
+    else:
+        try:
+            yield from _package(Requirement(text), page, upgrades)
+        except InvalidRequirement:
+            yield leave(f"{text} is no requirement")
 
 
 def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[Read]:
@@ -217,13 +229,13 @@ def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[R
         page.builds_horovod = True
         for extra in sorted(requirement.extras & _EXTRAS.keys()):
             yield Value(at("horovod.frameworks"), _EXTRAS[extra], item=True)
-        yield Value(at("horovod.version"), exact) if exact else BUILDS
+        yield Value(at("horovod.version"), exact) if exact else _BUILDS
     elif name in _FRAMEWORKS:
         yield from _framework(_FRAMEWORKS[name], name, exact)
     elif name == "pip" or (upgrades and not specifier and name in _BUILD_TOOLS | {"virtualenv"}):
         yield leave("hvdenv installs the tools of a build itself", understood=True)
     elif name in _BUILD_TOOLS:
-        yield Value(at("build_tools", name), specifier) if specifier else BUILDS
+        yield Value(at("build_tools", name), specifier) if specifier else _BUILDS
     elif specifier:
         yield Value(at("packages", name), specifier)
     else:
@@ -235,29 +247,26 @@ def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[R
 def git(statement: Statement, page: Page) -> Iterator[Read]:
     """Which repository a page builds."""
     action, *arguments = statement.words[1:] or ("",)
-    with_value = ("-b", "--branch", "--depth", "-C", "-j", "--jobs", "-o", "--origin")
-    options = split(arguments, with_value)
-    rest = options.rest
-    if action == "clone" and rest:
-        page.repository, page.tag = rest[0].removesuffix(".git"), options.last("-b", "--branch")
-        page.folder = rest[1] if len(rest) > 1 else page.repository.rpartition("/")[2]
-        yield leave(f"the sources of {page.folder}", understood=True)
-    elif action == "checkout" and rest:
-        page.tag = rest[0].removeprefix("tags/")
-        yield leave(f"the sources of {page.folder or 'a repository'}", understood=True)
+    options = split(arguments, _GIT_VALUES)
+    if action == "clone" and options.rest:
+        url, *folder = options.rest
+        page.repository, page.tag = url.removesuffix(".git"), options.last("-b", "--branch")
+        page.folder = folder[0] if folder else page.repository.rpartition("/")[2]
+    elif action == "checkout" and options.rest:
+        page.tag = options.rest[0].removeprefix("tags/")
     else:
         yield leave("hvdenv fetches sources with their submodules", understood=True)
+        return
+    yield leave(f"the sources of {page.folder or 'a repository'}", understood=True)
 
 
-def of_repository(url: str, tag: str) -> Iterator[Read]:
+def _of_repository(url: str, tag: str) -> Iterator[Read]:
     """The build of a repository, as far as recipes can express it."""
     path = "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
     release = re.fullmatch(r"v?(\d+(?:\.\d+)+)", tag)
     if path in ("horovod/horovod", "uber/horovod"):
-        if release:
-            yield Value(at("horovod.version"), release[1])
-        else:
-            yield leave("it names no release of Horovod, and hvdenv builds releases")
+        told = "it names no release of Horovod, and hvdenv builds releases"
+        yield Value(at("horovod.version"), release[1]) if release else leave(told)
     elif framework := _REPOSITORIES.get(path):
         yield from _framework(framework, framework, release[1] if release else "")
         yield Value(at("frameworks", framework, "provider"), "source")
@@ -268,37 +277,11 @@ def of_repository(url: str, tag: str) -> Iterator[Read]:
         yield leave(f"hvdenv does not build {path or 'this'} from its source")
 
 
-def build_source(page: Page) -> Iterator[Read]:
+def _build_source(page: Page) -> Iterator[Read]:
     """``python setup.py install`` or ``pip install .``, in the repository cloned last."""
     if not page.repository:
         yield leave("the page does not say which repository this is in")
         return
-    for read in of_repository(page.repository, page.tag):
+    for read in _of_repository(page.repository, page.tag):
         page.builds_horovod |= isinstance(read, Value) and read.key == at("horovod.version")
         yield read
-
-
-def python(statement: Statement, page: Page) -> Iterator[Read]:
-    name, *words = statement.words
-    if words[:1] == ["-m"] and words[1:2] in (["venv"], ["virtualenv"]):
-        yield from _venv(words[2:], name)
-    elif words[:2] == ["-m", "pip"]:
-        yield from of_pip(words[2:], page)
-    elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & set(words):
-        yield from build_source(page)
-    else:
-        yield leave("a program of the page", understood=True)
-
-
-def virtualenv(statement: Statement, _: Page) -> Iterator[Read]:
-    yield from _venv(statement.words[1:])
-
-
-def uv(statement: Statement, page: Page) -> Iterator[Read]:
-    action, *words = statement.words[1:] or ("",)
-    if action == "venv":
-        yield from _venv(words)
-    elif action == "pip":
-        yield from of_pip(words, page)
-    else:
-        yield leave(f"recipes have no key for uv {action}")

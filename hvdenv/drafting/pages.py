@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
+from textwrap import dedent
 from typing import Literal, NamedTuple
-
-from markdown_it import MarkdownIt
 
 # Longer lines are data, such as images.
 LONGEST_LINE = 4096
@@ -21,17 +20,16 @@ _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
-_FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
-# What follows the title of a tab or a note of MkDocs is no paragraph that goes on.
-_TAB = re.compile(r"^[ ]{0,12}(?:===|!!!|\?\?\?)[!+]? .*$", re.MULTILINE)
+# Also within quotes, lists and the tabs of some generators.
+_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:[*+-][ \t]+)?(```|~~~)[`~]*[ \t]*([^`~]*)")
 _HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== )|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
-_RST = re.compile(r"^ {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::", re.MULTILINE)
-_LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
+_RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
+_LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
+_OPTION = re.compile(r"\s*:[\w-]+:.*")
 _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|json|toml|ini|c|c\+\+|cpp|cuda|cmake|lua|julia|matlab|r|fortran|diff"
     r"|ya?ml|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
 )
-
 _FROM = re.compile(r"FROM [\w./-]+(?::\S+)?(?: [Aa][Ss] \w+)?$")
 
 Kind = Literal["shell", "text", "conda", "requirements", "docker", "other"]
@@ -61,169 +59,6 @@ class Block(NamedTuple):
     section: int = 0
 
 
-def blocks(text: str, name: str = "") -> tuple[Block, ...]:
-    """All lines of a page, in order.
-
-    Args:
-        name: of its file, which may say what it contains.
-    """
-    lines = [line if len(line) <= LONGEST_LINE else REFUSED for line in text.split("\n")]
-    lines = [_CONTROL.sub(REFUSED, line.rstrip("\r").translate(_SPACES)) for line in lines]
-    lines = [line.expandtabs(4) for line in lines]
-    if kind := kind_of_file(name, lines):
-        return (Block(1, tuple(lines), kind),)
-    code = sorted(_code("\n".join(lines), lines), key=lambda each: each.line)
-    return tuple(_with_text(lines, code))
-
-
-def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
-    first = next((line for line in lines if line.strip()), "")
-    text = "\n".join(lines)
-    for kind, patterns in _KINDS_OF_FILES.items():
-        named = any(fnmatchcase(name.lower(), pattern) for pattern in patterns.split())
-        if named and (kind != "conda" or _kind_by_content(lines) == kind):
-            return kind
-    if first.startswith("#!"):
-        return "shell"
-    if _FENCE.search(text) or _HTML.search(text):
-        return None
-    if first.startswith("#") and any(map(DIRECTIVE.match, lines)):
-        return "shell"
-    return _kind_by_content(lines)
-
-
-def _kind_by_content(lines: Sequence[str]) -> Kind | None:
-    if any(line.startswith("dependencies:") for line in lines):
-        return "conda"
-    return "docker" if any(map(_FROM.match, lines)) else None
-
-
-def _kind_of_code(language: str, lines: Sequence[str]) -> Kind:
-    if kind := _kind_by_content(lines):
-        return kind
-    named = language.split(",")[0].split(" ")[0]
-    other = _OTHER_LANGUAGE.fullmatch(named) and not any(map(DIRECTIVE.match, lines))
-    return "other" if other else "shell"
-
-
-def _code(text: str, lines: list[str]) -> Iterator[Block]:
-    # Titles of reStructuredText may be underlined with ~~~.
-    if _RST.search(text) and "```" not in text:
-        return _of_literals(lines)
-    if _FENCE.search(text):
-        return _of_markdown(_TAB.sub("", text))
-    if _HTML.search(text):
-        return _of_html(text)
-    return _of_literals(lines)
-
-
-def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
-    """The blocks of code, and the text between them."""
-    start = sections = 0
-    for block in (*code, Block(len(lines) + 1, ())):
-        text = tuple(lines[start : max(block.line - 1, start)])
-        sections += sum(1 for line in text if _HEADING.match(line))
-        if any(line.strip() for line in text):
-            yield Block(start + 1, text, "text", section=sections)
-        if block.lines:
-            yield block._replace(section=block.section or sections)
-        start = max(start, block.line - 1 + len(block.lines))
-
-
-class _Preformatted(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.depth = 0
-        self.start = 0
-        self.language = ""
-        self.parts: list[str] = []
-        self.found: list[Block] = []
-        self.sections = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        language = given.get("lang") or (given.get("class") or "").removeprefix("language-")
-        if tag in _PREFORMATTED:
-            if not self.depth:
-                self.start, self.parts, self.language = self.getpos()[0], [], language
-            self.depth += 1
-        elif re.fullmatch(r"h[1-6]", tag):
-            self.sections += 1
-        elif tag == "code" and self.depth:
-            self.language = self.language or language
-        elif tag == "br" and self.depth:
-            self.parts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _PREFORMATTED and self.depth:
-            self.depth -= 1
-            if not self.depth:
-                lines = tuple("".join(self.parts).split("\n"))
-                kind = _kind_of_code(self.language, lines)
-                block = Block(self.start, lines, kind, self.language)
-                self.found.append(block._replace(section=self.sections))
-
-    def handle_data(self, data: str) -> None:
-        if self.depth:
-            self.parts.append(data)
-
-
-def _of_html(text: str) -> Iterator[Block]:
-    parser = _Preformatted()
-    parser.feed(text)
-    parser.close()
-    yield from parser.found
-
-
-def _of_markdown(text: str, first: int = 1, depth: int = 0) -> Iterator[Block]:
-    # The text of paragraphs is of no interest here, and takes the longest.
-    parser = MarkdownIt("commonmark").disable(["inline"])
-    for token in parser.parse(text):
-        if token.type not in ("fence", "code_block") or token.map is None:
-            continue
-        line = first + token.map[0] + (token.type == "fence")
-        lines = tuple(token.content.rstrip("\n").split("\n"))
-        # Tabs and notes of some generators hold fences that are indented as code is.
-        if token.type == "code_block" and _FENCE.search(token.content) and depth < 4:
-            yield from _of_markdown(token.content, line, depth + 1)
-        elif token.type == "fence":
-            language = token.info.strip()
-            yield Block(line, lines, _kind_of_code(language, lines), language)
-        else:  # it may also be the text of a note
-            yield Block(line, lines, "text")
-
-
-def _of_literals(lines: list[str]) -> Iterator[Block]:
-    """Literal blocks of reStructuredText: indented lines after one that ends in ``::``."""
-    number = 0
-    while number < len(lines):
-        opening = lines[number]
-        number += 1
-        if not opening.rstrip().endswith("::") and not _LITERAL.match(opening.lstrip()):
-            continue
-        margin = _indent(opening)
-        start = number
-        while number < len(lines) and (
-            not lines[number].strip() or _indent(lines[number]) > margin
-        ):
-            number += 1
-        body = tuple(_dedented(lines[start:number]))
-        if any(line.strip() for line in body):
-            language = opening.partition("::")[2].strip()
-            yield Block(start + 1, body, _kind_of_code(language, body), language)
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _dedented(lines: Sequence[str]) -> Iterator[str]:
-    """Without the common margin; options of the directive are left out."""
-    kept = ["" if re.fullmatch(r"\s*:[\w-]+:.*", line) else line for line in lines]
-    margin = min((_indent(line) for line in kept if line.strip()), default=0)
-    yield from (line[margin:] for line in kept)
-
-
 class Line(NamedTuple):
     """A line, with those that continue it after a backslash.
 
@@ -243,3 +78,157 @@ def logical_lines(lines: Sequence[str]) -> Iterator[Line]:
         if not line.endswith("\\") or len(parts) > 200 or number == len(lines) - 1:
             yield Line(number - len(parts) + 1, number, "\n".join(parts))
             parts = []
+
+
+def blocks(text: str, name: str = "") -> Iterator[Block]:
+    """All lines of a page, in order.
+
+    Args:
+        name: of its file, which may say what it contains.
+    """
+    lines = [line if len(line) <= LONGEST_LINE else REFUSED for line in text.split("\n")]
+    lines = [_CONTROL.sub(REFUSED, line.rstrip("\r").translate(_SPACES)) for line in lines]
+    lines = [line.expandtabs(4) for line in lines]
+    if kind := kind_of_file(name, lines):
+        return iter([Block(1, tuple(lines), kind)])
+    return _with_text(lines, list(_code(lines)))
+
+
+def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
+    """The kind of a file as a whole; None for a page that contains code, and for text."""
+    content = _kind_by_content(lines)
+    for kind, patterns in _KINDS_OF_FILES.items():
+        named = any(fnmatchcase(name.lower(), pattern) for pattern in patterns.split())
+        if named and (kind != "conda" or content == "conda"):
+            return kind
+    first = next((line for line in lines if line.strip()), "")
+    if first.startswith("#!"):
+        return "shell"
+    if any(_FENCE.match(line) or _HTML.search(line) for line in lines):
+        return None
+    is_script = first.startswith("#") and any(map(DIRECTIVE.match, lines))
+    return "shell" if is_script else content
+
+
+def _kind_by_content(lines: Sequence[str]) -> Kind | None:
+    if any(line.startswith("dependencies:") for line in lines):
+        return "conda"
+    return "docker" if any(map(_FROM.match, lines)) else None
+
+
+def _code_block(first: int, lines: Sequence[str], language: str, section: int = 0) -> Block:
+    """A block of code; ``first`` counts from 0."""
+    named = language.split(",")[0].split(" ")[0]
+    other = _OTHER_LANGUAGE.fullmatch(named) and not any(map(DIRECTIVE.match, lines))
+    kind = _kind_by_content(lines) or ("other" if other else "shell")
+    return Block(first + 1, tuple(lines), kind, language=language, section=section)
+
+
+def _code(lines: Sequence[str]) -> Iterator[Block]:
+    # Titles of reStructuredText may be underlined with ~~~.
+    fenced = any(map(_FENCE.match, lines))
+    if fenced and (any("```" in line for line in lines) or not any(map(_RST.match, lines))):
+        return _fenced(lines)
+    if any(map(_HTML.search, lines)):
+        parser = _Preformatted()
+        parser.feed("\n".join(lines))
+        parser.close()
+        return iter(parser.found)
+    return _literals(lines)
+
+
+def _fenced(lines: Sequence[str]) -> Iterator[Block]:
+    """Code between fences. The last one may be open."""
+    number = 0
+    while number < len(lines):
+        opening = _FENCE.fullmatch(lines[number])
+        number += 1
+        if opening:
+            ends = (n for n in range(number, len(lines)) if _is_closing(lines[n], opening[1]))
+            end = next(ends, len(lines))
+            body = _dedented(lines[number:end], quoted=">" in opening[0])
+            yield _code_block(number, body, opening[2].strip())
+            number = end + 1
+
+
+def _is_closing(line: str, fence: str) -> bool:
+    text = line.strip(" \t>")
+    return text.startswith(fence) and not text.strip(fence)
+
+
+def _literals(lines: Sequence[str]) -> Iterator[Block]:
+    """Literal blocks of reStructuredText: indented lines after one that ends in ``::``."""
+    number = 0
+    while number < len(lines):
+        opening = lines[number]
+        number += 1
+        if _LITERAL.match(opening):
+            margin = _indent(opening)
+            ends = (
+                n for n in range(number, len(lines))
+                if lines[n].strip() and _indent(lines[n]) <= margin
+            )  # fmt: skip
+            end = next(ends, len(lines))
+            body = ["" if _OPTION.fullmatch(line) else line for line in lines[number:end]]
+            if any(line.strip() for line in body):
+                yield _code_block(number, _dedented(body), opening.partition("::")[2].strip())
+            number = end
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _dedented(lines: Sequence[str], *, quoted: bool = False) -> list[str]:
+    if quoted:
+        lines = [re.sub(r"^[ \t]*>[ \t]?", "", line) for line in lines]
+    return dedent("\n".join(lines)).split("\n")
+
+
+def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
+    """The blocks of code, and the text between them."""
+    start = sections = 0
+    for block in (*code, Block(len(lines) + 1, ())):
+        text = tuple(lines[start : max(block.line - 1, start)])
+        sections += sum(1 for line in text if _HEADING.match(line))
+        if any(line.strip() for line in text):
+            yield Block(start + 1, text, "text", section=sections)
+        if block.lines:
+            yield block._replace(section=block.section or sections)
+        start = max(start, block.line - 1 + len(block.lines))
+
+
+class _Preformatted(HTMLParser):
+    """The preformatted texts of a page in HTML."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.depth = self.first = self.sections = 0
+        self.language = ""
+        self.parts: list[str] = []
+        self.found: list[Block] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        language = given.get("lang") or (given.get("class") or "").removeprefix("language-")
+        if tag in _PREFORMATTED:
+            if not self.depth:
+                self.first, self.parts, self.language = self.getpos()[0] - 1, [], language
+            self.depth += 1
+        elif re.fullmatch(r"h[1-6]", tag):
+            self.sections += 1
+        elif tag == "code" and self.depth:
+            self.language = self.language or language
+        elif tag == "br" and self.depth:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _PREFORMATTED and self.depth:
+            self.depth -= 1
+            if not self.depth:
+                lines = "".join(self.parts).split("\n")
+                self.found.append(_code_block(self.first, lines, self.language, self.sections))
+
+    def handle_data(self, data: str) -> None:
+        if self.depth:
+            self.parts.append(data)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
@@ -50,6 +50,10 @@ _KEYWORD = re.compile(
     r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift|EOF|EOT|END)\b"
     r"|[{}()\[:]|;;"
 )
+# Instructions of a Dockerfile, and what a shell has in their place.
+_OF_DOCKER = {"RUN": "", "ENV": "export ", "ARG": ""}
+
+Known = Callable[[str], bool]
 
 
 class Statement(NamedTuple):
@@ -72,6 +76,10 @@ class Statement(NamedTuple):
     def directive(self) -> bool:
         return self.origin.text.startswith("#")
 
+    @property
+    def program(self) -> str:
+        return self.words[0] if self.words else ""
+
 
 class Script(NamedTuple):
     """What a block of code contains.
@@ -86,6 +94,18 @@ class Script(NamedTuple):
     lines: tuple[Left, ...]
 
 
+class _Typed(NamedTuple):
+    """What a shell would read of a line: empty for sentences and output.
+
+    Attributes:
+        reason: why the line is no command, if none is found in it.
+    """
+
+    line: Line
+    code: str
+    reason: str
+
+
 def shown_whole(text: str) -> str:
     """A text of the page on one line, without control characters and secrets."""
     return " ".join(clean(text.replace("\\\n", " ")).split()).replace(_PLACEHOLDER, "<...>")
@@ -97,7 +117,7 @@ def shown(text: str) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def read_script(block: Block, source: str, known: Callable[[str], bool], most: int) -> Script:
+def read_script(block: Block, source: str, known: Known, most: int) -> Script:
     """The statements of a block.
 
     Args:
@@ -105,91 +125,63 @@ def read_script(block: Block, source: str, known: Callable[[str], bool], most: i
         known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
-    typed = _typed(block, known)
+    typed = list(_typed(block, known))
     if block.kind in ("conda", "requirements"):
         return Script((), (), tuple(_lines(block, source, typed)))
-    code = [_TO_FILL_IN.sub(_PLACEHOLDER, line) for line in typed]
-    found, inner = _Reader(source, block.line, most).read(code)
-    if not any(each.batch or (each.words and known(each.words[0])) for each in found):
-        found = tuple(each for each in found if not each.words and each.variables)
-    return Script(found, inner, tuple(_lines(block, source, typed)))  # its secrets are known now
+    reader = _Reader(source, block.line)
+    found = reader.read([_TO_FILL_IN.sub(_PLACEHOLDER, each.code) for each in typed], most)
+    if not any(each.batch or known(each.program) for each in found):
+        found = [each for each in found if not each.words and each.variables]
+    # The reader has learnt the secrets of the lines.
+    return Script(tuple(found), tuple(reader.inner), tuple(_lines(block, source, typed)))
 
 
-def _typed(block: Block, known: Callable[[str], bool]) -> list[str]:
-    """What a shell would read of each line; empty for sentences and output."""
-    lines = list(block.lines)
-    for each in logical_lines(lines):
-        if REFUSED in each.text or (block.kind == "text" and not _is_command(each.text, known)):
-            inline = _inline(each.text, known) if block.kind == "text" else ""
-            lines[each.first : each.last + 1] = [inline, *[""] * (each.last - each.first)]
+def _typed(block: Block, known: Known) -> Iterator[_Typed]:
+    prompts = block.kind == "shell" and any(
+        _PROMPT.match(line) for line in block.lines if not line.lstrip().startswith(">>>")
+    )
+    script = False
+    for line in logical_lines(block.lines):
+        first = line.text.split("\n")[0]
+        script = not _PROMPT.match(first) and (script or first.startswith("#!"))
+        code, reason = line.text, ""
+        if REFUSED in line.text:
+            code, reason = "", "control characters, or too long: it was not read"
+        elif block.kind in ("conda", "requirements"):
+            reason = "it lists no package"
+        elif block.kind == "other":
+            code, reason = "", f"{block.language.split(' ')[0] or 'it'} is not shell code"
+        elif block.kind == "docker":
+            code, reason = _of_docker(line.text), "an instruction for the image"
         elif block.kind == "text":
-            lines[each.first] = _without_prompt(each.text.split("\n")[0])
-    if block.kind in ("conda", "requirements", "other"):
-        return [""] * len(lines) if block.kind == "other" else lines
-    if block.kind == "docker":
-        return list(_of_docker(lines))
-    if block.kind == "text":
-        return lines
-    if any(_PROMPT.match(line) for line in lines if not line.lstrip().startswith(">>>")):
-        lines = list(_after_prompts(lines))
-    return lines
+            code, reason = _of_text(line.text, known), "in a sentence"
+        elif prompts and not script:
+            code, reason = _after_prompt(line.text), "output of a command"
+        if code and block.kind not in ("conda", "requirements"):
+            keyword = _KEYWORD.match(code.strip())
+            reason = "control flow" if keyword else "hvdenv found no command in it"
+        # Each line keeps its place.
+        yield _Typed(line, code or "\n" * (line.last - line.first), reason)
 
 
-def _lines(block: Block, source: str, typed: Sequence[str]) -> Iterator[Left]:
-    """Every line. What is not shell code may contain secrets, so that it is not shown."""
-    hidden = Origin(source)
-    before = ""
-    for each in logical_lines(block.lines):
-        text, stripped = "\n".join(typed[each.first : each.last + 1]).strip(), each.text.strip()
-        first, last = block.line + each.first, block.line + each.last
-        comment = (text or stripped).startswith("#") and not DIRECTIVE.match(text or stripped)
-        if not stripped or (comment and block.kind != "text"):
-            continue
-        reason = _why(block, each, text)
-        if text or block.kind == "docker" or (block.kind == "text" and _MENTION.search(stripped)):
-            before = ""
-            yield Left(Origin(source, first, shown(stripped), last), reason, understood=True)
-        elif block.kind != "text":
-            hidden = Origin(source, hidden.line if reason == before else first, "", last)
-            before = reason
-            yield Left(hidden, reason, understood=True)
+def _of_docker(text: str) -> str:
+    """An instruction of a Dockerfile as shell code."""
+    instruction, _, rest = text.strip().partition(" ")
+    if instruction == "ENV" and "=" not in rest:
+        rest = "=".join(rest.split(None, 1))
+    return f"{_OF_DOCKER[instruction]}{rest}" if instruction in _OF_DOCKER else ""
 
 
-def _why(block: Block, line: Line, typed: str) -> str:
-    if REFUSED in line.text:
-        return "control characters, or too long: it was not read"
-    if block.kind in ("conda", "requirements"):
-        return "it lists no package"
-    if typed:
-        return "control flow" if _KEYWORD.match(typed) else "hvdenv found no command in it"
-    return {
-        "text": "in a sentence", "docker": "an instruction for the image",
-        "other": f"{block.language.split(' ')[0] or 'it'} is not shell code",
-    }.get(block.kind, "output of a command")  # fmt: skip
-
-
-# Instructions of a Dockerfile, and what a shell has in their place.
-_OF_DOCKER = {"RUN": "", "ENV": "export ", "ARG": ""}
-
-
-def _of_docker(lines: Sequence[str]) -> Iterator[str]:
-    """A Dockerfile as shell code, line by line."""
-    for each in logical_lines(lines):
-        instruction, _, text = each.text.strip().partition(" ")
-        if instruction == "ENV" and "=" not in text:
-            text = "=".join(text.split(None, 1))
-        known = instruction in _OF_DOCKER and REFUSED not in text
-        code = f"{_OF_DOCKER[instruction]}{text}" if known else "\n" * (each.last - each.first)
-        yield from code.split("\n")
-
-
-def _inline(line: str, known: Callable[[str], bool]) -> str:
-    """The commands that a sentence contains as inline code."""
+def _of_text(line: str, known: Known) -> str:
+    """A command, or the commands that a sentence contains as inline code."""
+    if _is_command(line, known):
+        return _without_prompt(line)
     spans = (next(filter(None, found.groups())) for found in _INLINE.finditer(line))
-    return " ; ".join(span for span in spans if REFUSED not in span and _is_command(span, known))
+    inline = " ; ".join(span for span in spans if _is_command(span, known))
+    return inline + "\n" * line.count("\n") if inline else ""
 
 
-def _is_command(line: str, known: Callable[[str], bool]) -> bool:
+def _is_command(line: str, known: Known) -> bool:
     """Whether a line of a text is a command and not a sentence."""
     if DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
@@ -207,85 +199,85 @@ def _without_prompt(line: str) -> str:
     return line
 
 
-def _after_prompts(lines: Sequence[str]) -> Iterator[str]:
-    """What was typed, and scripts that were shown; empty lines instead of output."""
-    goes_on = script = False
-    for line in lines:
-        typed = _without_prompt(line.removeprefix("> ") if goes_on else line)
-        prompted = typed != line
-        script = not prompted and (script or line.startswith("#!"))
-        if prompted or goes_on or script:
-            yield typed
-            goes_on = typed.rstrip().endswith("\\")
-        else:
-            yield ""
-            goes_on = False
+def _after_prompt(text: str) -> str:
+    """What was typed, without the prompts of lines that go on; empty for output."""
+    typed = _without_prompt(text)
+    return typed.replace("\n> ", "\n") if typed != text else ""
+
+
+def _lines(block: Block, source: str, typed: Sequence[_Typed]) -> Iterator[Left]:
+    """Every line. What is not shell code may contain secrets, so that it is not shown."""
+    hidden = Left(Origin(source), "")
+    for line, code, reason in typed:
+        code, stripped = code.strip(), line.text.strip()
+        first, last = block.line + line.first, block.line + line.last
+        comment = (code or stripped).startswith("#") and not DIRECTIVE.match(code or stripped)
+        if not stripped or (comment and block.kind != "text"):
+            continue
+        if code or block.kind == "docker" or (block.kind == "text" and _MENTION.search(stripped)):
+            hidden = Left(Origin(source), "")
+            yield Left(Origin(source, first, shown(stripped), last), reason, understood=True)
+        elif block.kind != "text":
+            start = hidden.origin.line if reason == hidden.reason else first
+            hidden = Left(Origin(source, start, "", last), reason, understood=True)
+            yield hidden
 
 
 class _Reader:
     """Reads one block, whose first line has the number ``first``."""
 
-    def __init__(self, source: str, first: int, most: int) -> None:
+    def __init__(self, source: str, first: int) -> None:
         self.source = source
         self.first = first
-        self.most = most
         self.parser = _parser()
         self.inner: list[Block] = []
 
-    def read(self, lines: list[str]) -> tuple[tuple[Statement, ...], tuple[Block, ...]]:
-        commands = list(islice(self._parse(lines), self.most))
+    def read(self, codes: Sequence[str], most: int) -> list[Statement]:
+        lines = "\n".join(codes).split("\n")
+        commands = list(islice(self._commands(lines), most))
         inside = {n for each in self.inner for n in range(each.line, each.line + len(each.lines))}
         directives = (
             Statement((), (), self._origin(number, number, line.strip()))
             for number, line in enumerate(lines)
             if DIRECTIVE.match(line.lstrip()) and self.first + number not in inside
         )
-        found = [*islice(directives, self.most), *commands]
+        found = [*islice(directives, most), *commands]
         batch = any(each.directive for each in found)
-        ordered = sorted(found, key=lambda each: each.origin.line)[: self.most]
-        return tuple(each._replace(batch=batch) for each in ordered), tuple(self.inner)
+        ordered = sorted(found, key=lambda each: each.origin.line)[:most]
+        return [each._replace(batch=batch) for each in ordered]
 
-    def _parse(self, lines: list[str]) -> Iterator[Statement]:
+    def _commands(self, lines: list[str]) -> Iterator[Statement]:
+        """Those of the whole block; of its single lines, if it is not valid as a whole."""
         root = self.parser.parse("\n".join(lines).encode()).root_node
         if not root.has_error:
-            yield from self._walk(root, 0)
+            yield from self._statements(root, 0)
             return
         for each in logical_lines(lines):
             node, part = self.parser.parse(each.text.encode()).root_node, each.text.strip()
             if not node.has_error:
-                yield from self._walk(node, each.first)
+                yield from self._statements(node, each.first)
             elif part and not _KEYWORD.match(part):
                 origin = self._origin(each.first, each.last, part)
                 yield Statement((part.split()[0], UNKNOWN), (), origin)
 
-    def _walk(self, root: Node, offset: int) -> Iterator[Statement]:
+    def _statements(self, root: Node, offset: int) -> Iterator[Statement]:
         """Statements below a node. No recursion: pages may nest deeply."""
         stack = [root]
         while stack:
             node = stack.pop()
             if node.type == "heredoc_body":
                 lines = tuple(_text(node).rstrip("\n").split("\n"))
-                block = Block(self.first + offset + node.start_point[0], lines)
                 if kind := kind_of_file("", lines):
-                    self.inner.append(block._replace(kind=kind))
+                    first = self.first + offset + node.start_point[0]
+                    self.inner.append(Block(first, lines, kind))
             elif node.type in ("command", "declaration_command", "unset_command"):
-                yield self._statement(node, offset)
+                yield self._statement(node, offset, *_parts(node))
             elif node.type == "variable_assignment":
-                yield self._made(node, offset, [], list(_assignments([node])))
+                yield self._statement(node, offset, [], list(_assignments([node])))
             elif node.type != "command_substitution":
                 stack += reversed(node.children)
 
-    def _statement(self, node: Node, offset: int) -> Statement:
-        if assigned := _ASSIGNMENT.fullmatch(_text(node)):  # a=/b/$C/$D
-            pair = (assigned[1], re.sub(r"\$\{(\w+)\}", r"$\1", assigned[2]))
-            return self._made(node, offset, [], [pair])
-        variables, words = list(_assignments(node.children)), list(_words(node))
-        while len(words) > 1 and (words[0] in _BEFORE or "=" in words[0]):
-            name, equals, value = words.pop(0).partition("=")
-            variables += [(name, value)] if equals else []
-        return self._made(node, offset, words, variables)
-
-    def _made(
+    def _statement(
         self, node: Node, offset: int, words: list[str], variables: list[tuple[str, str]]
     ) -> Statement:
         learn(variables)  # before the text is shown
@@ -299,11 +291,21 @@ class _Reader:
         return Origin(self.source, self.first + first, shown(text), self.first + last)
 
 
+def _parts(node: Node) -> tuple[list[str], list[tuple[str, str]]]:
+    """The words of a command and the variables that it assigns."""
+    if assigned := _ASSIGNMENT.fullmatch(_text(node)):  # a=/b/$C/$D
+        return [], [(assigned[1], re.sub(r"\$\{(\w+)\}", r"$\1", assigned[2]))]
+    variables, words = list(_assignments(node.children)), list(_words(node))
+    while len(words) > 1 and (words[0] in _BEFORE or "=" in words[0]):
+        name, equals, value = words.pop(0).partition("=")
+        variables += [(name, value)] if equals else []
+    return words, variables
+
+
 def _words(node: Node) -> Iterator[str]:
     if node.type != "command":
-        yield _text(node.children[0])
-        named = (each for each in node.children if each.type in ("variable_name", "word"))
-        yield from map(_text, named)
+        named = (each for each in node.children[1:] if each.type in ("variable_name", "word"))
+        yield from map(_text, chain(node.children[:1], named))
         return
     for child in node.children:
         if child.type == "command_name":
@@ -312,7 +314,7 @@ def _words(node: Node) -> Iterator[str]:
             yield _value(child)
 
 
-def _assignments(nodes: list[Node]) -> Iterator[tuple[str, str]]:
+def _assignments(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
     for node in nodes:
         if node.type == "variable_assignment":
             values = [child for child in node.children[1:] if child.is_named]
@@ -332,7 +334,6 @@ def _value(node: Node) -> str:
     if node.type == "raw_string":
         return text[1:-1]
     if node.type in ("string", "concatenation"):
-        # Spaces in a string belong to no node.
         return "".join(_pieces(node))
     if node.type in ("word", "number", "string_content", "variable_name"):
         return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))
@@ -340,13 +341,15 @@ def _value(node: Node) -> str:
 
 
 def _pieces(node: Node) -> Iterator[str]:
-    at = node.start_byte + (node.type == "string")
-    whole, end = node.text or b"", node.end_byte - (node.type == "string")
+    """The parts of a string. The spaces between them belong to no node."""
+    quote = node.type == "string"
+    whole, start = node.text or b"", node.start_byte
+    at = quote + 0
     for child in node.named_children:
-        yield whole[at - node.start_byte : child.start_byte - node.start_byte].decode()
+        yield whole[at : child.start_byte - start].decode()
         yield _value(child)
-        at = child.end_byte
-    yield whole[at - node.start_byte : end - node.start_byte].decode()
+        at = child.end_byte - start
+    yield whole[at : len(whole) - quote].decode()
 
 
 def _parser() -> Parser:

@@ -37,6 +37,11 @@ class Origin(NamedTuple):
             return self.source
         return f"{self.source}:{self.line}" + (f"-{self.last}" if self.last > self.line else "")
 
+    @property
+    def lines(self) -> set[tuple[str, int]]:
+        last = max(self.line, self.last)
+        return {(self.source, line) for line in range(self.line, last + 1) if line}
+
     def __str__(self) -> str:
         return f"{self.place}: {self.text}" if self.line and self.text else self.place
 
@@ -52,6 +57,7 @@ class Value(NamedTuple):
         value: of a list: one item.
         weight: INFERRED if the command does not state it, but implies it.
         item: whether it is an item of a list.
+        role: what only one item of the list can be, such as the MPI; empty if it excludes no other.
     """
 
     key: Key
@@ -59,6 +65,11 @@ class Value(NamedTuple):
     origin: Origin = _UNKNOWN
     weight: int = COMMAND
     item: bool = False
+    role: str = ""
+
+    @property
+    def table(self) -> str:
+        return ".".join(self.key[:-1])
 
 
 class Left(NamedTuple):

@@ -6,26 +6,27 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tomlkit
 
-from hvdenv.drafting.combine import Choice, Draft, shown_values
-from hvdenv.drafting.commands import OTHER_WAY
+from hvdenv.drafting.combine import Choice, Draft
+from hvdenv.drafting.reader import OTHER_WAY
 from hvdenv.drafting.shell import shown, shown_whole
 from hvdenv.drafting.values import WITHOUT, Key, Left, Origin, Scalar, Value
 
+# Tables in the order of the shipped recipes.
 _TABLES = (
     "", "modules", "python", "conda", "conda.virtual", "conda.packages", "frameworks", "build_tools",
     "packages", "mpi", "horovod", "horovod.gpu", "target", "partitions", "job", "job.attributes",
     "launch", "launch.mca", "network", "environment.build", "environment.run", "places", "container",
 )  # fmt: skip
 _WIDTH = 90
+_TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 
 def summary_of(draft: Draft) -> str:
     """One line for ``hvdenv recipes``."""
     values = {each.key: str(each.value) for each in draft.values if not each.item}
-    titles = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
     frameworks = [
         f"{title} {version}"
-        for name, title in titles.items()
+        for name, title in _TITLES.items()
         if (version := values.get(("frameworks", name, "version")))
     ]
     horovod = f"Horovod {values.get(('horovod', 'version'), '')}".strip()
@@ -36,38 +37,26 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
     """The draft as TOML; ``sources`` are the pages and commands that it comes from."""
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
     parts += [_line("summary", summary_of(draft)), _line("status", "documented")]
-    for table in _tables(draft):
-        lines = list(_table(draft, table))
-        if table:
-            empty = all(line.startswith("#") for line in lines)
-            name = tomlkit.key(list(table)).as_string()
-            parts.append(f"\n{'# ' if empty else ''}[{name}]")
-        parts += lines
-    if draft.partition:
-        parts += [
-            f"\n[{tomlkit.key(['partitions', draft.partition]).as_string()}]",
-            "# cores, gpus, memory_gb, max_time of its nodes: `hvdenv init --here` asks the scheduler",
-        ]
-    for title, left in _lists(draft).items():
-        parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in told_left(left))]
-    return "\n".join(parts) + "\n"
-
-
-def _lists(draft: Draft) -> dict[str, list[Left]]:
-    """What has no table, by the titles of the lists at the end."""
+    # Left lines in the tables that they are about, and in lists at the end.
+    tables: dict[Key, list[Left]] = {each.key[:-1]: [] for each in _all_values(draft)}
+    tables[()] = []
     lists: dict[str, list[Left]] = {}
-    for each in sorted(draft.left, key=lambda left: (left.understood, not left.origin.line)):
-        if not _table_of(each):
-            lists.setdefault(_title(each), []).append(each)
-    return lists
-
-
-def _title(left: Left) -> str:
-    if left.table == OTHER_WAY:
-        return "Another way of the page"
-    if not left.understood:
-        return "Not understood"
-    return "Without effect on a recipe" if left.origin.line else "Also seen on this machine"
+    for left in sorted(draft.left, key=lambda left: (left.understood, not left.origin.line)):
+        if left.table in ("", OTHER_WAY):
+            lists.setdefault(_title(left), []).append(left)
+        else:
+            tables.setdefault(tuple(left.table.split(".")), []).append(left)
+    for table in sorted(tables, key=_place):
+        lines = [*_values(draft, table), *map(_comment, told_left(tables[table]))]
+        empty = all(line.startswith("#") for line in lines)
+        parts += [*_heading(table, empty=empty), *lines]
+    if draft.partition:
+        parts += _heading(("partitions", draft.partition))
+        facts = "cores, gpus, memory_gb, max_time of its nodes"
+        parts.append(f"# {facts}: `hvdenv init --here` asks the scheduler")
+    for title, of_list in lists.items():
+        parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in told_left(of_list))]
+    return "\n".join(parts) + "\n"
 
 
 def _head(draft: Draft, sources: Sequence[str]) -> str:
@@ -80,18 +69,74 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
     if draft.choices:
         lines += ["", "To choose: the sources differ. Remove the # in front of the right value."]
         lines += [f"  {told_choice(each)}" for each in draft.choices]
-    return "\n".join(_comment(line) for line in lines)
+    return "\n".join(map(_comment, lines))
 
 
-def told_choice(choice: Choice) -> str:
-    values = ", ".join(f"{told_value(each.value)} ({each.origin.place})" for each in choice.values)
-    return f"{'.'.join(choice.key)}: {values}"
+def _title(left: Left) -> str:
+    if left.table == OTHER_WAY:
+        return "Another way of the page"
+    if not left.understood:
+        return "Not understood"
+    return "Without effect on a recipe" if left.origin.line else "Also seen on this machine"
 
 
-def told_value(value: Scalar) -> str:
-    if isinstance(value, str) and value.startswith(WITHOUT):
-        return f"without {rendered(value.removeprefix(WITHOUT))}"
-    return rendered(value)
+def _all_values(draft: Draft) -> Iterator[Value]:
+    yield from draft.values
+    yield from (each for choice in draft.choices for each in choice.values)
+
+
+def _place(table: Key) -> tuple[int, Key]:
+    names = (".".join(table), ".".join(table[:1]))
+    return min((_TABLES.index(name) for name in names if name in _TABLES), default=99), table
+
+
+def _heading(table: Key, *, empty: bool = False) -> list[str]:
+    name = tomlkit.key(list(table)).as_string() if table else ""
+    return [f"\n{'# ' if empty else ''}[{name}]"] if table else []
+
+
+def _values(draft: Draft, table: Key) -> Iterator[str]:
+    """The keys of a table, its lists, and open choices as comments."""
+    values = [each for each in draft.values if each.key[:-1] == table]
+    choices = [each for each in draft.choices if each.values[0].key[:-1] == table]
+    offered = [each for choice in choices for each in choice.values]
+    for each in values:
+        if not each.item:
+            yield _of_value(_line(each.key[-1], each.value), each)
+    for key in dict.fromkeys(each.key for each in [*values, *offered] if each.item):
+        of_key = [choice for choice in choices if choice.values[0].key == key]
+        yield from _list([each for each in values if each.key == key], key[-1], of_key)
+    for each in offered:
+        if not each.item:
+            yield _of_value(f"# {_line(each.key[-1], each.value)}", each)
+
+
+def _list(items: Sequence[Value], name: str, choices: Sequence[Choice]) -> Iterator[str]:
+    opening = f"{tomlkit.key([name]).as_string()} = ["
+    if len(items) == 1 and not choices:
+        yield _of_value(f"{opening}{rendered(items[0].value)}]", items[0])
+        return
+    yield opening
+    for each in items:
+        yield _of_value(f"    {rendered(each.value)},", each)
+    for choice in choices:
+        for each in choice.values:
+            value = str(each.value)
+            label = "without it" if value.startswith(WITHOUT) else choice.key[-1]
+            yield _of_value(f"    # {rendered(value.removeprefix(WITHOUT))},", each, f"{label}: ")
+    yield "]"
+
+
+def _of_value(text: str, each: Value, label: str = "") -> str:
+    """A line with the origin of its value. The origin's text is cut, but never its place."""
+    origin = each.origin
+    comment = shown(label + ": ".join(filter(None, (origin.place, origin.text))))
+    room = max(_WIDTH - len(text), len(label) + len(origin.place) + 4, 30)
+    return f"{text}  # {comment if len(comment) <= room else comment[: room - 3] + '...'}"
+
+
+def _line(key: str, value: Scalar) -> str:
+    return f"{tomlkit.key([key]).as_string()} = {rendered(value)}"
 
 
 def rendered(value: Scalar) -> str:
@@ -108,67 +153,15 @@ def _comment(text: str) -> str:
     return f"# {' ' * indent}{shown_whole(text)}".rstrip()
 
 
-def _line(key: str, value: Scalar) -> str:
-    return f"{tomlkit.key([key]).as_string()} = {rendered(value)}"
+def told_choice(choice: Choice) -> str:
+    values = ", ".join(f"{told_value(each.value)} ({each.origin.place})" for each in choice.values)
+    return f"{'.'.join(choice.key)}: {values}"
 
 
-def _tables(draft: Draft) -> list[Key]:
-    """Tables of the draft, in the order of the shipped recipes."""
-    tables = {each.key[:-1] for each in shown_values(draft)}
-    tables |= {tuple(table.split(".")) for each in draft.left if (table := _table_of(each))}
-
-    def place(table: Key) -> tuple[int, Key]:
-        names = (".".join(table), ".".join(table[:1]))
-        return min((_TABLES.index(name) for name in names if name in _TABLES), default=99), table
-
-    return sorted(tables | {()}, key=place)
-
-
-def _table_of(left: Left) -> str:
-    return "" if left.table == OTHER_WAY else left.table
-
-
-def _table(draft: Draft, table: Key) -> Iterator[str]:
-    """The keys of a table, its lists, and comments: open choices and what is no value."""
-    values = [each for each in draft.values if each.key[:-1] == table]
-    choices = [each for each in draft.choices if each.values[0].key[:-1] == table]
-    for each in values:
-        if not each.item:
-            yield _of_value(_line(each.key[-1], each.value), each)
-    items = [each for each in values if each.item]
-    items += [choice.values[0] for choice in choices if choice.values[0].item]
-    for key in dict.fromkeys(each.key for each in items):
-        of_key = [choice for choice in choices if choice.values[0].key == key]
-        yield from _list([each for each in values if each.key == key], key[-1], of_key)
-    for each in (value for choice in choices for value in choice.values if not value.item):
-        yield _of_value(f"# {_line(each.key[-1], each.value)}", each)
-    left = (each for each in draft.left if table and _table_of(each) == ".".join(table))
-    yield from map(_comment, told_left(left))
-
-
-def _list(items: Sequence[Value], name: str, choices: Sequence[Choice]) -> Iterator[str]:
-    opening = f"{tomlkit.key([name]).as_string()} = ["
-    if len(items) == 1 and not choices:
-        yield _of_value(f"{opening}{rendered(items[0].value)}]", items[0])
-        return
-    yield opening
-    for each in items:
-        yield _of_value(f"    {rendered(each.value)},", each)
-    for choice in choices:
-        for each in choice.values:
-            without = isinstance(each.value, str) and each.value.startswith(WITHOUT)
-            value = each.value.removeprefix(WITHOUT) if isinstance(each.value, str) else each.value
-            label = "without it" if without else choice.key[-1]
-            yield _of_value(f"    # {rendered(value)},", each, f"{label}: ")
-    yield "]"
-
-
-def _of_value(text: str, each: Value, label: str = "") -> str:
-    """A line with the origin of its value. The origin's text is cut, but never its place."""
-    origin = each.origin
-    comment = shown(label + ": ".join(filter(None, (origin.place, origin.text))))
-    room = max(_WIDTH - len(text), len(label) + len(origin.place) + 4, 30)
-    return f"{text}  # {comment if len(comment) <= room else comment[: room - 3] + '...'}"
+def told_value(value: Scalar) -> str:
+    if isinstance(value, str) and value.startswith(WITHOUT):
+        return f"without {rendered(value.removeprefix(WITHOUT))}"
+    return rendered(value)
 
 
 def told_left(left: Iterable[Left]) -> Iterator[str]:

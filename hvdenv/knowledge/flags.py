@@ -13,12 +13,19 @@ from packaging.version import Version as Parsed
 from hvdenv.errors import IncompatibleError
 from hvdenv.model.recipe import Gpu, Recipe, Version
 
-_FRAMEWORKS = (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH"), ("mxnet", "MXNET"))
+# HOROVOD_WITH_NAME and HOROVOD_WITHOUT_NAME: the list of a recipe, and the item in it.
+PARTS = {
+    "TENSORFLOW": ("horovod.frameworks", "tensorflow"),
+    "PYTORCH": ("horovod.frameworks", "torch"),
+    "MXNET": ("horovod.frameworks", "mxnet"),
+    "MPI": ("horovod.controllers", "mpi"),
+    "GLOO": ("horovod.controllers", "gloo"),
+}
 _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
 # The keys of [horovod.gpu] that are variables of the build. Folders are as they are, the other
 # values in upper case or, where they are true, 1.
-GPU_VARIABLES = {
+_GPU_VARIABLES = {
     "operations": "HOROVOD_GPU_OPERATIONS",
     **{name: f"HOROVOD_GPU_{name.upper()}" for name in _OPERATIONS},
     "allow_mixed": "HOROVOD_ALLOW_MIXED_GPU_IMPL",
@@ -26,6 +33,12 @@ GPU_VARIABLES = {
     "cuda_home": "HOROVOD_CUDA_HOME",
     "nccl_home": "HOROVOD_NCCL_HOME",
     "rocm_home": "HOROVOD_ROCM_HOME",
+}
+# All keys of a recipe that are variables of the build.
+KEYS = {
+    "horovod.cpu_operations": "HOROVOD_CPU_OPERATIONS",
+    "horovod.gpu.platform": "HOROVOD_GPU",
+    **{f"horovod.gpu.{key}": variable for key, variable in _GPU_VARIABLES.items()},
 }
 
 # The first release that reads a key of [horovod.gpu].
@@ -47,12 +60,11 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
         IncompatibleError: this release would ignore a requested setting.
     """
     wanted, variables = recipe.horovod, {}
-    parts = {name: framework in wanted.frameworks for framework, name in _FRAMEWORKS}
-    parts |= {name.upper(): name in wanted.controllers for name in ("mpi", "gloo")}
-    for name, asked in parts.items():
-        variables[f"HOROVOD_WITH{'' if asked else 'OUT'}_{name}"] = "1"
+    items = {*wanted.frameworks, *wanted.controllers}
+    for name, (_, item) in PARTS.items():
+        variables[f"HOROVOD_WITH{'' if item in items else 'OUT'}_{name}"] = "1"
     if wanted.cpu_operations:
-        variables["HOROVOD_CPU_OPERATIONS"] = wanted.cpu_operations.upper()
+        variables[KEYS["horovod.cpu_operations"]] = wanted.cpu_operations.upper()
     if wanted.gpu:
         variables.update(_gpu_variables(wanted.gpu, recipe))
     variables["HOROVOD_WITHOUT_NVTX"] = "1"
@@ -75,8 +87,8 @@ def _gpu_variables(gpu: Gpu, recipe: Recipe) -> dict[str, str]:
     for what, key, remedy in _problems(gpu, recipe):
         where = f"horovod.gpu.{key}".rstrip(".")
         raise IncompatibleError(what, where=where, remedy=remedy)
-    variables = {"HOROVOD_GPU": {"cuda": "CUDA", "rocm": "ROCM"}[gpu.platform]}
-    for key, variable in GPU_VARIABLES.items():
+    variables = {KEYS["horovod.gpu.platform"]: gpu.platform.upper()}
+    for key, variable in _GPU_VARIABLES.items():
         value = getattr(gpu, key)
         if value is True:
             variables[variable] = "1"

@@ -13,7 +13,7 @@ import pytest
 from hvdenv.cli import init_node
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
-from hvdenv.drafting.commands import read_page
+from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.values import Found, Value
 from hvdenv.drafting.writer import write
 from hvdenv.errors import StepError
@@ -239,9 +239,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "mpirun --np 2 --host a:1,b:1 -N 1 /opt/bin/singularity exec --nv /x.sif python t.py": {
         "job.nodes": 2, "job.ranks_per_node": 1, "container.image": "/x.sif",
     },
-    "conda config --env --prepend channels https://x/ce/1/\nconda config --append channels https://x/ce/2/": {
-        "conda.channels": ["https://x/ce/1/"],
-    },
     "conda config --add channels https://x/nvidia\nconda config --add channels https://x/pytorch": {
         "conda.channels": ["https://x/nvidia", "https://x/pytorch"],
     },
@@ -369,6 +366,9 @@ def test_two_values_are_a_choice() -> None:
         (("packages", "torchaudio"), ["==2.0.2"]),
     ]
     assert '    # "gcc/1",' in write(draft, ["page"])
+    add = "conda config --append channels https://x/ce/"
+    (choice,) = draft_of(f"#!/bin/bash\n{add}1/\n{add}2/\n{add}latest").choices
+    assert [str(each.value)[-2:] for each in choice.values] == ["1/", "2/", "st"]
 
 
 SINFO = """\

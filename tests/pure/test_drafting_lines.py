@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from hvdenv.drafting.combine import combine
-from hvdenv.drafting.commands import read_page
+from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.writer import write
 from hvdenv.model.layers import DEFAULTS
 from hvdenv.schema import Table, parse_toml

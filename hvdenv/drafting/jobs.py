@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.drafting.options import split
+from hvdenv.drafting.options import Option, split, tables
+from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import UNKNOWN, Statement
 from hvdenv.drafting.values import COMMAND, INFERRED, Left, Origin, Read, Value, at, leave
 from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import read_time
 
 # A scheduler that differs from the shipped one, and how: groups that pay, types of nodes instead of
@@ -36,33 +33,11 @@ _DIFFERENT: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 # Types of nodes that are requested by number: rt_F=2 at ABCI, f_node=2 at TSUBAME.
 _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
-_UNSUPPORTED = {"#PJM": "PJM of Fujitsu", "#MSUB": "Moab"}
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
-NQSV = "NQSV of NEC"
-
-
-class Table(NamedTuple):
-    """The options of one batch system, with and without a value.
-
-    Each has the field that it means, or the reason to leave it out (several words).
-    """
-
-    options: dict[str, str]
-    flags: dict[str, str]
-
-
-@lru_cache(maxsize=1)
-def tables() -> dict[str, Table]:
-    document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
-    listed = decode(dict[str, dict[str, dict[str, str]]], document)
-    return {
-        name: Table(**{part: _by_option(fields) for part, fields in parts.items()})
-        for name, parts in listed.items()
-    }
-
-
-def _by_option(part: dict[str, str]) -> dict[str, str]:
-    return {option: field for field, options in part.items() for option in options.split()}
+_UNSUPPORTED = {"#PJM": "PJM of Fujitsu", "#MSUB": "Moab"}
+# Programs that request allocations. qsub belongs to several batch systems.
+_OF_SLURM = ("salloc", "sbatch", "sinteractive")
+REQUESTS = {**dict.fromkeys(_OF_SLURM, "slurm"), "bsub": "lsf", "qsub": ""}
 
 
 class Field(NamedTuple):
@@ -73,29 +48,43 @@ class Field(NamedTuple):
     value: str
 
 
-def scheduler_of(text: str) -> str:
-    """The batch system that a directive is for; empty if hvdenv does not support it."""
+def directive(statement: Statement, page: Page) -> Iterator[Field | Read]:
+    scheduler = scheduler_of(statement, page)
+    if not scheduler:
+        return
+    page.scheduler = scheduler
+    yield Value(at("scheduler"), scheduler)
+    # A comment follows after " #"; within a word, # is a character.
+    text = re.split(r"\s#", statement.origin.text.partition(" ")[2])[0]
+    try:
+        yield from fields_of(statement, shlex.split(text), scheduler)
+    except ValueError:
+        yield leave("its quotes do not match")
+
+
+def scheduler_of(statement: Statement, page: Page) -> str:
+    """The batch system that a directive or a command is for; empty if it is not known."""
+    if not statement.directive:
+        return REQUESTS.get(statement.program) or page.scheduler or _of_qsub(statement.words)
+    text = statement.origin.text
     found = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
     return next(found, "")
+
+
+def _of_qsub(words: Sequence[str]) -> str:
+    """qsub belongs to several batch systems: options tell which."""
+    if any(word.startswith(("select=", "nodes=")) for word in words):
+        return "pbs"
+    return "gridengine" if {"-pe", "-g"} & {*words} else "cobalt" if "-n" in words else ""
 
 
 def unsupported(statements: Iterable[Statement]) -> str:
     """The name of a batch system that hvdenv does not support; empty if it does."""
     texts = [each.origin.text for each in statements if each.directive]
     if any(map(_NQSV.match, texts)):
-        return NQSV
-    return next(
-        (_UNSUPPORTED[word] for text in texts if (word := text.split()[0]) in _UNSUPPORTED), ""
-    )
-
-
-def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
-    # A comment follows after " #"; within a word, # is a character.
-    text = re.split(r"\s#", statement.origin.text.partition(" ")[2])[0]
-    try:
-        yield from fields_of(statement, shlex.split(text), scheduler_of(statement.origin.text))
-    except ValueError:
-        yield leave("its quotes do not match")
+        return "NQSV of NEC"
+    words = (text.split()[0] for text in texts)
+    return next((_UNSUPPORTED[word] for word in words if word in _UNSUPPORTED), "")
 
 
 def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Iterator[Field | Left]:
@@ -103,16 +92,13 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
     # An unknown option may be followed by its value.
     unknown = [
         word for word, following in pairwise(words)
-        if word.startswith("-") and word not in table.flags and not following.startswith("-")
+        if word.startswith("-") and word not in table and not following.startswith("-")
     ]  # fmt: skip
-    # Grid Engine: -pe NAME SLOTS
-    values = {**dict.fromkeys((*table.options, *unknown), 1), "-pe": 2}
-    options = split(words, values)
+    options = split(words, {**table, **dict.fromkeys(unknown, Option("", 1))})
     for option, value in options.given:
-        meaning = table.options.get(option, table.flags.get(option, ""))
+        meaning = table[option].meaning if option in table else ""
         if " " in meaning:
-            several = len(options.given) > 1
-            told = f"{option}: {meaning}" if several else meaning
+            told = f"{option}: {meaning}" if len(options.given) > 1 else meaning
             yield leave(told, understood=not meaning.endswith("?"))
         elif meaning:
             yield Field(statement, meaning, value)
@@ -123,40 +109,10 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
             yield leave(f"{option} has no key in a recipe")
 
 
-class Size(NamedTuple):
-    """The size of a job, as stated or as it follows; 0 is unknown."""
-
-    nodes: int
-    per_node: int
-
-    @property
-    def gap(self) -> str:
-        """What the page does not state."""
-        if self.nodes and self.per_node:
-            return f"it cannot be divided among {self.nodes} nodes with {self.per_node} ranks each"
-        unknown = {"nodes": self.nodes, "ranks of a node": self.per_node}
-        missing = " and the ".join(name for name, number in unknown.items() if not number)
-        return f"the page does not state the {missing}"
-
-
-def _size(fields: Iterable[Field]) -> Size:
-    numbers: dict[str, int] = {}
-    for each in fields:
-        numbers.setdefault(each.field, _number(each.value))
-    ranks = numbers.get("tasks") or numbers.get("ranks", 0)
-    nodes = numbers.get("nodes") or numbers.get("launched_nodes", 0)
-    per_node = numbers.get("ranks_per_node") or numbers.get("launched_per_node", 0)
-    return Size(nodes or _divided(ranks, per_node), per_node or _divided(ranks, nodes))
-
-
-def _divided(total: int, by: int) -> int:
-    """0 if it cannot be divided."""
-    return 0 if not by or total % by else total // by
-
-
 def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Statement, Read]]:
     """What the options of one job mean together, each with the line that it comes from."""
     known = [part for each in fields for part in _parts(each, scheduler)]
+    known = [each for each in known if each.field not in OF_LAUNCHER or each.value.isdigit()]
     if scheduler == "pbs" and not any(each.field in ("nodes", "select") for each in known):
         known = [each._replace(field=_OF_JOB.get(each.field, each.field)) for each in known]
     size = _size(known)
@@ -170,22 +126,32 @@ _CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_on_node", "mpiprocs": "ranks_per_node
           "ppn": "ncpus", "gpus": "gpus_on_node"}  # fmt: skip
 # Without chunks and nodes, these are sizes of the whole job.
 _OF_JOB = {"resource ncpus": "cpus_in_all", "resource ngpus": "gpus_in_all"}
+# Fields of a launcher, which only say how large the job is.
+OF_LAUNCHER = frozenset(
+    {"hosts", "map_by", "ranks", "launched_per_node", "launched_nodes", "launched_slots"}
+)
+_ON_EACH_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
 
 
 def _parts(each: Field, scheduler: str) -> Iterator[Field]:
     """The parts of a compound value as fields of their own."""
+    name, _, slots = each.value.partition("=")
     if each.field == "resources":
         for part in each.value.split(","):
             yield from _resource(each, part, scheduler)
     elif each.field == "attributes":
-        for part in each.value.split(":"):
-            yield each._replace(
-                field=f"resource {part.partition('=')[0]}", value=part.partition("=")[2]
-            )
+        for key, _, text in (part.partition("=") for part in each.value.split(":")):
+            yield each._replace(field=f"resource {key}", value=text)
     elif each.field == "parallel_environment":
-        name, _, slots = each.value.partition("=")
-        yield each._replace(value=name)
-        yield each._replace(field="tasks", value=slots)
+        yield from (each._replace(value=name), each._replace(field="tasks", value=slots))
+    elif each.field == "hosts":
+        hosts = each.value.split(",")
+        slots_of_each = {host.partition(":")[2] for host in hosts}
+        if len(slots_of_each) == 1:
+            yield each._replace(field="launched_nodes", value=str(len(hosts)))
+            yield each._replace(field="launched_slots", value=slots_of_each.pop())
+    elif mapped := _ON_EACH_NODE.fullmatch(each.value):
+        yield each._replace(field="launched_per_node", value=mapped[1])
     else:
         yield each
 
@@ -204,30 +170,62 @@ def _resource(each: Field, part: str, scheduler: str) -> Iterator[Field]:
         yield each._replace(field="nodes", value=value)
     else:
         yield each._replace(field="nodes", value=count)
-        for key, _, number in (chunk.partition("=") for chunk in rest):
-            of_select = f"{key}={number}" if number else key
-            yield each._replace(
-                field=_CHUNK.get(key, "select"), value=number if key in _CHUNK else of_select
-            )
+        for chunk in rest:
+            key, _, number = chunk.partition("=")
+            known = key in _CHUNK
+            yield each._replace(field=_CHUNK.get(key, "select"), value=number if known else chunk)
 
 
-# Fields that are a number: the key, and how it follows from the number.
-_NUMBERS: dict[str, tuple[str, Callable[[int, Size], int]]] = {
-    **{
-        key: (key, lambda number, _: number) for key in ("nodes", "ranks_per_node", "cpus_per_rank")
-    },
-    "gpus_on_node": ("gpus_per_node", lambda number, _: number),
-    "gpus": ("gpus_per_node", lambda number, size: _divided(number, size.nodes)),
-    "gpus_in_all": ("gpus_per_node", lambda number, size: _divided(number, size.nodes)),
-    "gpus_per_rank": ("gpus_per_node", lambda number, size: number * size.per_node),
-    "ncpus": ("cpus_per_rank", lambda number, size: _divided(number, size.per_node)),
-    "cpus_in_all": (
-        "cpus_per_rank",
-        lambda number, size: _divided(number, size.nodes * size.per_node),
-    ),
-}
-# Fields of a launcher, which only say how large the job is.
-OF_LAUNCHER = ("ranks", "launched_per_node", "launched_nodes")
+class Size(NamedTuple):
+    """The size of a job, as stated or as it follows; 0 is unknown."""
+
+    nodes: int
+    per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def gap(self) -> str:
+        """What the page does not state."""
+        if self.ranks:
+            return f"it cannot be divided among {self.nodes} nodes with {self.per_node} ranks each"
+        unknown = {"nodes": self.nodes, "ranks of a node": self.per_node}
+        missing = " and the ".join(name for name, number in unknown.items() if not number)
+        return f"the page does not state the {missing}"
+
+
+def _size(fields: Iterable[Field]) -> Size:
+    stated: dict[str, int] = {}
+    for each in fields:
+        stated.setdefault(each.field, _number(each.value))
+
+    def first(*names: str) -> int:
+        return next((stated[name] for name in names if stated.get(name)), 0)
+
+    ranks = first("tasks", "ranks")
+    nodes = first("nodes", "launched_nodes")
+    per_node = first("ranks_per_node", "launched_per_node", "launched_slots")
+    return Size(nodes or _divided(ranks, per_node), per_node or _divided(ranks, nodes))
+
+
+def _divided(total: int, by: int) -> int:
+    """0 if it cannot be divided."""
+    return 0 if not by or total % by else total // by
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
+# Fields that are numbers: the key, and the size by which they are divided.
+_NUMBERS = {
+    "nodes": ("nodes", ""), "ranks_per_node": ("ranks_per_node", ""), "cpus_per_rank": ("cpus_per_rank", ""),
+    "gpus_on_node": ("gpus_per_node", ""), "gpus": ("gpus_per_node", "nodes"),
+    "gpus_in_all": ("gpus_per_node", "nodes"), "gpus_per_rank": ("gpus_per_node", "of each rank"),
+    "ncpus": ("cpus_per_rank", "per_node"), "cpus_in_all": ("cpus_per_rank", "ranks"),
+}  # fmt: skip
 # Other values of resources are written as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
@@ -247,7 +245,7 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
         yield _time(value, scheduler)
     elif field in _NUMBERS:
         yield from _of_number(field, value.rpartition(":")[2], size)
-    elif field in ("tasks", *OF_LAUNCHER):
+    elif field == "tasks" or field in OF_LAUNCHER:
         yield from _of_ranks(field, _number(value), size)
     elif field in ("gres", "gpus_per_node"):
         yield from _gpus(value, field)
@@ -260,26 +258,30 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
 
 
 def _of_number(field: str, text: str, size: Size) -> Iterator[Read]:
-    key, follows = _NUMBERS[field]
-    number = _number(text)
+    key, by = _NUMBERS[field]
+    number = follows = _number(text)
+    if by == "of each rank":
+        follows = number * size.per_node
+    elif by:
+        follows = _divided(number, getattr(size, by))
     if not number:
         yield leave(f"{text!r} is not one number")
-    elif not follows(number, size):
+    elif not follows:
         yield leave(f"{size.gap}: set job.{key}")
     else:
-        stated = COMMAND if follows(number, Size(0, 0)) else INFERRED
-        yield Value(at("job", key), follows(number, size), weight=stated)
+        yield Value(at("job", key), follows, weight=INFERRED if by else COMMAND)
         yield from [of_site("totals")] if field.endswith("_in_all") else []
 
 
 def _of_ranks(field: str, count: int, size: Size) -> Iterator[Read]:
     """Ranks of the whole job, or of a node: what the page does not state follows from them."""
-    if size.nodes and size.per_node:
+    of_node = field in ("launched_per_node", "launched_slots")
+    if size.ranks:
         yield Value(at("job.nodes"), size.nodes, weight=INFERRED)
         yield Value(at("job.ranks_per_node"), size.per_node, weight=INFERRED)
-    elif field == "launched_per_node" or (field, count, size.nodes) == ("tasks", 1, 0):
+    elif of_node or (field, count, size.nodes) == ("tasks", 1, 0):
         yield Value(at("job.ranks_per_node"), count, weight=INFERRED)
-    else:
+    elif field != "launched_nodes":
         told = "cannot be divided" if size.nodes or size.per_node else f"in all, and {size.gap}"
         yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")
 
@@ -288,39 +290,6 @@ def _of_resource(name: str, text: str, scheduler: str) -> Value:
     if _PLAIN.fullmatch(text) or scheduler == "cobalt":
         return Value(at("job.attributes", name), text)
     return Value(at("job.directives"), f"-l {name}={text}", item=True)
-
-
-def of_site(difference: str) -> Value:
-    return Value((*_SITE, difference), True, weight=INFERRED)
-
-
-def with_scheduler(values: Sequence[Value]) -> list[Value]:
-    """The values with a scheduler of the site in place of the marks of of_site()."""
-    marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
-    kept = [each for each in values if each.key[:2] != _SITE]
-    like = "pbs" if {"totals", "project"} & marks.keys() else "gridengine"
-    if not marks or not any(each.value == like for each in kept if each.key == at("scheduler")):
-        return kept
-    changed = {begin: lines for name in marks for begin, lines in _DIFFERENT[name].items()}
-    first = next(iter(marks.values()))._replace(item=False)
-
-    def value(key: str, text: str, *, item: bool = False) -> Value:
-        return first._replace(key=(*_SITE, key), value=text, item=item)
-
-    return [
-        *(each._replace(value=_SITE[1]) if each.key == at("scheduler") else each for each in kept),
-        value("like", like),
-        *(
-            value("directives", line, item=True)._replace(origin=_AS_SHIPPED)
-            for each in shipped()[like].directives
-            for line in _changed(each, changed)
-        ),
-        *([value("hostfile", "SGE_JOB_HOSTLIST")] if "hostfile" in marks else []),
-    ]
-
-
-def _changed(line: str, changed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    return next((lines for begin, lines in changed.items() if line.startswith(begin)), (line,))
 
 
 def _time(value: str, scheduler: str) -> Read:
@@ -336,10 +305,6 @@ def _time(value: str, scheduler: str) -> Read:
         return leave(f"{value!r} is not a time that hvdenv reads")
 
 
-def _number(text: str) -> int:
-    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
-
-
 def _gpus(value: str, field: str) -> Iterator[Read]:
     """``gpu:a100:4`` of --gres, ``a100:4`` of --gpus-per-node."""
     parts = value.split(":")
@@ -352,3 +317,30 @@ def _gpus(value: str, field: str) -> Iterator[Read]:
         yield Value(at("job.gpu_option"), "gpus-per-node")
     if parts:
         yield Value(at("partitions", "", "gpu"), parts[0])
+
+
+def of_site(difference: str) -> Value:
+    """The mark of a scheduler that differs from the shipped one."""
+    return Value((*_SITE, difference), True, weight=INFERRED)
+
+
+def with_scheduler(values: Sequence[Value]) -> list[Value]:
+    """The values with a scheduler of the site in place of the marks of of_site()."""
+    marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
+    kept = [each for each in values if each.key[:2] != _SITE]
+    like = "pbs" if {"totals", "project"} & marks.keys() else "gridengine"
+    if not marks or not any(each[:2] == (at("scheduler"), like) for each in kept):
+        return kept
+    changed = {begin: lines for name in marks for begin, lines in _DIFFERENT[name].items()}
+    mark = next(iter(marks.values()))
+    kept = [each._replace(value="site") if each.key == at("scheduler") else each for each in kept]
+    kept.append(mark._replace(key=(*_SITE, "like"), value=like))
+    for shipped_line in shipped()[like].directives:
+        begin = next((each for each in changed if shipped_line.startswith(each)), "")
+        kept += [
+            Value((*_SITE, "directives"), line, _AS_SHIPPED, INFERRED, item=True)
+            for line in (changed[begin] if begin else [shipped_line])
+        ]
+    if "hostfile" in marks:
+        kept.append(mark._replace(key=(*_SITE, "hostfile"), value="SGE_JOB_HOSTLIST"))
+    return kept
