@@ -9,23 +9,17 @@ import argparse
 from collections.abc import Iterator
 
 from hvdenv.building.finished import Built, already_built
-from hvdenv.cli.job import run_there
-from hvdenv.cli.options import (
-    add,
-    add_options,
-    give,
-    refuse_foreign_path,
-    refuse_foreign_prefix,
-    report,
-    resolved_of,
-)
-from hvdenv.cli.plan import described, with_requested_lock
-from hvdenv.cli.prepare import Prepared, prepare
+from hvdenv.cli.options import add, add_options, command_line, give, is_locked, read_request
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.model.observe import complete
 from hvdenv.model.recipe import provided_by_modules
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from hvdenv.session.describe import describe
+from hvdenv.session.job import run_there
+from hvdenv.session.output import report
+from hvdenv.session.prepare import Prepared, prepare
+from hvdenv.session.recipe import open_recipe
 
 EXAMPLES = """\
 examples:
@@ -54,30 +48,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    request = read_request(arguments)
     if arguments.where == "compute":
-        return run_there(arguments, "build")
-    resolved = resolved_of(arguments)
+        words = command_line(arguments, where="here", dry_run=False)
+        return run_there(request, "build", words, dry_run=arguments.dry_run)
+    resolved = open_recipe(request)
     workspace = resolved.recipe.places.workspace
-    if workspace and not (arguments.prefix or arguments.dry_run):
-        from hvdenv.cli.perform_build import allocate_workspace
+    if workspace and not (request.prefix or arguments.dry_run):
+        from hvdenv.session.build import allocate_workspace
 
-        allocate_workspace(workspace, resolved, arguments)
-    prepared = prepare(arguments, thorough=False, resolved=resolved)
-    prepared = with_requested_lock(arguments, prepared)
+        allocate_workspace(request, workspace, resolved)
+    prepared = prepare(request, thorough=False, resolved=resolved)
+    if is_locked(request):
+        from hvdenv.session.lock import add_lock
+
+        prepared = add_lock(request, prepared)
     target = prepared.target
     # A build changes what an earlier one made there.
-    refuse_foreign_path(str(target.prefix), arguments)
-    refuse_foreign_prefix(target.store, arguments)
+    request.gate.refuse_path(str(target.prefix))
+    request.gate.refuse_prefix(target.store)
     before, plan = target.active(), prepared.plan()
-    built = None if arguments.rebuild else already_built(target, plan, arguments.accept_drift)
+    built = None if arguments.rebuild else already_built(target, plan, request.accept_drift)
     if arguments.dry_run:
-        print(described(plan, prepared) if built is None else f"nothing to do: {built.prefix}")
+        print(describe(plan, prepared) if built is None else f"nothing to do: {built.prefix}")
         return 0
     if built is None:
-        from hvdenv.cli.perform_build import build_prepared
+        from hvdenv.session.build import build_prepared
 
         prepared = prepared._replace(facts=complete(prepared.facts, Runner()))
-        built = build_prepared(prepared, plan, arguments)
+        built = build_prepared(
+            request, prepared, plan, rebuild=arguments.rebuild, break_lock=arguments.break_lock
+        )
     elif not arguments.quiet:
         for each in built.drift:
             report(f"drift from the lock: {each}")

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import gettempdir
-from types import MappingProxyType
 from typing import NamedTuple
 
 from hvdenv.building.availability import Availability
-from hvdenv.cli.options import add, add_options, print_json, report
-from hvdenv.cli.prepare import Prepared, prepare
-from hvdenv.cli.progress import Silent
+from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.combinations import (
@@ -32,18 +27,18 @@ from hvdenv.knowledge.combinations import (
     comparable,
     summary_of,
 )
-from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, edits_of, propose
-from hvdenv.knowledge.rules import Rule, all_rules, judge
-from hvdenv.model.cluster import Job, Modules
-from hvdenv.model.layers import Resolved
-from hvdenv.model.recipe import executed_paths
+from hvdenv.knowledge.rules import Rule
+from hvdenv.model.cluster import Modules
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
-from hvdenv.schema import encode, nearest
+from hvdenv.schema import encode
+from hvdenv.session.judge import blocking_rules, judge_recipe, refuse_unknown, told
+from hvdenv.session.output import print_json, report
+from hvdenv.session.prepare import Prepared, prepare
+from hvdenv.session.progress import Silent
 from hvdenv.sites import module_shell
-from hvdenv.sites.batch import refusals
 from hvdenv.sites.modules import offers
 from hvdenv.sites.trials import Examined
 
@@ -94,7 +89,7 @@ class Checked(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     refuse_unknown(arguments.allow)
     found = _checked(arguments)
-    blocked = bool(_blocking(found.rules, arguments.allow)) or bool(
+    blocked = bool(blocking_rules(found.rules, arguments.allow)) or bool(
         found.modules and any(each.state != "loads" for each in found.modules.examined)
     )
     if arguments.json:
@@ -106,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked(arguments: argparse.Namespace) -> Checked:
-    prepared = prepare(arguments, thorough=True, anywhere=True)
+    prepared = prepare(read_request(arguments, anywhere=True), thorough=True)
     answer = _looked_up(arguments, prepared)
     rules = judge_recipe(prepared, answer.wrong)
     wanted = prepared.resolved.recipe.modules
@@ -129,7 +124,7 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
         "facts": found.prepared.facts.origin,
         "python": found.prepared.python.path,
         "findings": [{**encode(rule), "allowed": rule.id in allowed} for rule in found.rules],
-        **document_of(found.change),
+        **({"change": found.change.document()} if found.change else {}),
         **({"modules": encode(found.modules)} if found.modules else {}),
         **({"modules_not_examined": found.unseen} if found.unseen else {}),
         **({"combination": encode(found.tried[1])} if found.tried else {}),
@@ -145,7 +140,7 @@ def _lines(found: Checked, blocked: bool) -> Iterator[str]:
     yield from (told(rule, found.prepared.resolved) for rule in found.rules)
     yield from summary_of(*found.tried) if found.tried else ()
     yield from _told_modules(found.modules) if found.modules else ()
-    yield from told_change(found.change, "Suggested recipe changes") if found.change else ()
+    yield from found.change.lines("Suggested recipe changes") if found.change else ()
     unseen = (f"modules of the recipe: {found.unseen}",) if found.unseen else ()
     yield from (f"looked up: {each}" for each in found.answer.looked_up)
     not_looked_up = (*found.answer.not_looked_up, *unseen)
@@ -163,7 +158,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     if arguments.offline:
         return Availability(not_looked_up=("packages: --offline",))
     from hvdenv.building.lookup import Questions, look_up
-    from hvdenv.cli.find_lock import resolution_of
+    from hvdenv.session.lock import resolution_of
 
     if not 1 <= arguments.timeout <= 3600:
         raise UsageError(
@@ -227,110 +222,3 @@ def _told_modules(there: ModulesHere) -> Iterator[str]:
     yield from (f"  {each}" for each in there.examined)
     for what, modules in there.offers.items():
         yield f"modules that offer {what}: {', '.join(modules) or 'none'}"
-
-
-def document_of(change: Change | None) -> dict[str, object]:
-    return {"change": {"diff": change.diff, "options": change.options}} if change else {}
-
-
-def told_change(change: Change, what: str) -> Iterator[str]:
-    if change.file and change.diff:
-        yield f"{what}:"
-        yield change.diff.rstrip("\n")
-    elif change.after:
-        yield f"{what}, as your own recipe (a file with any name that ends in .toml):"
-        yield change.after.rstrip("\n")
-    if change.options:
-        yield f"options that fix it: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
-
-
-def judge_recipe(
-    prepared: Prepared, wrong: Mapping[str, frozenset[str]] = MappingProxyType({})
-) -> tuple[Rule, ...]:
-    """The rules that apply, most severe first; ``wrong`` is what look_up() found."""
-    recipe, python = prepared.resolved.recipe, prepared.python
-    versions = choose_versions(recipe, python)
-    looked_up = {**wrong, "folders_missing": _missing_folders(prepared),
-                 "job_refused": _job_refused(prepared)}  # fmt: skip
-    return judge(observables(recipe, prepared.facts, python, versions, looked_up))
-
-
-def _missing_folders(prepared: Prepared) -> frozenset[str]:
-    """Folders of the recipe that this machine lacks, if the recipe is for it and not for an image."""
-    recipe = prepared.resolved.recipe
-    if prepared.facts.origin != "observed" or recipe.container:
-        return frozenset()
-    return frozenset(
-        f"{prepared.resolved.where(key)} = {path}"
-        for key, path in executed_paths(recipe)
-        # Without the script of modules.init, hvdenv looks for others.
-        if path.startswith("/") and not key.startswith("modules.") and not os.path.exists(path)
-    )
-
-
-def _job_refused(prepared: Prepared) -> frozenset[str]:
-    """Why the site could not run the recipe's job. What each user adds to it does not count."""
-    recipe = prepared.resolved.recipe
-    if not recipe.dialect:
-        return frozenset()
-    unknown = tuple(each for each in recipe.job.requires if each not in Job._fields)
-    job, where = recipe.job._replace(requires=unknown), prepared.resolved.where
-    refused = refusals(job, recipe.dialect, recipe.partitions, where=where)
-    return frozenset(f"{each.where}: {each.message}" for each in refused)
-
-
-_KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
-
-
-def _places(rule: Rule, resolved: Resolved) -> str:
-    """File and line of the keys that a rule names and this recipe sets."""
-    keys = dict.fromkeys((*rule.edit, *_KEY.findall(f"{rule.message} {rule.remedy}")))
-    set_by = {key: layer.name for key, layer in resolved.setters.items()}
-    places = [resolved.where(key) for key in keys if set_by.get(key, "default") != "default"]
-    return ", ".join(place for place in places if place not in rule.message)
-
-
-def told(rule: Rule, resolved: Resolved | None = None) -> str:
-    lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
-    if rule.severity != "note":
-        lines.append(f"  symptom: {rule.symptom}")
-    if resolved and (places := _places(rule, resolved)):
-        lines.append(f"  where: {places}")
-    lines.append(f"  what to do: {rule.remedy}")
-    for key, value in rule.edit.items():
-        lines.append(
-            f"    in the recipe: {key} = {value}" if value else f"    remove from the recipe: {key}"
-        )
-    return "\n".join([*lines, f"  source: {rule.source} ({rule.certainty})"])
-
-
-def refuse_unknown(allowed: Sequence[str]) -> None:
-    """Stop at an id that no rule has."""
-    known = [rule.id for rule in all_rules()]
-    for name in allowed:
-        if name not in known:
-            raise UsageError(
-                f"--allow {name}: no rule has this name{nearest(name, known)}",
-                remedy="`hvdenv check RECIPE` shows the names",
-            )
-
-
-def _blocking(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
-    return [rule for rule in rules if rule.severity == "block" and rule.id not in allowed]
-
-
-def refuse_blocked(
-    rules: Sequence[Rule], allowed: Sequence[str], resolved: Resolved | None = None, *, quiet: bool
-) -> None:
-    """Print warnings, and stop if a rule blocks that is not allowed, or if an allowed id is unknown."""
-    refuse_unknown(allowed)
-    for rule in rules:
-        if rule.severity == "warn" and not quiet:
-            report(told(rule, resolved))
-    if blocking := _blocking(rules, allowed):
-        raise IncompatibleError(
-            "known incompatibility: " + blocking[0].message,
-            detail="\n".join(told(rule, resolved) for rule in blocking),
-            remedy="follow the remedies above; to build anyway: "
-            + " ".join(f"--allow {rule.id}" for rule in blocking),
-        )

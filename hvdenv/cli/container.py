@@ -13,9 +13,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hvdenv.cli.check import refuse_blocked
-from hvdenv.cli.options import add, add_options, print_json, report, resolved_of
-from hvdenv.cli.target import named
+from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.cli.verify_report import print_report
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
@@ -39,6 +37,10 @@ from hvdenv.plans.images.tools import (
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner
+from hvdenv.session.judge import refuse_blocked
+from hvdenv.session.output import print_json, report
+from hvdenv.session.recipe import open_recipe
+from hvdenv.session.trust_gate import Gate
 from hvdenv.sites.hosts import parse_hosts
 
 EXAMPLES = """\
@@ -92,13 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.preflight and (arguments.build or arguments.to):
         raise UsageError(
             "--preflight checks an existing image, and cannot be combined with --build and --to",
-            remedy=f"build it first: hvdenv container {named(arguments)} --build",
+            remedy=f"build it first: hvdenv container {read_request(arguments).named} --build",
         )
     if arguments.preflight and not arguments.hosts:
         raise UsageError("--preflight needs hosts", remedy="name them: --hosts f1:2,f2:2")
     if arguments.hosts and not arguments.preflight:
         raise UsageError("--hosts needs --preflight", remedy="add --preflight")
-    resolved = resolved_of(arguments, shown=not (arguments.build or arguments.preflight))
+    request = read_request(arguments)
+    if not (arguments.build or arguments.preflight):  # the definition executes nothing
+        request = request._replace(gate=Gate(trusted=True), anywhere=True)
+    resolved = open_recipe(request)
     return _preflight(arguments, resolved) if arguments.preflight else _define(arguments, resolved)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv.cli.options import add, add_options, is_coloured, print_json, report
+from hvdenv.cli.options import add, add_options, is_coloured
 from hvdenv.contents import difference
 from hvdenv.environments import installed
 from hvdenv.masking import print_coloured
 from hvdenv.places import find_places
+from hvdenv.session.output import print_json, report
 
 EXAMPLES = """\
 examples:

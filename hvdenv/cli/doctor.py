@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add, add_options, print_json, usable
+from hvdenv.cli.options import add, add_options
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.failures import Kind
@@ -17,6 +17,8 @@ from hvdenv.masking import clean
 from hvdenv.places import find_places, reporting
 from hvdenv.reading import LOG, open_file
 from hvdenv.schema import Table
+from hvdenv.session.output import print_json
+from hvdenv.session.request import usable
 
 if TYPE_CHECKING:
     from hvdenv.knowledge.remedies import Change
@@ -110,8 +112,6 @@ def _rules(found: Found) -> list[Rule]:
 
 
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
-    from hvdenv.cli.check import document_of
-
     def listed(kind: Kind) -> list[Table]:
         return [each._asdict() for each in diagnosis.of_kind(kind)]
 
@@ -129,17 +129,15 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
         "versions": diagnosis.mentions,
         "lines": diagnosis.lines,
         "given_up": diagnosis.given_up,
-        **document_of(change),
+        **({"change": change.document()} if change else {}),
     }
 
 
 def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
-    from hvdenv.cli.check import told_change
-
     first = next(iter(diagnosis.found), None)
     yield f"{_TITLES[first.kind]}: {_told(first)}" if first else "not recognised"
     yield from _details(first, diagnosis.own or change is not None) if first else ()
-    yield from told_change(change, "Suggested recipe change") if change else ()
+    yield from change.lines("Suggested recipe change") if change else ()
     yield from _others(diagnosis, first)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"

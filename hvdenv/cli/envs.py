@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add, add_options, age, print_json, report, time_ago
+from hvdenv.cli.options import add, add_options, age, time_ago
 from hvdenv.environments import last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
@@ -15,6 +15,7 @@ from hvdenv.environments.storage import Cache, Generation, Room
 from hvdenv.errors import UsageError
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.runner import Runner
+from hvdenv.session.output import print_json, report
 
 if TYPE_CHECKING:
     from hvdenv.environments.prune import Cleared

@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvdenv.cli.options import add, add_options, environment_of, report, resolved_of
+from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import installed
 from hvdenv.errors import UsageError
 from hvdenv.places import find_places, named_file, write_text
+from hvdenv.session.output import report
+from hvdenv.session.recipe import open_recipe
+from hvdenv.session.target import planned_environment
 
 EXAMPLES = """\
 examples:
@@ -32,7 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     if arguments.recipe:
-        prefix = environment_of(arguments, resolved_of(arguments, shown=True)).prefix
+        request = read_request(arguments)
+        prefix = planned_environment(request, open_recipe(request)).prefix
     elif arguments.prefix:
         prefix = arguments.prefix.expanduser().absolute()
     else:

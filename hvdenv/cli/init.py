@@ -18,10 +18,6 @@ from hvdenv.cli.init_node import ask_node
 from hvdenv.cli.options import (
     add,
     add_options,
-    print_json,
-    refuse_foreign_home,
-    report,
-    usable,
 )
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
@@ -40,6 +36,9 @@ from hvdenv.places import home_folder
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
+from hvdenv.session.output import print_json, report
+from hvdenv.session.request import usable
+from hvdenv.session.trust_gate import Gate
 from hvdenv.sites.batch import counted
 
 EXAMPLES = """\
@@ -130,7 +129,7 @@ def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
     if arguments.where == "compute":
         if not arguments.here:
             raise UsageError("--where compute needs --here", remedy="add --here")
-        refuse_foreign_home(arguments)  # it keeps the job's script
+        Gate().refuse_home()  # it keeps the job's script
     if arguments.dry_run and arguments.where != "compute":
         raise UsageError(
             "--dry-run needs --where compute: init submits nothing here",

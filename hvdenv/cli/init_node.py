@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-from hvdenv.cli.job import OWN, own_script, to_the_end
-from hvdenv.cli.options import report
 from hvdenv.drafting.combine import Draft, nested
 from hvdenv.drafting.node import Seen, drafted
 from hvdenv.drafting.values import Found
@@ -18,6 +16,8 @@ from hvdenv.places import Places, find_places, make_folder
 from hvdenv.reading import STATE, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode
+from hvdenv.session.job import OWN, own_script, to_the_end
+from hvdenv.session.output import report
 from hvdenv.sites.batch import BatchJob, charged, check, own_job
 from hvdenv.sites.jobs import OUTPUT_SECONDS, Submitted, submit
 

@@ -14,11 +14,7 @@ from packaging.version import Version
 
 from hvdenv.building.effects import try_modules
 from hvdenv.building.resolve import attempt, failure
-from hvdenv.cli.find_lock import resolution_of, with_recorded_lock
-from hvdenv.cli.options import add, add_options, give, refuse_foreign_prefix
-from hvdenv.cli.perform_build import build_prepared
-from hvdenv.cli.prepare import Prepared, prepare
-from hvdenv.cli.progress import choose
+from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.contents.packages import Contents
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
@@ -32,6 +28,11 @@ from hvdenv.plans.step import Progress
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode, encode
+from hvdenv.session.build import build_prepared
+from hvdenv.session.lock import add_recorded_lock, resolution_of
+from hvdenv.session.prepare import Prepared, prepare
+from hvdenv.session.progress import choose
+from hvdenv.session.request import Request
 
 EXAMPLES = """\
 examples:
@@ -56,11 +57,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     wanted = additions.parse(arguments.packages)
-    prepared = prepare(arguments, thorough=True)
+    request = read_request(arguments)
+    prepared = prepare(request, thorough=True)
     target, active = prepared.target, _active(prepared)
-    refuse_foreign_prefix(target.prefix, arguments)
+    request.gate.refuse_prefix(target.prefix)
     record = generations.read_record(target.record(active))
-    prepared = with_recorded_lock(arguments, prepared, record)
+    prepared = add_recorded_lock(request, prepared, record)
     before = _before(record, target.record(active))
     base = _base(prepared, before.base if before else record.plan_digest)
     contents = installed.contents_of_folder(target.generation(active))
@@ -71,14 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         give(arguments, {"added": {}, "changed": False}, said)
         return 0
     prepared = prepared._replace(additions=chosen)
-    added = _ask(prepared, active, contents, arguments)
+    added = _ask(request, prepared, active, contents)
     if arguments.dry_run:
         said = f"would add: {_versions(added)}"
         give(arguments, {"added": added, "changed": False}, said)
         return 0
-    arguments.rebuild = False
-    arguments.accept_drift = list(record.lock.accepted) if record.lock else []
-    built = build_prepared(prepared, prepared.plan(), arguments)
+    if record.lock:
+        request = request._replace(accept_drift=tuple(record.lock.accepted))
+    built = build_prepared(request, prepared, prepared.plan(), break_lock=arguments.break_lock)
     give(
         arguments, {"added": added, **encode(built)},
         f"added: {_versions(added)}",
@@ -133,9 +135,7 @@ def _base(prepared: Prepared, built: str) -> str:
     return digest
 
 
-def _ask(
-    prepared: Prepared, active: str, contents: Contents, arguments: argparse.Namespace
-) -> dict[str, str]:
+def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) -> dict[str, str]:
     """Have pip say what it would install without moving what is there; versions by name."""
     pip = contents.distributions.get("pip", "0")
     if Version(pip) < Version(_TELLING_PIP):
@@ -147,7 +147,7 @@ def _ask(
     there = resolution_of(prepared, prepared.target.generation(active))
     with (
         scratch.folder(find_places().scratch, "asking") as work,
-        choose(1, quiet=arguments.quiet, verbose=arguments.verbose) as progress,
+        choose(1, quiet=request.quiet, verbose=request.verbose) as progress,
     ):
         runner = work.runner
         modules = try_modules(prepared.resolved.recipe, runner)

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from packaging.utils import canonicalize_name
 
 from hvdenv.building.resolve import pylock
-from hvdenv.cli import find_lock
-from hvdenv.cli.options import add, add_options, give, report
-from hvdenv.cli.prepare import Prepared, prepare
+from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, NetworkError, RecipeError, StepError, UsageError
@@ -23,6 +21,10 @@ from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, 
 from hvdenv.places import find_places
 from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
+from hvdenv.session import lock as find_lock
+from hvdenv.session.output import report
+from hvdenv.session.prepare import Prepared, prepare
+from hvdenv.session.request import Request
 
 EXAMPLES = """\
 examples:
@@ -46,23 +48,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prepared = _prepare(arguments)
+    request = read_request(arguments, anywhere=True)
+    prepared = _prepare(request, arguments.platform)
     try:
-        present = find_lock.find(arguments, prepared)
+        present = find_lock.find(request, prepared)
     except (LockError, RecipeError) as error:
         if arguments.check or arguments.update:
             raise
         report(f"{error}\nwriting a new lock from what is available now")
         present = None
     if arguments.check:
-        return _check(present, prepared, arguments)
+        return _check(request, present, prepared, arguments)
     _refuse_unknown(arguments.update, present)
     inputs, cpu = find_lock.inputs_of(prepared), find_lock.cpu_packages(prepared.resolved.recipe)
     moves = arguments.update or arguments.upgrade
     if present and not moves and compare.packages_still_fit(present, inputs, cpu):
         locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
-        locked = _resolve(arguments, prepared, present)
+        locked = _resolve(arguments, request, prepared, present)
     locked = _with_build(locked, present, prepared)
     changed = folders.write(locked)
     state = "built" if locked.lock.built else "resolved, not built yet"
@@ -73,17 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare(arguments: argparse.Namespace) -> Prepared:
-    prepared = prepare(arguments, thorough=False, anywhere=True)
-    if not arguments.platform:
+def _prepare(request: Request, platform: str | None) -> Prepared:
+    prepared = prepare(request, thorough=False)
+    if not platform:
         return prepared
-    machine = arguments.platform.partition("-")[2]
+    machine = platform.partition("-")[2]
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
 
-def _check(present: Locked | None, prepared: Prepared, arguments: argparse.Namespace) -> int:
+def _check(
+    request: Request, present: Locked | None, prepared: Prepared, arguments: argparse.Namespace
+) -> int:
     if present is None:
-        raise find_lock.no_lock(arguments, prepared)
+        raise find_lock.no_lock(request, prepared)
     changes = [
         str(each) for each in compare.changed(present.lock.inputs, find_lock.inputs_of(prepared))
     ]
@@ -111,9 +116,11 @@ def _refuse_unknown(name: str | None, present: Locked | None) -> None:
         )
 
 
-def _resolve(arguments: argparse.Namespace, prepared: Prepared, present: Locked | None) -> Locked:
+def _resolve(
+    arguments: argparse.Namespace, request: Request, prepared: Prepared, present: Locked | None
+) -> Locked:
     """A new lock from indexes and channels; it keeps versions of the present one if it can."""
-    inputs, root = find_lock.inputs_of(prepared), find_lock.root_of(arguments, prepared)
+    inputs, root = find_lock.inputs_of(prepared), find_lock.root_of(request, prepared)
     kept = None if arguments.upgrade else present
     texts: dict[File, str] = {}
     with scratch.folder(find_places().scratch, "resolving") as work:
@@ -157,7 +164,7 @@ def _conda(
     """Solve for the conda packages; locked versions are preferred."""
     before = condalock.packages(kept) if kept and CONDA in kept.texts else None
     prefer = condalock.preferring(before, arguments.update) if before else {}
-    find_lock.run_steps(arguments, maker.solution(prefer), work)
+    find_lock.run_steps(read_request(arguments), maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
     return condalock.render(records, maker.conda_spec)
 
@@ -188,7 +195,7 @@ def _pypi(
     ]
     for number, steps in enumerate(attempts, 1):
         try:
-            find_lock.run_steps(arguments, steps, work)
+            find_lock.run_steps(read_request(arguments), steps, work)
         except StepError as error:
             if number == len(attempts) or isinstance(error, NetworkError):
                 raise

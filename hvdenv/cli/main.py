@@ -130,7 +130,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         )  # fmt: skip
         command._positionals.title = "arguments"
         module.configure(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
     return parser
 
 
@@ -167,7 +167,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command in RUN_PROGRAMS and "--" in words:
         at = words.index("--")
         words, program = words[:at], words[at + 1 :]
-    parsed = argparse.Namespace(program=program, words=words)
+    parsed = argparse.Namespace(program=program)
     if command and command not in COMMANDS:
         unknown = f'there is no command "{command}"{nearest(command, COMMANDS)}'
         successor = "hvdenv wheels list and hvdenv wheels prune replace it"
@@ -213,9 +213,9 @@ def _of_machine(error: Exception) -> HvdenvError | None:
 
 def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
     if hasattr(arguments, "trust"):  # every command that executes anything has --trust
-        from hvdenv.cli.options import refuse_foreign_home
+        from hvdenv.cli.options import gate
 
-        refuse_foreign_home(arguments)
+        gate(arguments).refuse_home()
 
 
 def _report(error: HvdenvError) -> int:

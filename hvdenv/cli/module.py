@@ -11,13 +11,14 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.cli.options import add, add_options, report
-from hvdenv.cli.target import choose_built, take_active
+from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import modulefile
 from hvdenv.errors import UsageError
 from hvdenv.places import make_folder, named_file, named_folder, reporting, user_name, write_text
 from hvdenv.reading import OWN, read_text
 from hvdenv.runner import environment
+from hvdenv.session.output import report
+from hvdenv.session.target import choose_built, with_active
 from hvdenv.sites.module_systems import BACKENDS
 
 EXAMPLES = """\
@@ -47,8 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    take_active(arguments)
-    installed, active, record = choose_built(arguments)
+    installed, active, record = choose_built(with_active(read_request(arguments)))
     # Not the prefix, since what a module provides must not change while jobs use it.
     generation = installed.generation(active)
     user = user_name(generation.stat().st_uid)

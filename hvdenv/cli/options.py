@@ -1,37 +1,26 @@
-"""Options that commands share, and what they mean."""
+"""Options that commands share, and the request that they make."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 import shlex
-import stat
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdenv import trust
-from hvdenv.environments import generations
-from hvdenv.environments.generations import Environment
-from hvdenv.errors import StepError, UntrustedError, UsageError
-from hvdenv.model.cluster import SiteKeys, Wheels, Workspace
-from hvdenv.model.folders import User, expand, unset_variable
-from hvdenv.model.layers import Resolved, load_recipe, own_keys, read_layer
-from hvdenv.model.recipe import Recipe, executed_paths, executed_words
-from hvdenv.places import environment_name, find_places, home_folder, login_name, make_folder
-from hvdenv.reading import HOSTS, Content, read_text
-from hvdenv.runner import Runner, environment
-from hvdenv.sites import workspace
-from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
-from hvdenv.trust import Fault, Owners
+from hvdenv.errors import UsageError
+from hvdenv.session.output import print_json
+from hvdenv.session.request import SITE_VARIABLE, Request, site_file
+from hvdenv.session.trust_gate import Gate
+from hvdenv.sites.batch import OPTIONS as JOB_OPTIONS
 
-SITE_VARIABLE = "HVDENV_SITE"
+# What a job requests. Only a batch job has an output file.
+REQUESTS = tuple(field for field in JOB_OPTIONS if field != "output")
+_COUNTS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
 
 
 def add(
@@ -65,10 +54,10 @@ def _add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
     add(
         parser, "recipe RECIPE",
         "a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
-        nargs="?" if optional else None,
+        nargs="?" if optional else None, default="",
     )  # fmt: skip
     add(
-        parser, "--variant V",
+        parser, "--variant VARIANT",
         "use this variant of the recipe; may be repeated", action="append", default=[],
     )  # fmt: skip
     add(
@@ -79,40 +68,13 @@ def _add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
     add_options(parser, "site")
 
 
-def site_file(arguments: argparse.Namespace) -> Path | None:
-    named = getattr(arguments, "site", None) or environment().get(SITE_VARIABLE)
-    return Path(named) if named else None
-
-
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     add(
-        where, "--hosts H",
+        where, "--hosts HOST:SLOTS,...",
         "hosts and their slots, such as gpu32:4,gpu33:4 (default: those of the allocation)",
     )  # fmt: skip
-    add(where, "--hostfile F", "file with one host per line", type=Path)
-
-
-def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
-    """The hosts of --hosts or --hostfile; empty without these."""
-    if arguments.hostfile:
-        return parse_hostfile(read_hostfile(arguments.hostfile), str(arguments.hostfile))
-    return parse_hosts(arguments.hosts) if arguments.hosts is not None else ()
-
-
-def read_hostfile(path: Path) -> str:
-    remedy = "name the hosts with --hosts"
-    with usable(path, remedy, "cannot read the host file"):
-        return read_text(path, HOSTS, errors="replace")
-
-
-@contextmanager
-def usable(path: object, remedy: str, what: str = "cannot read it") -> Iterator[None]:
-    """Report an error with a file that the user named as a usage error."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{what}: {error.strerror}", where=str(path), remedy=remedy) from error
+    add(where, "--hostfile FILE", "file with one host per line", type=Path)
 
 
 def _python(text: str) -> str:
@@ -121,6 +83,25 @@ def _python(text: str) -> str:
             f"{text!r} is not a version such as 3.11; hvdenv looks for the interpreter on PATH and in the folders of version managers"
         )
     return text
+
+
+def add_requests(group: argparse._ActionsContainer) -> None:
+    """Options for fields of a job; their names are those of the fields."""
+    helps = {"time": "such as 1:30:00 or 2-00:00:00", "partition": "partition or queue"}
+    for field in REQUESTS:
+        kind: type = int if field in _COUNTS else str
+        metavar = "N" if kind is int else field.upper()
+        add(group, f"--{field.replace('_', '-')} {metavar}", helps.get(field), type=kind)
+
+
+def _add_image(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    add(
+        group, "--image FILE",
+        "run from this image (default: the one that `hvdenv pack` made beside the environment)",
+        type=Path,
+    )  # fmt: skip
+    add(group, "--no-image", "run from the environment's files, not its image")
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -162,110 +143,42 @@ def is_coloured(arguments: argparse.Namespace) -> bool:
     return arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
 
 
-def resolved_of(
-    arguments: argparse.Namespace, *, shown: bool = False, anywhere: bool = False
-) -> Resolved:
-    """The recipe that the options name.
-
-    Args:
-        shown: nothing that it names is executed.
-        anywhere: nothing is built or submitted; a variable that this machine lacks stays in a folder.
-
-    Raises:
-        UntrustedError: somebody else could have changed it, or a script or folder that it names.
-    """
-    resolved = load_recipe(
-        arguments.recipe,
-        variants=arguments.variant,
-        site=site_file(arguments),
-        overrides=arguments.overrides,
-    )
-    user = _user(lenient=shown or anywhere)
-    recipe, written = expand(Recipe, resolved.recipe, user)
-    origins = dict(resolved.origins)
-    for key, text in written.items():
-        name = key.partition("[")[0]  # a list has one origin
-        origins[name] = f"{origins[name]}: {text}"
-        if anywhere and (variable := unset_variable(text, user)):
-            report(f"note: {variable} is not set on this machine; {key} is shown as {text}")
-    resolved = resolved._replace(recipe=recipe, origins=origins)
-    if not shown:
-        for content in resolved.contents:
-            _refuse_foreign_content(content, arguments)
-        refuse_foreign_names(recipe, arguments, resolved.file)
-    return resolved
-
-
-def _user(*, lenient: bool = False) -> User:
-    return User(login_name(), str(home_folder()), environment(), lenient)
-
-
-def of_site(arguments: argparse.Namespace, *keys: str) -> SiteKeys:
-    """Keys of the site file, for what needs no recipe."""
-    site = site_file(arguments)
-    return own_keys(read_layer("site", site) if site else None, *keys)
-
-
-def wheels_of_site(arguments: argparse.Namespace) -> Wheels:
-    """The caches of compiled wheels that the site file names: for what needs no recipe."""
-    places = of_site(arguments, "places").places
-    return expand(Wheels, places.wheels, _user(), ("places", "wheels"))[0]
-
-
-def environment_of(
-    arguments: argparse.Namespace, resolved: Resolved, *, anywhere: bool = False
-) -> Environment:
-    """The environment that the options name, or the one where the recipe keeps them.
-
-    Args:
-        anywhere: a placeholder stands for the folder of a workspace that this machine lacks.
-
-    Raises:
-        UsageError: the recipe's workspace is not allocated.
-    """
-    if arguments.prefix:
-        return generations.at(arguments.prefix)
-    recipe = resolved.recipe
-    if recipe.places.workspace and getattr(arguments, "facts", None) is None:
-        folder = _workspace(recipe.places.workspace, anywhere=anywhere)
-    elif recipe.places.environments:
-        # A variable that is not set stays in a folder that is only shown.
-        folder = Path("/", recipe.places.environments)
-    else:
-        folder = find_places().envs
-    # Up to version 0.1, variants that only change jobs had environments of their own.
-    before = folder / environment_name(recipe.name, resolved.variants)
-    if os.path.lexists(before):
-        return generations.at(before)
-    return generations.at(folder / environment_name(recipe.name, resolved.keyed))
-
-
-def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
-    found = None
-    if not anywhere or workspace.has_tools():
-        found = workspace.find(wanted, Runner())
-    if found is None and not anywhere:
-        raise UsageError(
-            f"the workspace {wanted.name} is not allocated, or it has expired",
-            remedy="`hvdenv build` allocates it and builds there; or name a folder with --prefix",
+def gate(arguments: argparse.Namespace) -> Gate:
+    """The one gate of a command; without --trust it executes nothing, so that all may pass."""
+    if "gate" not in arguments:
+        arguments.gate = Gate(
+            trusted=getattr(arguments, "trust", True),
+            site=site_file(getattr(arguments, "site", None)),
+            again=shlex.join(("hvdenv", *command_line(arguments, trust=True))),
         )
-    if found:
-        return found
-    stands = workspace.placeholder(wanted)
-    report(
-        f"note: {stands} stands for the folder of the recipe's workspace, which this machine lacks;"
-        " `ws_find` prints it on the cluster"
-    )
-    return stands
+    found: Gate = arguments.gate
+    return found
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))
+def read_request(arguments: argparse.Namespace, **changed: Any) -> Request:
+    """What the shared options ask for; ``changed`` takes precedence."""
+    given = {name: value for name, value in vars(arguments).items() if name in Request._fields}
+    given = {n: tuple(each) if isinstance(each, list) else each for n, each in given.items()}
+    given |= {"gate": gate(arguments), "site": site_file(given.get("site"))}
+    return Request(**{**given, **changed})
 
 
-def report(text: str) -> None:
-    """Print a line to standard error without delay."""
-    print(text, file=sys.stderr, flush=True)
+def command_line(arguments: argparse.Namespace, **changed: Any) -> tuple[str, ...]:
+    """The words after ``hvdenv`` that give the same arguments, with some options changed."""
+    values, options = list[str](), list[str]()
+    for action in arguments.parser._actions:
+        value = changed.get(action.dest, getattr(arguments, action.dest, None))
+        if value is None or value == action.default:
+            continue
+        words = [str(each) for each in (value if isinstance(value, list) else [value])]
+        if not action.option_strings:
+            values += words
+        elif action.nargs == 0:
+            options.append(action.option_strings[-1])
+        else:
+            options += (f"{action.option_strings[-1]}={each}" for each in words)
+    program = ("--", *arguments.program) if getattr(arguments, "program", ()) else ()
+    return (arguments.command, *values, *options, *program)
 
 
 def give(arguments: argparse.Namespace, document: Any, *lines: str) -> None:
@@ -277,139 +190,36 @@ def give(arguments: argparse.Namespace, document: Any, *lines: str) -> None:
             print(line)
 
 
-_RUNS_PROGRAMS = "hvdenv would run its programs"
-
-
-def refuse_foreign(
-    find: Callable[[Owners], Iterator[Fault]],
-    arguments: argparse.Namespace,
-    where: object,
-    use: str = _RUNS_PROGRAMS,
-    way: str = "",
-) -> None:
-    """Refuse what another user could change, without --trust.
-
-    Args:
-        find: finds the faults, by the owners whose files are used.
-        use: what hvdenv would do.
-        way: a further remedy.
-
-    Raises:
-        UntrustedError: with who could change it, and what to do.
-    """
-    if getattr(arguments, "trust", False):
-        return
-    if "owners" not in arguments:
-        arguments.owners, site = trust.trusted_owners(), site_file(arguments)
-        if site and (layer := read_layer("site", site)).content:
-            _refuse_foreign_content(layer.content, arguments)
-            arguments.owners = trust.trusted_owners(own_keys(layer, "trust").trust.owners)
-    for fault in find(arguments.owners):
-        if not fault.note:
-            subject = "this" if fault.path == str(where) else fault.path
-            said, remedy = f"{subject} {fault.problem}, and {use}", f"{fault.remedy}{way}"
-            raise UntrustedError(said, where=str(where), remedy=remedy + _again(arguments))
-        if "noted" not in arguments:
-            arguments.noted = fault
-            report(f"note: {fault.path} {fault.problem}; hvdenv uses it all the same")
-
-
-def _again(arguments: argparse.Namespace) -> str:
-    """The command that uses it all the same."""
-    if not hasattr(arguments, "trust"):
-        return ""
-    command, *words = getattr(arguments, "words", [arguments.command])
-    program = ["--", *arguments.program] if getattr(arguments, "program", ()) else []
-    again = shlex.join(["hvdenv", command, "--trust", *words, *program])
-    return f"; or, if you trust it this time: `{again}`"
-
-
-# What programs are run from or installed from; wheels of the cache are judged one by one.
-_OF_HOME = (
-    ".", "envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/conda", "cache/uv",
-)  # fmt: skip
-
-
-def refuse_foreign_home(arguments: argparse.Namespace) -> None:
-    """Many commands execute files below HVDENV_HOME: nobody else may write it."""
-    home = find_places().home
-    above = next(each for each in (home, *home.parents) if each.is_dir())
-    if above != home and above.stat().st_mode & stat.S_IWOTH:
-        with suppress(StepError):  # everybody can make it: it must be there before it is judged
-            make_folder(home)
-    use = "hvdenv would run programs from HVDENV_HOME"
-    way = "; or name a folder of your own: export HVDENV_HOME=..."
-    for each in _OF_HOME:
-        refuse_foreign(partial(trust.on_way, home / each), arguments, home, use, way)
-
-
-def _refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> None:
-    find = partial(trust.of_content, content)
-    refuse_foreign(find, arguments, content.path, "hvdenv would run what it names")
-
-
-def refuse_foreign_names(recipe: Recipe, arguments: argparse.Namespace, where: str) -> None:
-    """Judge the scripts and folders that a recipe names."""
-    # The user's `module` command reads these anyway.
-    already = environment().get("MODULEPATH", "").split(":")
-    for key, path in (*executed_paths(recipe), *executed_words(recipe)):
-        if path.startswith("/") and not (key == "modules.use" and path in already):
-            # Other variables name caches, too, which programs create themselves.
-            used = not key.startswith("environment: ") or ": LD_" in key or ": PYTHON" in key
-            refuse_foreign_path(path, arguments, f"{where} names it: {key}", used=used)
-
-
-def refuse_foreign_prefix(
-    prefix: object, arguments: argparse.Namespace, *, whole: bool = False, also: str = ""
-) -> None:
-    """Judge an environment before anything in it is executed.
-
-    Args:
-        prefix: the folder or link; need not exist.
-        whole: look at every file.
-        also: a further folder with its Python, where that is elsewhere.
-    """
-    for each in filter(None, (str(prefix), also)):
-        find = partial(trust.in_environment, each, whole=whole)
-        refuse_foreign(find, arguments, each)
-
-
-def refuse_foreign_path(
-    path: object, arguments: argparse.Namespace, use: str = _RUNS_PROGRAMS, *, used: bool = False
-) -> None:
-    """Judge a script, an image or a folder; for `used`, see trust.on_way()."""
-    refuse_foreign(partial(trust.on_way, str(path), used=used), arguments, path, use)
-
-
 def _add_locked(parser: argparse.ArgumentParser) -> None:
     """Options of commands that use a lock; see is_locked()."""
     add(parser, "--locked", "build exactly what the lock lists, or exit with 4")
     add_options(parser, "lockfiles", "lock")
     add(
         parser, "--from DIR", "use the files that `hvdenv fetch` downloaded",
-        type=Path, dest="source_folder",
+        type=Path, dest="fetched",
     )  # fmt: skip
     add(parser, "--offline", "use no network")
 
 
-def is_locked(arguments: argparse.Namespace) -> bool:
+def is_locked(request: Request) -> bool:
     """Whether a lock is asked for, by options that go together."""
-    if arguments.offline and not arguments.source_folder:
+    if request.offline and not request.fetched:
         raise UsageError(
             "--offline requires --from, with the files that `hvdenv fetch` downloaded",
             remedy="download them on a host with a network: hvdenv fetch RECIPE --to DIR",
         )
-    for name in ("lock", "source_folder", "accept_drift"):
-        if getattr(arguments, name, None) and not arguments.locked:
-            option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
+    options = {"lock": request.lock, "from": request.fetched, "accept-drift": request.accept_drift}
+    for option, value in options.items():
+        if value and not request.locked:
             raise UsageError(f"--{option} requires --locked", remedy="add --locked")
-    return bool(arguments.locked)
+    return request.locked
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "recipe": _add_recipe,
     "recipe?": partial(_add_recipe, optional=True),
     "hosts": _add_hosts,
+    "image": _add_image,
     "loudness": _add_loudness,
     "locked": _add_locked,
 }
@@ -418,7 +228,7 @@ _OPTIONS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "json": ("--json", "print the result as JSON, and nothing else, on standard output", {}),
     "color": ("--color", None, {"choices": ("auto", "always", "never"), "default": "auto"}),
     "prefix": (
-        "--prefix P", "path of the environment (a symbolic link that hvdenv manages)",
+        "--prefix PREFIX", "path of the environment (a symbolic link that hvdenv manages)",
         {"type": Path},
     ),
     "python": ("--python X.Y", "Python version to use, such as 3.11", {"type": _python}),

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvdenv.cli.options import add, add_options, give, report
-from hvdenv.cli.target import choose_built
+from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.command import Command
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
@@ -18,6 +17,8 @@ from hvdenv.packing.image import Packed
 from hvdenv.places import find_places, named_file
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from hvdenv.session.output import report
+from hvdenv.session.target import choose_built
 
 EXAMPLES = """\
 examples:
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{folder!r} is not an absolute path", where="--copy-to",
             remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
         )  # fmt: skip
-    environment, identity, record = choose_built(arguments)
+    environment, identity, record = choose_built(read_request(arguments))
     last_used.note(find_places(), environment.prefix)
     packed = image.default(environment, identity)
     if arguments.to:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv.cli.options import add_options, of_site, print_json
+from hvdenv.cli.options import add_options
 from hvdenv.model.layers import known_recipes, read_layer, variants_of
+from hvdenv.session.output import print_json
+from hvdenv.session.recipe import site_keys
+from hvdenv.session.request import site_file
 
 EXAMPLES = """\
 examples:
@@ -20,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     rows = []
-    folders = of_site(arguments, "recipe_folders").recipe_folders
+    folders = site_keys(site_file(arguments.site), "recipe_folders").recipe_folders
     for name, path in known_recipes(folders).items():
         document = read_layer("recipe", path).values
         row = {key: document.get(key, "") for key in ("site", "summary", "status")}

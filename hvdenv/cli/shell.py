@@ -13,16 +13,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdenv.cli.options import add, add_options, report
-from hvdenv.cli.run import REQUESTS, add_requests, current_allocation
-from hvdenv.cli.target import Chosen, choose, take_active
-from hvdenv.cli.with_image import add_image, entry_of
+from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
 from hvdenv.command import Command
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
 from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, replace_process
+from hvdenv.session.entry import find_entry
+from hvdenv.session.output import report
+from hvdenv.session.ranks import current_allocation
+from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import charged, check, merge
 from hvdenv.sites.jobs import without_scheduler
@@ -60,20 +61,19 @@ PS1={prompt}"${{PS1-}}"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe?", "prefix")
     add_requests(parser.add_argument_group("request an allocation with"))
-    add_options(parser, "clean")
-    add_image(parser)
+    add_options(parser, "clean", "image")
     add(parser, "--dry-run", "print the command line, which can be pasted, without running it")
     add_options(parser, "trust")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    take_active(arguments)
-    chosen = choose(arguments, built=not arguments.dry_run)
+    request = with_active(read_request(arguments, anywhere=arguments.dry_run))
+    chosen = choose(request)
     shell = os.path.basename(environment().get("SHELL", ""))
     places = find_places()
     words = shell_command(shell, _write(chosen, places))
     if chosen.record:
-        words = (*entry_of(arguments, chosen.prefix, chosen.recipe).words, *words)
+        words = (*find_entry(request, chosen.prefix, chosen.recipe).words, *words)
     options = {name: getattr(arguments, name) for name in REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hvdenv.cli.options import add, add_options, print_json, resolved_of
+from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.errors import UsageError
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import dotted, encode, json_schema
+from hvdenv.session.output import print_json
+from hvdenv.session.recipe import open_recipe
 
 EXAMPLES = """\
 examples:
@@ -33,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.recipe:
         raise UsageError("show needs a recipe", remedy="`hvdenv recipes` lists them")
-    resolved = resolved_of(arguments, shown=True)
+    resolved = open_recipe(read_request(arguments, anywhere=True))
     values = encode(resolved.recipe)
     if arguments.json:
         print_json({"recipe": values, "variants": resolved.variants, "origins": resolved.origins})

@@ -19,13 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from hvdenv.cli.job import run_there
-from hvdenv.cli.options import add, add_options, report
-from hvdenv.cli.progress import choose_parts
-from hvdenv.cli.run import current_allocation, requested_ranks
-from hvdenv.cli.target import choose, take_active
+from hvdenv.cli.options import add, add_options, command_line, read_request
 from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
-from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.installation import (
     Expectation,
@@ -49,6 +44,12 @@ from hvdenv.programs.judge import finding
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
+from hvdenv.session.entry import find_entry
+from hvdenv.session.job import run_there
+from hvdenv.session.output import report
+from hvdenv.session.progress import choose_parts
+from hvdenv.session.ranks import current_allocation, requested_ranks
+from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.verification.bench import Effort
@@ -108,8 +109,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
         " (default: the recipe's, and horovodrun-gloo)", action="append",
     )  # fmt: skip
-    add_options(parser, "clean")
-    add_image(parser)
+    add_options(parser, "clean", "image")
     _add_extent(parser)
     add_files(parser)
     program = parser.add_argument_group("a training program, after --")
@@ -170,14 +170,17 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
     request = _program(arguments)
-    requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
-    take_active(arguments)
-    installation, expectation, recipe = _chosen(arguments, runner.given)
+    _requested(arguments)  # refuses what is malformed, before the environment is looked for
+    wanted = with_active(read_request(arguments))
+    chosen = choose(wanted, image=True, judged=True)
+    # Only the recipe of a known environment states what to expect.
+    recipe = chosen.recipe if chosen.name else None
+    installation, expectation = _inspect(chosen, runner.given), _expected(arguments, recipe)
     last_used.note(places, Path(installation.prefix))
     if recipe:
         installation = _with_modules(installation, recipe, runner)
     if not installation.inside:
-        entry = entry_of(arguments, Path(installation.prefix), recipe)
+        entry = find_entry(wanted, Path(installation.prefix), recipe)
         installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
     if not arguments.quiet:
@@ -192,7 +195,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         full=arguments.full,
         effort=effort,
         seconds=timeout,
-        without_shell=_without_shell(arguments.words),
+        without_shell=shlex.join(("hvdenv", *command_line(arguments, clean=True))),
     )
     with nullcontext() if arguments.quiet else choose_parts() as parts:
         tell = parts.tell if parts else _silent
@@ -256,13 +259,6 @@ def _told(tell: Progress, label: str, what: str, detail: str) -> None:
     tell(what, label, detail)
 
 
-def _without_shell(words: Sequence[str]) -> str:
-    """The command to type for the same without the variables of the shell."""
-    options = list(words)
-    options.remove("verify")
-    return shlex.join(("hvdenv", "verify", "--clean", *options))
-
-
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
     if arguments.time is not None:
         if not arguments.bench:
@@ -295,15 +291,17 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
             "--where compute needs a recipe, which describes the job",
             remedy="name the recipe that the environment was built from",
         )
+    request = read_request(arguments)
     if not arguments.dry_run:
-        choose(arguments, built=True, image=True, judged=True)
-    return run_there(arguments, "verify")
+        choose(request, image=True, judged=True)
+    words = command_line(arguments, where="here", dry_run=False)
+    return run_there(request, "verify", words, dry_run=arguments.dry_run)
 
 
 def _launched(
     arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
-    requested = requested_ranks(arguments)
+    requested = _requested(arguments)
     _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
     if recipe is None and requested.hosts:
@@ -349,11 +347,11 @@ def _on_hosts(requested: Requested) -> Launch:
     return TWO_RANKS._replace(ranks=ranks, hosts=distribute(hosts, ranks))
 
 
-def _chosen(
-    arguments: argparse.Namespace, given: Mapping[str, str]
-) -> tuple[Installation, Expectation, Recipe | None]:
-    chosen = choose(arguments, built=True, image=True, judged=True)
-    recipe = chosen.recipe if arguments.recipe or not chosen.foreign else None
+def _requested(arguments: argparse.Namespace) -> Requested:
+    return requested_ranks(arguments.ranks, arguments.hosts, arguments.hostfile)
+
+
+def _inspect(chosen: Chosen, given: Mapping[str, str]) -> Installation:
     if chosen.container:
         installation = in_image(chosen.container)
     else:
@@ -361,7 +359,7 @@ def _chosen(
         folder = generations.at(chosen.prefix).generation(active) if active else chosen.prefix
         installation = inspect_prefix(str(folder), given.get(PYTHON_PATH, ""))
         installation = installation._replace(prefix=str(chosen.prefix))
-    return installation._replace(recipe=chosen.name), _expected(arguments, recipe), recipe
+    return installation._replace(recipe=chosen.name)
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.cli.options import add, is_coloured, print_json, usable
+from hvdenv.cli.options import add, is_coloured
 from hvdenv.environments.installation import Installation
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.masking import masked, print_coloured
@@ -18,6 +18,8 @@ from hvdenv.places import Places, make_folder, named_file, write_json, write_tex
 from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
+from hvdenv.session.output import print_json
+from hvdenv.session.request import usable
 
 # How old the last report may be that stands for an environment, and where it is looked for.
 _RECENT_SECONDS, _REPORTS_READ = 86400.0, 20

@@ -11,21 +11,15 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hvdenv.cli.options import (
-    add,
-    add_action,
-    add_options,
-    age,
-    print_json,
-    report,
-    time_ago,
-    wheels_of_site,
-)
+from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import generations, registry
 from hvdenv.errors import StepError, UsageError
 from hvdenv.masking import plain
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
+from hvdenv.session.output import print_json, report
+from hvdenv.session.recipe import shared_wheels
+from hvdenv.session.request import site_file
 from hvdenv.wheels import downloads, index, wheelcache
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
 from hvdenv.wheels.wheelcache import Cache, Listed, NotUsedError
@@ -97,7 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _caches(arguments: argparse.Namespace) -> tuple[Cache, ...]:
-    return (wheelcache.own(find_places()), *wheelcache.shared(wheels_of_site(arguments)))
+    return (
+        wheelcache.own(find_places()),
+        *wheelcache.shared(shared_wheels(site_file(arguments.site))),
+    )
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -159,7 +156,7 @@ def _prune(arguments: argparse.Namespace) -> int:
         largest = largest if is_limited else downloads.LARGEST_FILES
         gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
     else:
-        largest = largest if is_limited else wheels_of_site(arguments).own_gb * 1e9
+        largest = largest if is_limited else shared_wheels(site_file(arguments.site)).own_gb * 1e9
         own = wheelcache.own(places)
         gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
     for each, is_removed in gone:

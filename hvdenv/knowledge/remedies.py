@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,20 @@ class Change(NamedTuple):
         old, new = self.before.splitlines(keepends=True), self.after.splitlines(keepends=True)
         name = self.file or "a recipe of your own"
         return "".join(difflib.unified_diff(old, new, self.file or "/dev/null", name))
+
+    def document(self) -> dict[str, object]:
+        return {"diff": self.diff, "options": self.options}
+
+    def lines(self, title: str) -> Iterator[str]:
+        if self.file and self.diff:
+            yield f"{title}:"
+            yield self.diff.rstrip("\n")
+        elif self.after:
+            yield f"{title}, as your own recipe (a file with any name that ends in .toml):"
+            yield self.after.rstrip("\n")
+        if self.options:
+            options = " ".join(f"--set {shlex.quote(each)}" for each in self.options)
+            yield f"options that fix it: {options}"
 
 
 def edits_of(rules: Iterable[Rule]) -> dict[str, str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from hvdenv.building.resolve import attempt, perform
-from hvdenv.cli.find_lock import resolution_of, root_of, with_recorded_lock
 from hvdenv.cli.main import make_parser
-from hvdenv.cli.prepare import Prepared, prepare
-from hvdenv.cli.progress import Silent
+from hvdenv.cli.options import read_request
 from hvdenv.command import Command
 from hvdenv.contents.packages import Package
 from hvdenv.contents.record import GenerationRecord, LockUse
@@ -33,6 +30,10 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
+from hvdenv.session.lock import add_recorded_lock, resolution_of, root_of
+from hvdenv.session.prepare import Prepared, prepare
+from hvdenv.session.progress import Silent
+from hvdenv.session.request import Request
 from tests.commands import Hvdenv
 
 OWN = {"numpy": "1.26.4", "torch": "2.13.0+cpu", "horovod": "0.28.1"}
@@ -215,23 +216,23 @@ def test_an_attempt_ends_with_what_fails() -> None:
     perform([Step("ask", "", (say,))], runner, told)
 
 
-def prepared_for(*words: str) -> tuple[argparse.Namespace, Prepared]:
-    arguments = make_parser("install").parse_args(["install", *words])
-    return arguments, prepare(arguments, thorough=False)
+def prepared_for(*words: str) -> tuple[Request, Prepared]:
+    request = read_request(make_parser("install").parse_args(["install", *words]))
+    return request, prepare(request, thorough=False)
 
 
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
-    arguments, prepared = prepared_for("local", "--python", "3.11", "tqdm")
-    assert with_recorded_lock(arguments, prepared, GenerationRecord()) == prepared
-    folder = folders.place(root_of(arguments, prepared), resolution_of(prepared).inputs(()))
+    request, prepared = prepared_for("local", "--python", "3.11", "tqdm")
+    assert add_recorded_lock(request, prepared, GenerationRecord()) == prepared
+    folder = folders.place(root_of(request, prepared), resolution_of(prepared).inputs(()))
     record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
-    found = with_recorded_lock(arguments, prepared, record)
+    found = add_recorded_lock(request, prepared, record)
     assert found.locked and found.locked.folder == folder
     with pytest.raises(LockError, match="is not here, or was rewritten"):
-        with_recorded_lock(arguments, prepared, GenerationRecord(lock=LockUse("0" * 64)))
-    arguments, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
+        add_recorded_lock(request, prepared, GenerationRecord(lock=LockUse("0" * 64)))
+    request, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):
-        with_recorded_lock(arguments, other, record)
+        add_recorded_lock(request, other, record)
 
 
 @pytest.mark.parametrize(

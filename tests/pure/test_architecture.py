@@ -34,7 +34,8 @@ LAYERS = (
     ("programs",),
     ("building",),
     ("drafting",),
-    ("cli.options", "cli.prepare", "cli.progress", "cli.find_lock"),
+    ("session",),
+    ("cli.options", "cli.verify_report", "cli.init_node"),
     ("cli",),
     ("cli.main",),
     ("__main__",),
@@ -91,6 +92,31 @@ def test_imports_point_one_way() -> None:
         for module, path in MODULES.items()
         for other in imported(path)
         if rank(other) > rank(module)
+    ] == []
+
+
+def test_commands_import_no_other_command() -> None:
+    """But for what declares their options, reads and prints."""
+    assert [
+        f"{module} imports {other}"
+        for module, path in MODULES.items()
+        for other in imported(path)
+        if other.startswith("cli.") and RANK.get(other) is None
+    ] == []
+
+
+def test_arguments_stay_on_the_command_line() -> None:
+    assert [
+        module
+        for module, path in MODULES.items()
+        if not module.startswith(("cli.", "standalone."))
+        and "argparse"
+        in {
+            each.name
+            for node in nodes_of(path)
+            if isinstance(node, ast.Import)
+            for each in node.names
+        }
     ] == []
 
 
@@ -191,7 +217,7 @@ def test_files_are_read_by_the_one_reader() -> None:
 
 # Only these functions import at run time: the dispatch of a command, and those that need a library
 # which would slow a light command (rich, tomlkit, difflib, ...), and of hvdenv's own modules only
-# in hvdenv/cli.
+# in hvdenv/cli and hvdenv/session.
 LOCAL_IMPORTS = 60
 OWN_LOCAL_IMPORTS_OUTSIDE_CLI = 0
 

@@ -16,7 +16,6 @@ import pytest
 from hvdenv.building.engine import build
 from hvdenv.building.finished import Built, already_built
 from hvdenv.building.state import Request
-from hvdenv.cli.progress import Silent
 from hvdenv.command import Command
 from hvdenv.environments.generations import Environment, at, switch
 from hvdenv.errors import HvdenvError, LockError, StepError
@@ -28,6 +27,7 @@ from hvdenv.places import Places
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.step import Step, Wheel
 from hvdenv.plans.steps import GENERATION
+from hvdenv.session.progress import Silent
 from hvdenv.wheels.wheelcache import key, names, own, store
 
 DIGEST = "1" * 64

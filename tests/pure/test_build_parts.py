@@ -10,7 +10,6 @@ import pytest
 from hvdenv.building.engine import _failed, _full_folder
 from hvdenv.building.record import installed_packages
 from hvdenv.cli.main import main
-from hvdenv.cli.progress import ObjectClock
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest, registry
 from hvdenv.model.facts import Facts
@@ -18,6 +17,7 @@ from hvdenv.places import find_places
 from hvdenv.plans.fingerprint import fingerprint
 from hvdenv.plans.step import Step
 from hvdenv.schema import decode
+from hvdenv.session.progress import ObjectClock
 
 
 @pytest.mark.parametrize(

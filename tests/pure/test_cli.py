@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import __version__, cli, errors
-from hvdenv.cli import progress
 from hvdenv.cli.main import COMMANDS, GROUPS
-from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
+from hvdenv.session import progress
+from hvdenv.session.progress import Lines, ObjectClock, Silent, choose
 from tests.commands import Hvdenv, call
 
 Captured = pytest.CaptureFixture[str]

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.cluster import JobOf
 from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, json_schema
+from hvdenv.session.request import Request
+from hvdenv.session.target import planned_environment
+from hvdenv.session.trust_gate import Gate
 from tests.commands import Hvdenv
 from tests.files import write
 
@@ -195,17 +196,13 @@ def test_variants_that_change_only_jobs_share_the_environment(
 
     def name(*variants: str, overrides: Sequence[str] = ()) -> str:
         resolved = load_recipe(str(path), variants=variants, overrides=overrides)
-        return environment_of(Namespace(prefix=None), resolved).prefix.name
+        return planned_environment(Request(Gate()), resolved).prefix.name
 
     assert name() == name("long") == name("gridengine") == "layers"
     assert name("older", "long") == "layers+older"
     assert name("older", "also-older") in ("layers+older", "layers+also-older")
     # Whatever the command line sets, variants have one name.
     assert name("older", overrides=["horovod.version='0.27.0'"]) == "layers+older"
-    # Version 0.1 had built this one.
-    (tmp_path / "home/envs").mkdir(parents=True)
-    (tmp_path / "home/envs/layers+long").symlink_to(tmp_path)
-    assert name("long") == "layers+long"
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
         Path(request["report"]).parent.mkdir(parents=True, exist_ok=True)
         Path(request["report"]).write_text(json.dumps({"install": report}))
 
-    monkeypatch.setattr("hvdenv.cli.find_lock.run_steps", answered)
+    monkeypatch.setattr("hvdenv.session.lock.run_steps", answered)
     assert main(["lock", *words]) == (4 if refused else 0)
     said = capsys.readouterr()
     assert bool(list(tmp_path.rglob(MAIN))) == (not refused)
@@ -582,7 +582,7 @@ def test_a_network_that_is_not_there_is_not_tried_in_another_way(
         tried.append(1)
         raise NetworkError("the network cannot be reached")
 
-    monkeypatch.setattr("hvdenv.cli.find_lock.run_steps", unreachable)
+    monkeypatch.setattr("hvdenv.session.lock.run_steps", unreachable)
     assert main(["lock", "local", "--lockfiles", str(tmp_path)]) == 5
     assert len(tried) == 1
     assert "another way" not in capsys.readouterr().err

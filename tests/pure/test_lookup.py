@@ -14,7 +14,6 @@ from hvdenv.building import lookup
 from hvdenv.building.availability import Availability
 from hvdenv.building.lookup import Questions, look_up, platform
 from hvdenv.cli.main import main
-from hvdenv.cli.progress import Silent
 from hvdenv.command import Command, Outcome
 from hvdenv.masking import mask
 from hvdenv.model.facts import Facts, Interpreter
@@ -22,6 +21,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.runner import Runner
+from hvdenv.session.progress import Silent
 from tests.standalone import load
 
 FAILED = "error: No solution found when resolving dependencies\n  cause: "

@@ -12,8 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.cli import options, prepare
-from hvdenv.cli.prepare import choose_python
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
@@ -27,6 +25,9 @@ from hvdenv.plans.script import render_bash
 from hvdenv.plans.steps import Steps
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from hvdenv.session import prepare
+from hvdenv.session import recipe as opened
+from hvdenv.session.prepare import choose_python
 from tests.commands import Hvdenv
 from tests.files import write
 from tests.shipped import CHOICES
@@ -45,7 +46,7 @@ def printed(
     cases: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> Callable[[str, str], str]:
     """What `hvdenv plan` prints for declared facts, but the digest: it covers every patch."""
-    monkeypatch.setattr("hvdenv.cli.plan.environment", dict)
+    monkeypatch.setattr("hvdenv.session.describe.environment", dict)
 
     def plan(name: str, variant: str) -> str:
         words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
@@ -311,7 +312,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(Steps, "all", lambda maker: tuple(s for s in every(maker) if not s.commands))
     count(prepare, "make_plan", make_plan)
     count(prepare, "observe", observe)
-    for each in (options, prepare):
+    for each in (opened, prepare):
         count(each, "load_recipe", load_recipe)
     return counted
 

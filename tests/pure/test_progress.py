@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdenv.cli import progress
-from hvdenv.cli.progress import LiveParts, Parts, choose_parts
+from hvdenv.session import progress
+from hvdenv.session.progress import LiveParts, Parts, choose_parts
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from hvdenv.cli.check import refuse_blocked, told
 from hvdenv.cli.main import main
-from hvdenv.cli.prepare import choose_python
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
@@ -25,6 +23,8 @@ from hvdenv.plans.plan import choose_versions
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
+from hvdenv.session.judge import refuse_blocked, told
+from hvdenv.session.prepare import choose_python
 from tests.commands import Hvdenv
 from tests.merge import patched
 from tests.shipped import CHOICES
@@ -457,9 +457,9 @@ def test_an_edit_keeps_the_rest_of_the_text(
 
 
 def test_the_build_records_what_was_allowed() -> None:
-    from hvdenv.cli import perform_build
+    from hvdenv.session import build
 
-    assert perform_build._findings((RULES["disk-low"], RULES["keras-3"]), ["disk-low"]) == (
+    assert build._findings((RULES["disk-low"], RULES["keras-3"]), ["disk-low"]) == (
         {"rule": "disk-low", "severity": "block", "allowed": True},
         {"rule": "keras-3", "severity": "warn"},
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hvdenv import trust
-from hvdenv.cli import job, perform_build
 from hvdenv.cli.main import COMMANDS, main, make_parser
 from hvdenv.command import Command
 from hvdenv.environments import generations
@@ -21,6 +20,8 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.runner import Runner, drop_relative_folders
 from hvdenv.schema import decode, encode
+from hvdenv.session import build as session_build
+from hvdenv.session import job
 from tests.commands import Hvdenv
 from tests.environments import ONE, build
 from tests.files import EXECUTABLE, write
@@ -177,7 +178,7 @@ def test_a_store_that_appears_before_a_build_makes_it_is_judged(
         of_eve(tmp_path / ".env.hvdenv")
         return (), None
 
-    monkeypatch.setattr(perform_build, "_refuse", race)
+    monkeypatch.setattr(session_build, "_refuse", race)
     assert OF_EVE in hvdenv("build", "local", "--prefix", str(tmp_path / "env"), code=2).err
 
 
@@ -268,7 +269,7 @@ def test_a_prefix_of_another_user_is_not_run(command: str, tmp_path: Path, hvden
     words = [command, *(("neuron",) if command == "job" else ()), "--prefix", str(prefix), *more]
     said = hvdenv(*words, code=(125 if command in ("run", "shell") else 2)).err
     assert OF_EVE in said
-    assert f"hvdenv {command} --trust " in said
+    assert f"hvdenv {command} " in said and " --trust" in said
     assert not mark.exists()
 
 

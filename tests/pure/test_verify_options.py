@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli import verify
+from hvdenv.cli.main import make_parser
+from hvdenv.cli.options import command_line
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import UsageError
 from hvdenv.sites.hosts import Host
@@ -73,5 +75,7 @@ def test_hosts_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_command_without_variables_of_the_shell() -> None:
-    words = ["verify", "--prefix", "/my env", "-n", "2"]
-    assert verify._without_shell(words) == "hvdenv verify --clean --prefix '/my env' -n 2"
+    arguments = make_parser("verify").parse_args(["verify", "--prefix", "/my env", "-n", "2"])
+    assert command_line(arguments, clean=True) == (
+        "verify", "--prefix=/my env", "--ranks=2", "--clean"
+    )  # fmt: skip

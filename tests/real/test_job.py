@@ -333,12 +333,14 @@ def test_json(hvdenv: Cli) -> None:
 
 # What a command does with `--where compute`.
 IN_JOB = """
-import argparse, sys
-from hvdenv.cli.job import run_there
-sys.exit(run_there(argparse.Namespace(
-    recipe="./site.toml", variant=[], overrides=["job.verify={nodes = 1, time = '00:05:00'}"],
-    words=sys.argv[1:], program=[], quiet=False, dry_run=False,
-), "verify"))
+import sys
+from hvdenv.session.job import run_there
+from hvdenv.session.request import Request
+from hvdenv.session.trust_gate import Gate
+request = Request(
+    Gate(), "./site.toml", overrides=("job.verify={nodes = 1, time = '00:05:00'}",)
+)
+sys.exit(run_there(request, "verify", sys.argv[1:], dry_run=False))
 """
 
 

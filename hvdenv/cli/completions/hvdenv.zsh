@@ -67,11 +67,11 @@ _shtab_hvdenv_defaults_added=0
 
 _shtab_hvdenv_build_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--python[Python version to use, such as 3.11]:X.Y:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
   {-v,--verbose}"[show the output of every command]"
@@ -96,11 +96,11 @@ _shtab_hvdenv_build_defaults_added=0
 
 _shtab_hvdenv_check_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--python[Python version to use, such as 3.11]:X.Y:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   "--facts[facts of another machine\: JSON, as under \`facts\` in \`plan --json\` there]:FILE:"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
@@ -123,7 +123,7 @@ _shtab_hvdenv_completion_defaults_added=0
 
 _shtab_hvdenv_container_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--python[Python version to use, such as 3.11]:X.Y:"
@@ -224,10 +224,10 @@ _shtab_hvdenv_examples_defaults_added=0
 
 _shtab_hvdenv_export_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--output[write to a file instead of standard output]:FILE:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
@@ -237,12 +237,12 @@ _shtab_hvdenv_export_defaults_added=0
 
 _shtab_hvdenv_fetch_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--to[folder to download to]:DIR:"
   "--python[Python version to use, such as 3.11]:X.Y:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
   "--lock[use this lock, if there are several]:FOLDER:"
   "--trust[use files that other users can change, for this command only]"
@@ -275,11 +275,11 @@ _shtab_hvdenv_init_defaults_added=0
 
 _shtab_hvdenv_install_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--python[Python version to use, such as 3.11]:X.Y:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
   {-v,--verbose}"[show the output of every command]"
@@ -298,10 +298,10 @@ _shtab_hvdenv_install_defaults_added=0
 
 _shtab_hvdenv_job_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   "--trust[use files that other users can change, for this command only]"
   {-q,--quiet}"[report errors only]"
@@ -331,11 +331,11 @@ _shtab_hvdenv_job_defaults_added=0
 
 _shtab_hvdenv_lock_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--python[Python version to use, such as 3.11]:X.Y:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
   {-v,--verbose}"[show the output of every command]"
@@ -354,10 +354,10 @@ _shtab_hvdenv_lock_defaults_added=0
 
 _shtab_hvdenv_module_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--trust[use files that other users can change, for this command only]"
   "--format[lua for Lmod, tcl for Environment Modules (default\: the module system of this machine)]:format:(lua tcl)"
   "--to[write the modulefile below this folder, as NAME\/VERSION]:FOLDER:"
@@ -370,10 +370,10 @@ _shtab_hvdenv_module_defaults_added=0
 
 _shtab_hvdenv_pack_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--to[file of the image (default\: beside the environment, where other commands find it)]:FILE:"
   "--copy-to[folder in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; nothing is left of it after a crash (default\: hosts read the image where it is)]:DIR:"
   "--trust[use files that other users can change, for this command only]"
@@ -387,11 +387,11 @@ _shtab_hvdenv_pack_defaults_added=0
 
 _shtab_hvdenv_plan_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--python[Python version to use, such as 3.11]:X.Y:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   "--format[format]:format:(text bash)"
   "--facts[facts of another machine\: JSON, as under \`facts\` in \`plan --json\` there]:FILE:"
@@ -417,13 +417,13 @@ _shtab_hvdenv_recipes_defaults_added=0
 
 _shtab_hvdenv_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   {-n,--ranks}"[number of ranks (default\: all slots of the allocation, otherwise 1)]:N:"
-  "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:H:"
-  "--hostfile[file with one host per line]:F:"
+  "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:HOST:SLOTS,...:"
+  "--hostfile[file with one host per line]:FILE:"
   "--launcher[mpirun, mpiexec, srun, aprun, horovodrun-gloo, horovodrun-mpi, torchrun (default\: the recipe\'s)]:L:"
   "*"{-x,--export}"[set a variable for every rank\; may be repeated]:NAME[=VALUE]:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
@@ -439,10 +439,10 @@ _shtab_hvdenv_run_defaults_added=0
 
 _shtab_hvdenv_shell_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--nodes[N]:N:"
   "--ranks-per-node[N]:N:"
   "--cpus-per-rank[N]:N:"
@@ -465,7 +465,7 @@ _shtab_hvdenv_shell_defaults_added=0
 
 _shtab_hvdenv_show_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--json[print the result as JSON, and nothing else, on standard output]"
@@ -478,10 +478,10 @@ _shtab_hvdenv_show_defaults_added=0
 
 _shtab_hvdenv_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
   {-v,--verbose}"[show the output of every command]"
@@ -490,8 +490,8 @@ _shtab_hvdenv_verify_options=(
   "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
   "--trust[use files that other users can change, for this command only]"
   {-n,--ranks}"[number of ranks (default\: those of the allocation\; otherwise 3, or 4 with four or more cores\; at most one per GPU if NCCL is expected\; 2 with --quick)]:N:"
-  "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:H:"
-  "--hostfile[file with one host per line]:F:"
+  "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:HOST:SLOTS,...:"
+  "--hostfile[file with one host per line]:FILE:"
   "--timeout[limit for the whole command (default\: 600\; more with --bench)]:SECONDS:"
   "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:L:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shlex
@@ -10,14 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.cli.options import (
-    environment_of,
-    refuse_foreign_names,
-    refuse_foreign_path,
-    refuse_foreign_prefix,
-    report,
-    resolved_of,
-)
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.environments.activation import Kind, activate_script, site_lines
@@ -26,10 +17,15 @@ from hvdenv.environments.installation import inspect_prefix
 from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import image_of, inside, shown
-from hvdenv.model.cluster import Container
+from hvdenv.model.cluster import Container, Workspace
+from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places, make_folder, write_text
-from hvdenv.runner import environment
+from hvdenv.runner import Runner, environment
+from hvdenv.session.output import report
+from hvdenv.session.recipe import open_recipe
+from hvdenv.session.request import Request
+from hvdenv.sites import workspace as workspaces
 from hvdenv.sites.modules import shell_lines
 
 # They name the environment that is active in a shell.
@@ -96,43 +92,78 @@ class Chosen(NamedTuple):
         return "\n".join(("hvdenv_modules() {", *self.module_lines, "}", "hvdenv_modules"))
 
 
-def choose(
-    arguments: argparse.Namespace, *, built: bool, image: bool = False, judged: bool = False
-) -> Chosen:
-    """The environment that the options name.
+def planned_environment(request: Request, resolved: Resolved) -> Environment:
+    """The environment at the requested prefix, or where the recipe keeps its environments.
+
+    Raises:
+        UsageError: the recipe's workspace is not allocated.
+    """
+    if request.prefix:
+        return generations.at(request.prefix)
+    places = resolved.recipe.places
+    if places.workspace and request.facts is None:
+        folder = _workspace(places.workspace, anywhere=request.anywhere)
+    elif places.environments:
+        # A variable that is not set stays in a folder that is only shown.
+        folder = Path("/", places.environments)
+    else:
+        folder = find_places().envs
+    return generations.at(folder / environment_name(resolved.recipe.name, resolved.keyed))
+
+
+def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
+    """Its folder; with ``anywhere`` a placeholder for one that this machine lacks."""
+    found = None
+    if not anywhere or workspaces.has_tools():
+        found = workspaces.find(wanted, Runner())
+    if found:
+        return found
+    if not anywhere:
+        raise UsageError(
+            f"the workspace {wanted.name} is not allocated, or it has expired",
+            remedy="`hvdenv build` allocates it and builds there; or name a folder with --prefix",
+        )
+    stands = workspaces.placeholder(wanted)
+    report(
+        f"note: {stands} stands for the folder of the recipe's workspace, which this machine lacks;"
+        " `ws_find` prints it on the cluster"
+    )
+    return stands
+
+
+def choose(request: Request, *, image: bool = False, judged: bool = False) -> Chosen:
+    """The environment that a request names. It must exist, unless the request is for anywhere.
 
     Args:
-        built: whether it must exist.
         image: whether it may be the recipe's image, if no prefix is given.
         judged: whether its damage is looked for afterwards, and all of its files are trusted.
     """
-    if not (arguments.recipe or arguments.prefix):
-        raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
-    if not arguments.recipe:
-        return _at(arguments, generations.at(arguments.prefix), judged=judged)
-    only_shown = not built and not getattr(arguments, "submit", False)
-    resolved = resolved_of(arguments, anywhere=only_shown)
+    if not request.recipe:
+        if not request.prefix:
+            raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
+        return _at(request, generations.at(request.prefix), judged=judged)
+    resolved = open_recipe(request)
     recipe = resolved.recipe
     name = environment_name(recipe.name, resolved.keyed)
-    elsewhere_too = image and not arguments.prefix
-    if elsewhere_too and (found := _in_image(arguments, name, recipe, built, judged)):
-        return found
+    elsewhere_too = image and not request.prefix
+    if elsewhere_too and (container := image_of(recipe, os.getcwd())):
+        return _in_image(request, name, recipe, container, judged)
     of_modules = elsewhere_too and not judged and provided_by_modules(recipe)
     if of_modules and recipe.places.workspace:
         return _of_modules(name, recipe)
-    installed = environment_of(arguments, resolved, anywhere=only_shown)
+    installed = planned_environment(request, resolved)
     if of_modules and not (installed.active() or installed.damage(installed.pointed())):
         return _of_modules(name, recipe)
-    return _at(arguments, installed, name, recipe, built=built, judged=judged)
+    return _at(request, installed, name, recipe, judged=judged)
 
 
-def choose_built(arguments: argparse.Namespace) -> tuple[Environment, str, GenerationRecord]:
-    """The environment that the options name, its active generation, and the record of that.
+def choose_built(request: Request) -> tuple[Environment, str, GenerationRecord]:
+    """The environment that a request names, its active generation, and the record of that.
 
     Raises:
         UsageError: hvdenv did not build it.
     """
-    chosen = choose(arguments, built=True)
+    chosen = choose(request)
     if chosen.record is None:
         raise UsageError(
             "hvdenv did not build this environment",
@@ -144,12 +175,11 @@ def choose_built(arguments: argparse.Namespace) -> tuple[Environment, str, Gener
 
 
 def _at(
-    arguments: argparse.Namespace,
+    request: Request,
     installed: Environment,
     name: str = "",
     recipe: Recipe | None = None,
     *,
-    built: bool = True,
     judged: bool,
 ) -> Chosen:
     """The environment at a prefix, by hvdenv or not; see choose()."""
@@ -159,34 +189,37 @@ def _at(
     file = folder / generations.RECORD
     known = active or ((judged or not damage) and file.exists())
     missing = not known and (bool(damage) or not os.path.lexists(folder))
-    if missing and built:
-        raise _not_there(arguments, installed, name, damage)
+    if missing and not (recipe and request.anywhere):
+        raise _not_there(request, installed, name, damage)
     record = generations.read_record(file) if known else None
-    python_path = environment().get(PYTHON_PATH, "")
-    also = elsewhere(record) if known else provider(folder, python_path)
-    refuse_foreign_prefix(installed.prefix, arguments, whole=judged, also=also)
+    if record:  # the site may provide its Python
+        also = record.environment if record.environment.startswith("/") else ""
+    else:
+        also = provider(folder, environment().get(PYTHON_PATH, ""))
+    request.gate.refuse_prefix(installed.prefix, whole=judged, also=also)
     if record and not recipe:
         recipe = generations.recipe_of(record, file)
         name = environment_name(record.recipe, record.variants)
-        refuse_foreign_names(recipe, arguments, str(installed.prefix))
+        request.gate.refuse_names(recipe, str(installed.prefix))
     if recipe and (record or missing):
         return Chosen(name, recipe, installed.prefix, record)
-    return _foreign(arguments, name, recipe, installed.prefix, judged)
+    return _foreign(request, name, recipe, installed.prefix, judged)
 
 
-def take_active(arguments: argparse.Namespace) -> None:
-    """Let --prefix name the active environment, or the one built last, where nothing is named."""
-    if arguments.recipe or arguments.prefix:
-        return
+def with_active(request: Request) -> Request:
+    """The request; if it names nothing, with the active environment, or the one built last."""
+    if request.recipe or request.prefix:
+        return request
     found = next(_active(), None) or _last_built()
     if found is None:
         raise UsageError(
             "no environment is named, none with Horovod is active, and none was built yet",
             remedy="name a recipe or a --prefix, or build one: hvdenv build local",
         )
-    arguments.prefix, why = found
-    if not getattr(arguments, "quiet", False):
-        report(f"environment: {arguments.prefix} ({why})")
+    prefix, why = found
+    if not request.quiet:
+        report(f"environment: {prefix} ({why})")
+    return request._replace(prefix=prefix)
 
 
 def _active() -> Iterator[tuple[Path, str]]:
@@ -230,7 +263,7 @@ def _last_built() -> tuple[Path, str] | None:
 
 
 def _foreign(
-    arguments: argparse.Namespace, name: str, recipe: Recipe | None, prefix: Path, judged: bool
+    request: Request, name: str, recipe: Recipe | None, prefix: Path, judged: bool
 ) -> Chosen:
     """An environment that hvdenv did not build.
 
@@ -241,8 +274,7 @@ def _foreign(
     base = Path(found.python).parent.parent
     if recipe is None:
         # How ranks are started on a machine that no recipe describes, with what is built there.
-        words = argparse.Namespace(**{**vars(arguments), "recipe": "local"})
-        recipe = resolved_of(words).recipe
+        recipe = open_recipe(request._replace(recipe="local")).recipe
         package = horovod_in(base, environment().get(PYTHON_PATH, ""))
         if not (package and uses_mpi(package)):
             recipe = recipe._replace(horovod=recipe.horovod._replace(controllers=("gloo",)))
@@ -263,54 +295,30 @@ def _script(base: Path, folders: Sequence[str]) -> Path:
 
 
 def _in_image(
-    arguments: argparse.Namespace, name: str, recipe: Recipe, built: bool, judged: bool
-) -> Chosen | None:
-    container = image_of(recipe, os.getcwd())
-    if container is None:
-        return None
-    if built:
-        refuse_missing_image(container, named(arguments), "/" if judged else os.getcwd())
-    refuse_foreign_path(container.image, arguments)
+    request: Request, name: str, recipe: Recipe, container: Container, judged: bool
+) -> Chosen:
+    if not request.anywhere:
+        refuse_missing_image(container, request.named, "/" if judged else os.getcwd())
+    request.gate.refuse_path(container.image)
     prefix = Path(str(container.image))
     return Chosen(name=name, recipe=recipe, prefix=prefix, record=None, container=container)
 
 
-def _not_there(
-    arguments: argparse.Namespace, installed: Environment, name: str, damage: str
-) -> UsageError:
+def _not_there(request: Request, installed: Environment, name: str, damage: str) -> UsageError:
+    build = f"hvdenv build {request.named if request.recipe else 'RECIPE'}"
     if damage:
-        return damaged(installed, damage, named(arguments) if arguments.recipe else "RECIPE")
-    build = f"hvdenv build {named(arguments)}"
+        return UsageError(
+            f"files of this environment are damaged: {damage}",
+            where=str(installed.prefix), remedy=f"rebuild it: {build} --rebuild",
+        )  # fmt: skip
     return UsageError(
         f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
-        remedy=build if arguments.recipe else "name a prefix that `hvdenv envs` lists",
-    )
-
-
-def damaged(installed: Environment, damage: str, recipe: str) -> UsageError:
-    """The error for an environment whose files are damaged; ``recipe`` is for a command to type."""
-    return UsageError(
-        f"files of this environment are damaged: {damage}",
-        where=str(installed.prefix),
-        remedy=f"rebuild it: hvdenv build {recipe} --rebuild",
+        remedy=build if request.recipe else "name a prefix that `hvdenv envs` lists",
     )
 
 
 def _of_modules(name: str, recipe: Recipe) -> Chosen:
     return Chosen(name, recipe, prefix=Path(), record=None, of_modules=True)
-
-
-def elsewhere(record: GenerationRecord | None) -> str:
-    """The folder of an environment's Python, if the site provides it; or empty."""
-    folder = record.environment if record else ""
-    return folder if folder.startswith("/") else ""
-
-
-def named(arguments: argparse.Namespace) -> str:
-    """The recipe and its variants, or else the prefix, for a command to type."""
-    variants = (word for each in arguments.variant for word in ("--variant", each))
-    first = (arguments.recipe,) if arguments.recipe else ("--prefix", str(arguments.prefix))
-    return shlex.join((*first, *variants))
 
 
 def refuse_missing_image(container: Container, recipe: str, folder: str) -> None:

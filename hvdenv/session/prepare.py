@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.cli.options import environment_of, resolved_of
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import IncompatibleError
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter, of_partition
 from hvdenv.model.layers import Resolved, load_recipe
 from hvdenv.model.observe import ask_interpreter, declared, observe
-from hvdenv.places import environment_name, find_places
+from hvdenv.places import find_places
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.plan import Plan, candidates, make_plan, site_python, steps_of
 from hvdenv.runner import Runner
+from hvdenv.session.recipe import open_recipe
+from hvdenv.session.request import Request
+from hvdenv.session.target import planned_environment
 from hvdenv.sites import membership
 
 
@@ -47,43 +48,37 @@ class Prepared(NamedTuple):
         Args:
             alone: whether a script runs the plan, without hvdenv and its caches.
         """
-        resolved = self.resolved
-        own = self.target.prefix.name == environment_name(resolved.recipe.name, resolved.variants)
-        maker = steps_of(resolved.recipe, self.facts, self.python)._replace(
+        maker = steps_of(self.resolved.recipe, self.facts, self.python)._replace(
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
             caches=None if alone else find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip
-        return make_plan(maker, resolved.variants if own else resolved.keyed)
+        return make_plan(maker, self.resolved.keyed)
+
+    def place(self, plan: Plan) -> Plan:
+        """The plan in the folder of its generation."""
+        return plan.at(self.target.generation(plan.digest[:12]))
 
 
-def prepare(
-    arguments: argparse.Namespace,
-    *,
-    thorough: bool,
-    shown: bool = False,
-    resolved: Resolved | None = None,
-    anywhere: bool = False,
-) -> Prepared:
+def prepare(request: Request, *, thorough: bool, resolved: Resolved | None = None) -> Prepared:
     """Read the recipe and look at the machine, or at the facts that --facts declares.
+
+    On a machine that is none of the cluster's, a request that fits anywhere has the facts that the
+    recipe declares for its partition.
 
     Args:
         thorough: look for what no plan depends on, too; see observe().
-        shown: nothing that the recipe names is executed.
         resolved: the recipe, if it was read already.
-        anywhere: nothing is built; on a machine that is none of the cluster's, the facts are those
-            that the recipe declares for its partition.
     """
-    resolved = resolved or resolved_of(arguments, shown=shown, anywhere=anywhere)
-    target = environment_of(arguments, resolved, anywhere=anywhere)
-    runner = Runner()
-    file = getattr(arguments, "facts", None)
+    resolved = resolved or open_recipe(request)
+    target = planned_environment(request, resolved)
+    runner, file = Runner(), request.facts
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
     foreign = ""
     nodes = membership.nodes_of(resolved.recipe)
-    if anywhere and not file and nodes:
+    if request.anywhere and not file and nodes:
         foreign = membership.foreign(resolved.recipe, facts.machine)
         facts = of_partition(*nodes, facts) if foreign else facts
-    python = choose_python(resolved, facts, runner, arguments.python)
+    python = choose_python(resolved, facts, runner, request.python)
     return Prepared(resolved=resolved, target=target, facts=facts, python=python, foreign=foreign)
 
 

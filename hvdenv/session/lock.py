@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv import trust
 from hvdenv.building.resolve import perform
-from hvdenv.cli.options import refuse_foreign
-from hvdenv.cli.prepare import Prepared
-from hvdenv.cli.progress import choose as choose_progress
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, folders
@@ -25,6 +19,9 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.plans.steps import GENERATION
 from hvdenv.reading import Content
+from hvdenv.session.prepare import Prepared
+from hvdenv.session.progress import choose as choose_progress
+from hvdenv.session.request import Request
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -34,9 +31,9 @@ if TYPE_CHECKING:
 LOCK = "lock"
 
 
-def root_of(arguments: argparse.Namespace, prepared: Prepared) -> Path:
-    if arguments.lockfiles:
-        return Path(arguments.lockfiles)
+def root_of(request: Request, prepared: Prepared) -> Path:
+    if request.lockfiles:
+        return Path(request.lockfiles)
     folder = Path(prepared.resolved.file).absolute().parent
     return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
 
@@ -59,49 +56,47 @@ def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
     return tuple(each.package or name for name, each in frameworks if each.cpu_index)
 
 
-def find(arguments: argparse.Namespace, prepared: Prepared) -> Locked | None:
+def find(request: Request, prepared: Prepared) -> Locked | None:
     """The lock in the recipe's folder of locks; None if there is none."""
-    root = root_of(arguments, prepared)
+    root = root_of(request, prepared)
     folder = folders.place(root, inputs_of(prepared))
     if not (folder / MAIN).is_file():
         return None
-    return folders.read(folder, _refuse_others(arguments, root))
+    return folders.read(folder, _refuse_others(request, root))
 
 
-def required(arguments: argparse.Namespace, prepared: Prepared, named: Path | None) -> Locked:
+def required(request: Request, prepared: Prepared, named: Path | None) -> Locked:
     """The named lock, or else the one in the recipe's folder of locks; it must satisfy the recipe."""
     if named:
-        locked: Locked | None = folders.read(named, _refuse_others(arguments, named))
+        locked: Locked | None = folders.read(named, _refuse_others(request, named))
     else:
-        locked = find(arguments, prepared)
+        locked = find(request, prepared)
     if locked is None:
-        raise no_lock(arguments, prepared)
+        raise no_lock(request, prepared)
     _check(locked, prepared)
     return locked
 
 
-def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
+def add_lock(request: Request, prepared: Prepared) -> Prepared:
     """Add the lock that --locked asks for; see required()."""
-    _refuse_unknown_drifts(getattr(arguments, "accept_drift", ()))
-    source = _source(arguments, inputs_of(prepared))
-    named = arguments.lock or (source / LOCK if source else None)
-    locked = required(arguments, prepared, named)
-    return prepared._replace(locked=locked, source_folder=source, offline=arguments.offline)
+    _refuse_unknown_drifts(getattr(request, "accept_drift", ()))
+    source = _source(request, inputs_of(prepared))
+    named = request.lock or (source / LOCK if source else None)
+    locked = required(request, prepared, named)
+    return prepared._replace(locked=locked, source_folder=source, offline=request.offline)
 
 
-def with_recorded_lock(
-    arguments: argparse.Namespace, prepared: Prepared, record: GenerationRecord
-) -> Prepared:
+def add_recorded_lock(request: Request, prepared: Prepared, record: GenerationRecord) -> Prepared:
     """Add the lock that a generation was built from, if it was built from one."""
     if record.lock is None:
         return prepared
-    locked = find(arguments, prepared)
+    locked = find(request, prepared)
     if locked and locked.digest == record.lock.digest:
         _check(locked, prepared)
         return prepared._replace(locked=locked)
     raise LockError(
         "the lock that this environment was built from is not here, or was rewritten since",
-        where=str(root_of(arguments, prepared)),
+        where=str(root_of(request, prepared)),
         remedy="name the folder that has it with --lockfiles, or run `hvdenv build` with --locked"
         " first",
     )
@@ -123,24 +118,20 @@ def _check(locked: Locked, prepared: Prepared) -> None:
         )
 
 
-def _refuse_others(arguments: argparse.Namespace, root: Path) -> Callable[[Content], None] | None:
+def _refuse_others(request: Request, root: Path) -> Callable[[Content], None] | None:
     """What refuses a lock that another user could have changed; None where that does not matter."""
-    # Whoever can change shipped locks can change hvdenv; `plan` runs nothing.
-    if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
+    # Whoever can change shipped locks can change hvdenv.
+    if root == recipe_folder().parent / "lockfiles":
         return None
     use = "hvdenv would install and run what it lists"
-
-    def refuse(content: Content) -> None:
-        refuse_foreign(partial(trust.of_content, content), arguments, content.path, use)
-
-    return refuse
+    return lambda content: request.gate.refuse_content(content, use)
 
 
-def no_lock(arguments: argparse.Namespace, prepared: Prepared) -> LockError:
+def no_lock(request: Request, prepared: Prepared) -> LockError:
     inputs = inputs_of(prepared)
     return LockError(
         f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
-        where=str(root_of(arguments, prepared)),
+        where=str(root_of(request, prepared)),
         remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a folder that has one with"
         " --lockfiles, or another Python with --python",
     )
@@ -155,11 +146,11 @@ def _refuse_unknown_drifts(names: Sequence[str]) -> None:
             )
 
 
-def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
+def _source(request: Request, inputs: Inputs) -> Path | None:
     """The folder of fetched files to build from."""
-    if not arguments.source_folder:
+    if not request.fetched:
         return None
-    source = Path(arguments.source_folder).absolute()
+    source = Path(request.fetched).absolute()
     if not (source / LOCK / MAIN).is_file():
         raise UsageError(
             "is no folder of fetched files, or `hvdenv fetch` did not finish",
@@ -174,6 +165,6 @@ def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
     return source
 
 
-def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:
-    with choose_progress(len(steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
+def run_steps(request: Request, steps: Sequence[Step], scratch: Scratch) -> None:
+    with choose_progress(len(steps), quiet=request.quiet, verbose=request.verbose) as progress:
         perform(steps, scratch.runner, progress)

@@ -1,0 +1,160 @@
+"""Jobs of a recipe's scheduler: following one, and running hvdenv itself in one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from hvdenv import PACKAGE
+from hvdenv.errors import RecipeError, StepError
+from hvdenv.model.dialect import Dialect
+from hvdenv.model.layers import Resolved
+from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder
+from hvdenv.runner import Runner, environment
+from hvdenv.schema import encode
+from hvdenv.session.output import print_json, report
+from hvdenv.session.recipe import open_recipe
+from hvdenv.session.request import SITE_VARIABLE, Request
+from hvdenv.sites import batch, jobs
+from hvdenv.sites.answers import Status
+from hvdenv.sites.job_status import abnormal_end, explained
+
+# Ignores the folder that the job starts in and the variables of its shell. A Python that ignores
+# these leaves out the packages of the user, where hvdenv may be.
+AS_MODULE = (
+    "-I",
+    "-c",
+    f"import sys; sys.path.append({str(PACKAGE.parent)!r}); del sys.argv[0];"
+    " import runpy; runpy.run_module(sys.argv[0], None, '__main__')",
+)
+OWN = (sys.executable, *AS_MODULE)
+
+
+def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
+    name, dialect = resolved.recipe.scheduler, resolved.recipe.dialect
+    if name is None or dialect is None:
+        raise RecipeError(
+            "this recipe has no scheduler",
+            where=resolved.where("scheduler"),
+            remedy="name it: --set scheduler=slurm (known:"
+            f" {', '.join(resolved.recipe.dialects)}); for good, set it in a recipe with"
+            f' extends = "{resolved.recipe.name}"; without a job: hvdenv run',
+        )
+    return name, dialect
+
+
+def to_the_end(
+    record: jobs.Submitted, *, quiet: bool = False, as_json: bool = False, withdraw: bool = True
+) -> int:
+    """Follow a job with its output on standard output and its status on standard error.
+
+    Args:
+        as_json: print the end as JSON; the job's output goes to standard error.
+        withdraw: cancel the job if it can never start.
+
+    Returns:
+        The job's exit code; 130 if the user stopped following it.
+
+    Raises:
+        StepError: it did not end by itself.
+    """
+    status, shown = Status("gone"), ""
+    try:
+        for event in jobs.follow(record, Runner(), find_places(), withdraw=withdraw):
+            if isinstance(event, str):
+                print(event, file=sys.stderr if as_json else sys.stdout, flush=True)
+            elif isinstance(event, jobs.Note):
+                report(event.text)
+            else:
+                status, text = event, explained(event, record.dialect)
+                if not quiet and text != shown:
+                    shown = text
+                    report(f"job {record.id}: {text}")
+    except KeyboardInterrupt:
+        _leave_or_cancel(record)
+        return 130
+    outputs = record.files or status.outputs
+    if as_json:
+        ended = {"id": record.id, "state": status.state, "exit_code": status.exit_code}
+        print_json({**ended, "outputs": outputs})
+    return _result(record, status, ", ".join(outputs), quiet=quiet)
+
+
+def _result(record: jobs.Submitted, status: Status, files: str, *, quiet: bool) -> int:
+    if abnormal := abnormal_end(status):
+        what, remedy = abnormal
+        detail = f"output: {files}" if files else ""
+        raise StepError(f"it {what}", where=f"job {record.id}", detail=detail, remedy=remedy)
+    code = status.exit_code or 0
+    if code:
+        report(f"job {record.id} failed with exit code {code}; output: {files}")
+    elif not quiet:
+        report(f"job {record.id} succeeded; output: {files}")
+    return code
+
+
+def _leave_or_cancel(record: jobs.Submitted) -> None:
+    answer = ""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"\ncancel job {record.id}? [y/N] ", end="", file=sys.stderr, flush=True)
+        try:
+            answer = sys.stdin.readline()
+        except KeyboardInterrupt:
+            report("")
+    if answer.strip().lower() in ("y", "yes"):
+        jobs.cancel(record, Runner())
+        report(f"cancelled job {record.id}")
+    else:
+        report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
+
+
+def run_there(
+    request: Request, purpose: batch.Purpose, words: Sequence[str], *, dry_run: bool
+) -> int:
+    """Run a command of hvdenv in a job, once, on its first node.
+
+    If an earlier job for the same has not been seen to end, follow that job instead.
+
+    Args:
+        words: the command and its arguments.
+        dry_run: print the script instead.
+
+    Returns:
+        The exit code of that command.
+    """
+    resolved, places, quiet = open_recipe(request), find_places(), request.quiet
+    same = json.dumps([encode(resolved.recipe), words, os.getcwd()], sort_keys=True)
+    key = hashlib.sha256(same.encode()).hexdigest()
+    if not dry_run and (record := jobs.unfinished(key, places)):
+        report(f"job {record.id} was submitted for this before; following it")
+        return to_the_end(record, quiet=quiet)
+    scheduler, dialect = scheduler_of(resolved)
+    job = batch.own_job(resolved.recipe.job, purpose)
+    partition = batch.check(job, dialect, resolved.recipe.partitions, where=resolved.where)
+    site = environment().get(SITE_VARIABLE)
+    env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
+    planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
+    text, record = own_script(scheduler, dialect, planned, places)
+    if dry_run or not quiet:
+        report(f"{job.name}: {batch.charged(job)}")
+    if dry_run:
+        print(text, end="", flush=True)
+        return 0
+    make_folder(places.jobs)
+    record = jobs.submit(text, record._replace(key=key), Runner(), places)
+    if not quiet:
+        report(f"submitted job {record.id}")
+    return to_the_end(record, quiet=quiet)
+
+
+def own_script(
+    scheduler: str, dialect: Dialect, planned: batch.BatchJob, places: Places
+) -> tuple[str, jobs.Submitted]:
+    """The script of a job of hvdenv itself, in this folder, with a log of its own."""
+    name = planned.job.name
+    log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
+    text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
+    return text, jobs.Submitted(scheduler, dialect, name, log=log)

@@ -1,0 +1,94 @@
+"""How ranks of a chosen environment are started: where, with which MPI and which variables."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hvdenv.command import Command
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments.installation import inspect_prefix, mpi_prefix
+from hvdenv.environments.search_path import PYTHON_PATH
+from hvdenv.errors import UsageError
+from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
+from hvdenv.launch.placement import Requested
+from hvdenv.model.recipe import Recipe
+from hvdenv.runner import Runner, environment
+from hvdenv.session.request import read_hostfile
+from hvdenv.session.target import Chosen
+from hvdenv.sites.allocation import Allocation, find_allocation
+from hvdenv.sites.hosts import parse_hostfile, parse_hosts
+
+
+def current_allocation(recipe: Recipe | None = None) -> Allocation:
+    """The allocation that this process runs in; a recipe may have a scheduler of its own."""
+    dialects = recipe.dialects if recipe else None
+    return find_allocation(environment(), lambda path: read_hostfile(Path(path)), dialects)
+
+
+def requested_ranks(ranks: int | None, hosts: str | None, hostfile: Path | None) -> Requested:
+    """The number of ranks and the hosts that options name."""
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"{ranks} ranks", where="-n", remedy="give 1 or more")
+    if hostfile:
+        found = parse_hostfile(read_hostfile(hostfile), str(hostfile))
+        return Requested(ranks=ranks, hosts=found, hostfile=str(hostfile.absolute()))
+    return Requested(ranks=ranks, hosts=parse_hosts(hosts) if hosts is not None else ())
+
+
+def with_mpi(launch: Launch, chosen: Chosen) -> Launch:
+    """The launch with the version of its MPI and the MPI's folder.
+
+    The recipe takes precedence over the output of mpirun. For an image, the recipe describes the
+    MPI inside, while the host's mpirun starts the ranks, so that one is asked.
+    """
+    record = chosen.record or GenerationRecord()
+    variables = {**record.modules.get("run", {}).get("set", {}), **(record.variables or {})}
+    built = chosen.record or chosen.foreign
+    if chosen.container or (built and not launch.mpi.version):
+        found, seen = _ask_mpi(chosen)
+        variables = seen if chosen.container else variables
+        fits = chosen.container or launch.mpi.kind in ("unknown", found.kind)
+        if found.kind != "unknown" and fits:
+            launch = launch._replace(mpi=found)
+    return launch._replace(mpi_prefix=mpi_prefix(variables))
+
+
+def found_program(
+    name: str, launch: Launch, chosen: Chosen, program: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The program with its path, if other hosts could find another one of its name first."""
+    if (
+        not (chosen.record or chosen.foreign)
+        or "/" in program[0]
+        or not puts_mpi_first(name, launch)
+    ):
+        return program
+    return (inspect_prefix(str(chosen.prefix)).program(program[0]) or program[0], *program[1:])
+
+
+def activated(chosen: Chosen) -> set[str]:
+    """Names of the variables that activate.sh sets; an image sets its own."""
+    if chosen.container:
+        return {"PATH"}
+    if chosen.foreign:
+        virtual = (chosen.prefix / "pyvenv.cfg").exists()
+        kept = {PYTHON_PATH} & environment().keys()
+        return {"PATH", "PYTHONNOUSERSITE", "VIRTUAL_ENV" if virtual else "CONDA_PREFIX", *kept}
+    recipe, record = chosen.recipe, chosen.record or GenerationRecord()
+    own = {"venv": "VIRTUAL_ENV", "modules": "PATH"}.get(recipe.python.provider, "CONDA_PREFIX")
+    modules = record.modules.get("run", {}).get("set", {})
+    variables = recipe.environment.run if record.variables is None else record.variables
+    return {"PATH", "PYTHONNOUSERSITE", own, *variables, *modules}
+
+
+def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
+    if not shutil.which("bash"):
+        return parse_mpi_version(""), {}
+    query = 'printf \'%s=%s\\n\' PATH "$PATH" OPAL_PREFIX "${OPAL_PREFIX-}"; exec mpirun --version'
+    script = f"exec 3>&1 >/dev/null 2>&1; {chosen.before} && {{ exec >&3; {query}; }}"
+    # A module that the user has loaded may set it; Runner removes it.
+    kept = tuple((n, v) for n, v in environment().items() if n == "OPAL_PREFIX")
+    output = Runner().run(Command(("bash", "-c", script), kept, timeout=60.0)).output
+    pairs = (line.partition("=") for line in output.splitlines()[:2])
+    return parse_mpi_version(output), {name: value for name, _, value in pairs}
