@@ -170,12 +170,9 @@ class Steps(NamedTuple):
         )
 
     def _conda_env(self, *words: str) -> Command:
-        """The program for conda packages, with the folders that it takes files from."""
-        files = {
-            "HVDENV_FILES": self.source_folder,
-            "RATTLER_CACHE_DIR": self.caches and self.caches / "conda",
-        }
-        env = tuple((name, str(folder)) for name, folder in files.items() if folder)
+        """The program for conda packages, with the folder that it takes files from."""
+        folder = self.source_folder or (self.caches and self.caches / "conda")
+        env = (("RATTLER_CACHE_DIR", str(folder)),) if folder else ()
         return Command((OWN_PYTHON, str(self.build / CONDA_ENV[0]), *words), env)
 
     def _conda_file(self, request: Mapping[str, object]) -> TextFile:

@@ -29,7 +29,6 @@ def clone(source: str, prefix: str) -> None:
     # Records name files since conda 4.3.
     paths = ((record.get("paths_data") or {}).get("paths", ()) for _, record in records)
     copier = Copier(source, prefix, {each["_path"]: each for part in paths for each in part})
-    copier.check_room()
     copier.copy_all()
     if copier.unchanged:
         say("these still name %s, because they have no room for the new path:" % source)
@@ -112,17 +111,6 @@ class Copier:
         self.rewritten = 0
         self.unchanged: List[str] = []
 
-    def check_room(self) -> None:
-        """Refuse a prefix that is longer than the room that packages reserve for it."""
-        for path, entry in sorted(self.recorded.items()):
-            room = self.room(entry)
-            if room is not None and len(self.new) > room:
-                raise Failure(
-                    "%s has %d characters, and %s of the environment %s has room for %d\n"
-                    "Name a folder with a shorter path"
-                    % (self.prefix, len(self.new), path, self.source, room)
-                )
-
     @staticmethod
     def room(entry: Dict[str, Any]) -> Optional[int]:
         """Bytes reserved for the prefix in a binary file; None for other files."""
@@ -175,11 +163,18 @@ class Copier:
         with open(source, "rb") as stream:
             data = stream.read()
         entry = self.recorded.get(path, {})
+        room = self.room(entry)
+        if room is not None and len(self.new) > room:
+            raise Failure(
+                "%s has %d characters, and %s of the environment %s has room for %d\n"
+                "Name a folder with a shorter path"
+                % (self.prefix, len(self.new), path, self.source, room)
+            )
         if entry.get("file_mode") == "text" or b"\0" not in data:
             changed: Optional[bytes] = in_text(data, self.pattern, self.new)
         # Without a record, other binary formats cannot be changed safely.
         elif "prefix_placeholder" in entry or data.startswith(b"\x7fELF"):
-            changed = in_binary(data, self.pattern, self.new, self.room(entry))
+            changed = in_binary(data, self.pattern, self.new, room)
         else:
             changed = None
         if changed is None:

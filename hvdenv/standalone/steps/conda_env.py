@@ -25,8 +25,8 @@ REPORT.json gets the packages. They, or those of a lock, can replace the specs::
        "url": "https://conda.example.org/linux-64/numpy-1.22.0-0.conda"}]}
 
 Packages are kept in $RATTLER_CACHE_DIR. The sha256 of each is compared before it is unpacked, and
-nothing that was unpacked before is used. --fetch-only puts the packages into a folder; if it is
-named in $HVDENV_FILES, they are taken from there and no network is used.
+nothing that was unpacked before is used. --fetch-only puts the packages into a folder that can be
+$RATTLER_CACHE_DIR on another machine, which then needs no network.
 
 --clone copies an environment, which may be read-only, and replaces its path in the copied files.
 Temporary files are in PREFIX.unfinished. After a kill, remove PREFIX before the next run.
@@ -95,15 +95,15 @@ def installer(spec: Spec, work: str) -> Union[Program, "Rattler"]:
 
 def make(spec: Spec, prefix: str, work: str) -> None:
     """Install the packages of a lock, or those that a solve finds."""
-    backend, fetched = installer(spec, work), None
+    backend = installer(spec, work)
     if "explicit" in spec:
-        packages, fetched = spec["explicit"], os.environ.get("HVDENV_FILES")
+        packages = spec["explicit"]
     elif isinstance(backend, Program):
         backend.solve_and_install(prefix)
         return
     else:
         packages = backend.solve()
-    paths = collect(packages, fetched or CACHE or work, None if fetched else backend.download)
+    paths = collect(packages, CACHE or work, backend.download)
     backend.install(packages, paths, prefix)
     # Records name the files; they should name where these come from.
     origins = {each["name"]: each["url"] for each in packages}

@@ -7,7 +7,7 @@ import os
 import shutil
 import urllib.parse
 import urllib.request
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Tuple
 
 from conda_spec import Failure, Record, file_name, say
 from digest import sha256_of
@@ -17,23 +17,16 @@ Files = List[Tuple[Record, str]]
 Download = Callable[[Files], None]
 
 
-def collect(records: List[Record], folder: str, download: Optional[Download]) -> List[str]:
-    """The paths of packages in a folder, each compared with its hash.
-
-    Args:
-        folder: gets the packages that it lacks.
-        download: downloads packages. None: the folder must have all of them.
-    """
-    paths = [
-        os.path.join(folder, "packages", each["sha256"], file_name(each)) for each in records
+def collect(records: List[Record], folder: str, download: Download) -> List[str]:
+    """The paths of packages in a folder, each compared with its hash; what it lacks is downloaded."""
+    files = [
+        (each, os.path.join(folder, "packages", each["sha256"], file_name(each)))
+        for each in records
     ]  # fmt: skip
-    missing = [each for each in zip(records, paths) if not is_intact(*each)]
-    if missing and not download:
-        names = ", ".join(file_name(record) for record, _ in missing[:5])
-        raise Failure("%s lacks %d packages: %s" % (folder, len(missing), names))
-    if missing and download:
+    missing = [each for each in files if not is_intact(*each)]
+    if missing:
         get(missing, download)
-    return paths
+    return [path for _, path in files]
 
 
 def get(missing: Files, download: Download) -> None:
