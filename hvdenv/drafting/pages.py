@@ -21,7 +21,7 @@ DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 # Also within quotes, lists and the tabs of some generators.
-_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:[*+-][ \t]+)?(```|~~~)[`~]*[ \t]*([^`~]*)")
+_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:[*+-][ \t]+)?(```|~~~)[`~]*([^`~]*)")
 _HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== )|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
 _LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
