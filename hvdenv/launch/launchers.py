@@ -137,7 +137,7 @@ class Launcher(NamedTuple):
         controller: what Horovod's ranks negotiate with; empty if they are not Horovod's.
         schedulers: it works only in an allocation of one of these; empty for anywhere.
         takes_hosts: whether the user can choose the hosts.
-        one_host: whether all ranks are on one host.
+        across_hosts: the same, if ranks are on several hosts.
         provided: whether the environment provides it, and not the host.
         by_ssh: whether it uses ssh outside of allocations.
         exposes: whether it puts variables on command lines that other users can read, if Horovod has
@@ -148,7 +148,7 @@ class Launcher(NamedTuple):
     start: Callable[[Launch], Start]
     schedulers: tuple[str, ...] = ()
     takes_hosts: bool = True
-    one_host: bool = False
+    across_hosts: tuple[str, ...] = ()
     provided: bool = False
     by_ssh: bool = False
     exposes: bool = False
@@ -183,6 +183,19 @@ def _srun(launch: Launch) -> Start:
     start = _by_template(_TEMPLATES["srun"], launch)
     # After sbatch --export=NONE, ranks would not get the script's variables.
     return start._replace(env=(("SLURM_EXPORT_ENV", "ALL"), *start.env))
+
+
+def _torchrun(launch: Launch) -> Start:
+    """PyTorch's own launcher: one on each host, which srun starts on several hosts.
+
+    Raises:
+        UsageError: not the same number of ranks on every host.
+    """
+    if launch.nodes < 2:
+        return _by_template(_TEMPLATES["torchrun"], launch)
+    if launch.ranks != launch.nodes * launch.per_node:
+        raise _uneven("torchrun", launch)
+    return _by_template(_TEMPLATES["torchrun-by-srun"], launch)
 
 
 def _horovodrun_gloo(launch: Launch) -> Start:
@@ -228,6 +241,7 @@ def _by_template(own: cluster.OwnLauncher, launch: Launch, mpirun: str = "") -> 
         "ranks": launch.ranks,
         "nodes": launch.nodes,
         "ranks_per_node": launch.per_node,
+        "cpus_per_host": launch.cpus_per_rank * launch.per_node or None,
         "srun_mpi": launch.settings.srun_mpi,
         "cpu_bind": launch.settings.cpu_bind,
         "threads_per_core": launch.settings.threads_per_core,
@@ -300,9 +314,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "aprun": _from_data(_TEMPLATES["aprun"]),
     "horovodrun-gloo": Launcher("Gloo", _horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
     "horovodrun-mpi": Launcher("MPI", _horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
-    "torchrun": Launcher(
-        "", partial(_by_template, _TEMPLATES["torchrun"]), one_host=True, provided=True
-    ),
+    "torchrun": Launcher("", _torchrun, across_hosts=("slurm",), provided=True),
 }
 
 

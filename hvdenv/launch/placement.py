@@ -260,18 +260,13 @@ def refuse_unfit(
             where="--hosts",
             remedy="omit it, and give the number of ranks with -n",
         )
-    if launcher.one_host and hosts > 1:
-        raise UsageError(
-            f"{name} starts ranks on one host, not {hosts}",
-            where="--launcher",
-            remedy="use another launcher such as --launcher mpirun",
-        )
-    schedulers = launcher.schedulers
+    across = launcher.across_hosts if hosts > 1 else ()
+    schedulers = across or launcher.schedulers
     if schedulers and scheduler not in schedulers:
         request = f"request one (hvdenv shell {words} --nodes 1, or hvdenv job), or "
         request = "" if scheduler else request
         raise UsageError(
-            f"{name} starts ranks only in an allocation of"
+            f"{name} starts ranks {'on several hosts ' if across else ''}only in an allocation of"
             f" {' or '.join(schedulers)}; this is"
             f" {f'one of {scheduler}' if scheduler else 'no allocation'}",
             where="--launcher",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
 from hvdenv.model import cluster
 from hvdenv.sites.hosts import Host
+from tests.files import programs
 
 PROGRAM = ("/env/bin/python", "rank.py", "two words", "$HOME;")
 TRAIN = ("python", "train_hvd.py")
@@ -238,6 +241,21 @@ def test_what_launchers_cannot_start(
 ) -> None:
     with pytest.raises(error, match=said):
         started(name, what)
+
+
+def test_one_torchrun_on_each_host(tmp_path: Path) -> None:
+    """They meet at the first host, at a port of the job."""
+    torch = started("torchrun", train(cpus_per_rank=16, network=cluster.Network(use=("ib0",))))
+    line = "srun -n 2 -N 2 --ntasks-per-node=1 -w gpu32,gpu33 --cpus-per-task=64 sh -c"
+    assert torch.argv[:11] == words(line)
+    assert ("NCCL_SOCKET_IFNAME", "ib0") in torch.env
+    path = programs(tmp_path, scontrol="echo a1; echo a2", torchrun='printf "%s " "$@"')
+    step = {"PATH": f"{path}:/usr/bin:/bin", "SLURM_NODEID": "1", "SLURM_JOB_ID": "4321"}
+    told = subprocess.check_output(torch.argv[9:], env=step, text=True)
+    assert told == (
+        "--nnodes=2 --nproc_per_node=4 --node_rank=1 --master_addr=a1 --master_port=29721"
+        " --no_python python train_hvd.py "
+    )
 
 
 def test_srun_says_what_slurm_does_not_pass_on() -> None:

@@ -218,10 +218,11 @@ def test_launchers_and_allocations(name: str) -> None:
                 refuse_unfit(name, SITE, Requested(), scheduler, 1, "x")
 
 
-def test_torchrun_starts_ranks_on_one_host() -> None:
-    refuse_unfit("torchrun", SITE, Requested(), "slurm", 1, "x")
-    with pytest.raises(UsageError, match="torchrun starts ranks on one host, not 2"):
-        refuse_unfit("torchrun", SITE, Requested(), "slurm", 2, "x")
+def test_torchrun_on_several_hosts_needs_slurm() -> None:
+    refuse_unfit("torchrun", SITE, Requested(), "slurm", 2, "x")
+    refuse_unfit("torchrun", SITE, Requested(), "pbs", 1, "x")
+    with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
+        refuse_unfit("torchrun", SITE, Requested(), "pbs", 2, "x")
 
 
 def test_launchers_that_choose_hosts_themselves() -> None:
