@@ -124,37 +124,49 @@ def place(
     )
     each = recipe.job.ranks_per_node
     if requested.hosts:
-        every, file, placed = (
-            _requested_hosts(each, requested, allocation),
-            requested.hostfile,
-            True,
-        )
-        ranks = requested.ranks or _room(every)
-        hosts = filled(every, ranks)
+        launch = _on_requested_hosts(launch, each, requested, allocation)
     elif allocation.hosts:
-        every, file = _usual_hosts(each, allocation), allocation.hostfile
-        ranks = requested.ranks or _room(every)
-        hosts = _spread(every, ranks)
-        whole = ranks == _room(every) and all(host.slots for host in allocation.hosts)
-        placed = (allocation.counts_tasks and not whole) or len(hosts) < len(every)
+        launch = _in_allocation(launch, each, requested, allocation)
     elif allocation.nodes:
         ranks = requested.ranks or allocation.nodes * each
         launch = launch._replace(ranks=ranks, ranks_per_node=min(each, ranks))
-        return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
     else:
         return launch
-    most = max(host.slots for host in hosts)
-    even = len(hosts) == len(every) and all(host.slots == most for host in hosts)
-    launch = launch._replace(
-        ranks=ranks,
-        hosts=hosts,
+    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
+
+
+def _on_requested_hosts(
+    launch: Launch, each: int, requested: Requested, allocation: Allocation
+) -> Launch:
+    """The hosts that the user names, in their order."""
+    every = _requested_hosts(each, requested, allocation)
+    ranks = requested.ranks or _room(every)
+    launch = launch._replace(ranks=ranks, hosts=filled(every, ranks), placed=True)
+    return _with_hostfile(launch, len(every), requested.hostfile, allocation)
+
+
+def _in_allocation(
+    launch: Launch, each: int, requested: Requested, allocation: Allocation
+) -> Launch:
+    """The hosts of the allocation, with ranks spread evenly."""
+    every = _usual_hosts(each, allocation)
+    ranks = requested.ranks or _room(every)
+    hosts = _spread(every, ranks)
+    whole = ranks == _room(every) and all(host.slots for host in allocation.hosts)
+    placed = (allocation.counts_tasks and not whole) or len(hosts) < len(every)
+    launch = launch._replace(ranks=ranks, hosts=hosts, placed=placed)
+    return _with_hostfile(launch, len(every), allocation.hostfile, allocation)
+
+
+def _with_hostfile(launch: Launch, listed: int, file: str, allocation: Allocation) -> Launch:
+    """With the file that lists these hosts, if all of them get the same number of ranks."""
+    most = max(host.slots for host in launch.hosts)
+    even = len(launch.hosts) == listed and all(host.slots == most for host in launch.hosts)
+    return launch._replace(
         hostfile=file if even else "",
         ranks_per_node=most,
         allowed=min(allocation.tasks, default=0),
-        placed=placed,
     )
-    _refuse_crowd(launch, allocation)
-    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
 
 
 def _room(hosts: Iterable[Host]) -> int:
@@ -214,23 +226,6 @@ def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
         if slots:
             filled.append(host._replace(slots=slots))
     return tuple(filled)
-
-
-def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
-    """Refuse more ranks than processors, which Slurm reports less clearly."""
-    names = [host.name for host in allocation.hosts]
-    if len(allocation.cpus) != len(names):
-        return
-    cpus = dict(zip(names, allocation.cpus, strict=True))
-    for host in launch.hosts:
-        if host.slots > cpus.get(host.name, host.slots):
-            raise UsageError(
-                f"{host.slots} ranks do not fit into {cpus[host.name]} processors of {host.name} in"
-                " this allocation",
-                where=f"job {allocation.job}",
-                remedy=f"allocate with --ntasks-per-node={host.slots} (`hvdenv shell` does it for"
-                " the recipe's number), or use fewer ranks with -n",
-            )
 
 
 def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> int:

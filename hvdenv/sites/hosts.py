@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ MOST_SLOTS = 10_000
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
 _COMMA = re.compile(r"(?P<brackets>\[[^\]]*\]?)|,")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
-_IPV6 = re.compile(r"\[?[0-9A-Fa-f:.]*(%\w+)?\]?(:[0-9]*)?", re.ASCII)
 _REMEDY = "write names with slots, such as gpu32:4,gpu33:4"
 LOCAL = ("localhost", "127.0.0.1")
 
@@ -37,7 +36,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             others not, or localhost is among other hosts.
     """
     hosts: list[Host] = []
-    for word in _between_commas(text):
+    for word in _words(text):
         names, slots = _split(word.strip())
         hosts += [Host(name, slots) for name in expand(names)]
     name, times = Counter(host.name for host in hosts).most_common(1)[0]
@@ -46,8 +45,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         raise _wrong(text, f"the host {name} is listed twice", remedy)
     if len({host.slots == 0 for host in hosts}) > 1:
         raise _wrong(text, "some hosts have slots and others not")
-    _refuse_local(hosts, "--hosts")
-    return tuple(hosts)
+    return _refuse_local(hosts, "--hosts")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -56,19 +54,17 @@ def expand(text: str) -> tuple[str, ...]:
     Raises:
         UsageError: it is not such a list, or names more hosts than any machine has.
     """
-    names: list[str] = []
-    for word in _between_commas(text):
-        names += _expand_word(word)
-        if len(names) > MOST_HOSTS:
-            raise _wrong(text, f"that is more than {MOST_HOSTS} hosts")
-    return tuple(names)
-
-
-def _between_commas(text: str) -> Iterator[str]:
-    """The words of a list; commas in brackets do not separate."""
-    commas = [found.start() for found in _COMMA.finditer(text) if found["brackets"] is None]
-    for before, after in pairwise((-1, *commas, len(text))):
-        yield text[before + 1 : after]
+    found: list[str] = []
+    for word in _words(text):
+        names = [""]
+        for number, part in enumerate(re.split(r"\[([^\[\]]*)\]", word)):
+            # Every second part was in brackets.
+            parts = _numbers(part, word) if number % 2 else [part]
+            if len(found) + len(names) * len(parts) > MOST_HOSTS:
+                raise _wrong(text, f"that is more than {MOST_HOSTS} hosts")
+            names = [name + each for name in names for each in parts]
+        found += map(_check_name, names)
+    return tuple(found)
 
 
 def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
@@ -100,9 +96,9 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
             raise UsageError(error.message, where=where, remedy=error.remedy) from error
     if not slots:
         raise UsageError("this file lists no hosts", where=where, remedy=_REMEDY)
-    _refuse_local([Host(name) for name in slots], where)
     # With one line for each host, the slots are unknown.
-    return tuple(Host(name, count if counted else 0) for name, count in slots.items())
+    hosts = [Host(name, count if counted else 0) for name, count in slots.items()]
+    return _refuse_local(hosts, where)
 
 
 def short(name: str) -> str:
@@ -119,7 +115,14 @@ def distribute(hosts: Iterable[Host], ranks: int) -> tuple[Host, ...]:
     return tuple(Host(name, taken[name]) for name in free if taken[name])
 
 
-def _refuse_local(hosts: Sequence[Host], where: str) -> None:
+def _words(text: str) -> Iterator[str]:
+    """The words of a list; commas in brackets do not separate."""
+    commas = [found.start() for found in _COMMA.finditer(text) if found["brackets"] is None]
+    for before, after in pairwise((-1, *commas, len(text))):
+        yield text[before + 1 : after]
+
+
+def _refuse_local(hosts: list[Host], where: str) -> tuple[Host, ...]:
     """Refuse localhost among other hosts, since it is a different host to each of them."""
     local = [host.name for host in hosts if host.name in LOCAL]
     if local and len(hosts) > 1:
@@ -128,16 +131,11 @@ def _refuse_local(hosts: Sequence[Host], where: str) -> None:
             where=where,
             remedy="write the name of this host on the network (hostname)",
         )
+    return tuple(hosts)
 
 
 def _split(word: str) -> tuple[str, int]:
     """A name, or a bracketed list of them, and its slots."""
-    if word.count(":") > 1 and _IPV6.fullmatch(word):
-        raise _wrong(
-            word,
-            "IPv6 addresses cannot be distinguished from slots",
-            "use the host's name or its IPv4 address: 10.0.0.1:4",
-        )
     name, colon, number = word.partition(":")
     return name, _slots(number, word) if colon else 0
 
@@ -152,17 +150,6 @@ def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise _wrong(name, "this is not the name of a host")
     return name
-
-
-def _expand_word(word: str) -> list[str]:
-    parts = re.split(r"\[([^\[\]]*)\]", word)
-    names = [parts[0]]
-    for ranges, rest in zip(parts[1::2], parts[2::2], strict=True):
-        numbers = _numbers(ranges, word)
-        if len(names) * len(numbers) > MOST_HOSTS:
-            raise _wrong(word, f"that is more than {MOST_HOSTS} hosts")
-        names = [name + number + rest for name in names for number in numbers]
-    return [_check_name(name) for name in names]
 
 
 def _numbers(ranges: str, word: str) -> list[str]:

@@ -114,12 +114,6 @@ def test_how_many_there_is_room_for(
             {"hosts": (Host("gpu32", 2), Host("gpu40", 2))},
             "gpu40 is not in this allocation\n.*gpu32, gpu33",
         ),
-        # Slurm only says "More processors requested than permitted".
-        (
-            SMALL,
-            {"ranks": 8},
-            "4 ranks do not fit into 1 processors of gpu32 .*\n.*--ntasks-per-node=4",
-        ),
     ],
 )
 def test_what_there_is_no_room_for(
