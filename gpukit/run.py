@@ -92,7 +92,9 @@ def stages(out, gpus, hosts=()):
     yield mpirun("cases-nccl", "cases", "nccl", each, 60, cases)
     yield mpirun("cases-shared-gpu", "cases", "host", max(2, gpus), 60, cases)
     yield verify("program", "nccl", each, "--controller", "MPI", "--operation", "NCCL", *program)
-    yield verify("bench", "nccl", each, "--controller", "MPI", "--quick", "--bench", "--time", "3")
+    yield verify(
+        "bench", "nccl", each, "--controller", "MPI", "--quick", "--bench", "--bench-time", "3"
+    )
     if (KIT / "test").is_dir():
         chosen = f"({' or '.join((KIT / 'horovod_tests.txt').read_text().split())})"
         # One rank cannot have process sets, has nobody to join, and its batches of one are refused.

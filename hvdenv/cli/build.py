@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " be repeated", action="append", default=[],
     )  # fmt: skip
     add(parser, "--rebuild", "build a new generation even if nothing changed")
-    add_options(parser, "break-lock", "trust")
+    add_options(parser, "take-over", "trust")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         prepared = prepared._replace(facts=complete(prepared.facts, Runner()))
         built = build_prepared(
-            request, prepared, plan, rebuild=arguments.rebuild, break_lock=arguments.break_lock
+            request, prepared, plan, rebuild=arguments.rebuild, take_over=arguments.take_over
         )
     elif not arguments.quiet:
         for each in built.drift:
@@ -106,5 +106,5 @@ def _dropped(target: Environment, before: str) -> Iterator[str]:
     if added := record.additions.get("requirements"):
         yield (
             f"without what was added: {', '.join(added)}; to go back to that:"
-            f" hvdenv envs rollback {target.prefix} --to {before}"
+            f" hvdenv envs rollback {target.prefix} --generation {before}"
         )

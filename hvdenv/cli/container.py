@@ -85,7 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     hosts = parser.add_argument_group("checking hosts")
     add(hosts, "--preflight", "check that hosts can run the image")
-    add(hosts, "--hosts H1:N,H2:N", "hosts to check, with their slots")
+    add(hosts, "--hosts HOST:SLOTS,...", "hosts to check, with their slots")
 
 
 def run(arguments: argparse.Namespace) -> int:

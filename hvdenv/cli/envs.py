@@ -25,7 +25,7 @@ examples:
   hvdenv envs
   hvdenv envs storage                         size of the caches, and free space
   hvdenv envs rollback local                  to the previous generation
-  hvdenv envs rollback local --to 3f2a9c81d004
+  hvdenv envs rollback local --generation 3f2a9c81d004
   hvdenv envs prune --keep 2
   hvdenv envs prune --older-than 90d --unused-for 60d --dry-run
   hvdenv envs remove ~/envs/horovod
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(storage, "--json", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
     add(rollback, "environment NAME_OR_PREFIX")
-    add(rollback, "--to GENERATION", default="")
+    add(rollback, "--generation GENERATION", default="")
     remove = actions.add_parser("remove", help="remove an environment with all its generations")
     add(remove, "environment NAME_OR_PREFIX")
     add(remove, "--force", "remove it even if processes use it")
@@ -81,7 +81,7 @@ def _change(arguments: argparse.Namespace, places: Places) -> None:
 
     target = registry.find(places, arguments.environment)
     if arguments.action == "rollback":
-        print(f"{target.prefix} -> {prune.rollback(target, arguments.to)}")
+        print(f"{target.prefix} -> {prune.rollback(target, arguments.generation)}")
         return
     cleared = prune.remove(target, force=arguments.force)
     _report(target, cleared, {}, "removed")

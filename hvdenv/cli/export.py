@@ -19,7 +19,7 @@ from hvdenv.session.target import planned_environment
 EXAMPLES = """\
 examples:
   hvdenv export local > local.cdx.json
-  hvdenv export neuron --variant cpu --output neuron.cdx.json
+  hvdenv export neuron --variant cpu --to neuron.cdx.json
   hvdenv export --prefix ~/envs/horovod@3f2a9c81     an earlier generation
 
 Lists for pip and conda come from these programs themselves:
@@ -29,7 +29,7 @@ Lists for pip and conda come from these programs themselves:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe?", "prefix")
-    add(parser, "--output FILE", "write to a file instead of standard output", type=Path)
+    add(parser, "--to FILE", "write to a file instead of standard output", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdenv.contents import cyclonedx
 
     text = cyclonedx.render(installed.named_contents(str(prefix), places).contents)
-    if arguments.output:
-        write_text(named_file(arguments.output), text)
-        report(f"wrote {arguments.output}")
+    if arguments.to:
+        write_text(named_file(arguments.to), text)
+        report(f"wrote {arguments.to}")
     else:
         print(text, end="")
     return 0

@@ -1,6 +1,6 @@
 """Download everything that a locked build needs, and hvdenv itself, for hosts without internet.
 
-On such a host, build with `hvdenv build RECIPE --locked --offline --from DIR`."""
+On such a host, build with `hvdenv build RECIPE --locked --offline --fetched DIR`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ examples:
   hvdenv fetch local --to /scratch/hvdenv-local
   then, without a network:
   pip install --no-index --find-links /scratch/hvdenv-local/hvdenv hvdenv
-  hvdenv build local --locked --offline --from /scratch/hvdenv-local
+  hvdenv build local --locked --offline --fetched /scratch/hvdenv-local
 """
 
 # Below the folder: hvdenv with what it needs, as wheels.

@@ -79,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a value of the recipe, such as horovod.version=0.28.1; may be repeated",
         action="append", default=[], dest="overrides",
     )  # fmt: skip
-    add(parser, "-o --output FILE", "file to write, - for standard output (default: NAME.toml)")
+    add(parser, "-o --to FILE", "file to write, - for standard output (default: NAME.toml)")
     add_options(parser, "json")
 
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     sources = [*arguments.pages, *(["this machine"] if arguments.here else [])]
     _refuse(arguments, sources)
     name = _name(arguments)
-    target = arguments.output or f"./{name}.toml"
+    target = arguments.to or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
         raise UsageError("this file exists, and init overwrites no file", where=target,
                          remedy="name another one with -o FILE")  # fmt: skip

@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(parser, "packages PACKAGE", "a package, with or without versions: 'scipy<2'", nargs="+")
     add_options(parser, "python", "prefix", "json", "loudness", "allow", "lockfiles")
     add(parser, "--dry-run", "print what would be added, and build nothing")
-    add_options(parser, "break-lock", "trust")
+    add_options(parser, "take-over", "trust")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if record.lock:
         request = request._replace(accept_drift=tuple(record.lock.accepted))
-    built = build_prepared(request, prepared, prepared.plan(), break_lock=arguments.break_lock)
+    built = build_prepared(request, prepared, prepared.plan(), take_over=arguments.take_over)
     give(
         arguments, {"added": added, **encode(built)},
         f"added: {_versions(added)}",

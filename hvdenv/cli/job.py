@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     requests = parser.add_argument_group("what the job requests, instead of the recipe's values")
     add_requests(requests)
     add_options(parser, "image")
-    add(requests, "--launcher L", "starts the ranks")
+    add(requests, "--launcher LAUNCHER", "starts the ranks")
     add(requests, "--output FILE", "output file, with the scheduler's placeholders")
     actions = parser.add_argument_group("what to do with the script, instead of printing it")
     add(actions, "--to FILE", "write it to a file", type=Path)

@@ -43,7 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(what, "--update NAME", "update this package to its newest version")
     add(what, "--upgrade", "update all packages")
     add(
-        parser, "--platform P", "lock for another machine, such as linux-ppc64le", choices=PLATFORMS
+        parser,
+        "--platform PLATFORM",
+        "lock for another machine, such as linux-ppc64le",
+        choices=PLATFORMS,
     )
 
 

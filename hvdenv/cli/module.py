@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "lua for Lmod, tcl for Environment Modules (default: the module system of this"
         " machine)", choices=("lua", "tcl"),
     )  # fmt: skip
-    add(parser, "--to FOLDER", "write the modulefile below this folder, as NAME/VERSION", type=Path)
+    add(parser, "--to DIR", "write the modulefile below this folder, as NAME/VERSION", type=Path)
     add(
         parser, "--name NAME/VERSION",
         "name of the module (default: horovod/VERSION-RECIPE-VARIANTS)", default="",

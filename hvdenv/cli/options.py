@@ -195,8 +195,8 @@ def _add_locked(parser: argparse.ArgumentParser) -> None:
     add(parser, "--locked", "build exactly what the lock lists, or exit with 4")
     add_options(parser, "lockfiles", "lock")
     add(
-        parser, "--from DIR", "use the files that `hvdenv fetch` downloaded",
-        type=Path, dest="fetched",
+        parser, "--fetched DIR", "use the files that `hvdenv fetch` downloaded",
+        type=Path,
     )  # fmt: skip
     add(parser, "--offline", "use no network")
 
@@ -205,10 +205,14 @@ def is_locked(request: Request) -> bool:
     """Whether a lock is asked for, by options that go together."""
     if request.offline and not request.fetched:
         raise UsageError(
-            "--offline requires --from, with the files that `hvdenv fetch` downloaded",
+            "--offline requires --fetched, with the files that `hvdenv fetch` downloaded",
             remedy="download them on a host with a network: hvdenv fetch RECIPE --to DIR",
         )
-    options = {"lock": request.lock, "from": request.fetched, "accept-drift": request.accept_drift}
+    options = {
+        "lock": request.lock,
+        "fetched": request.fetched,
+        "accept-drift": request.accept_drift,
+    }
     for option, value in options.items():
         if value and not request.locked:
             raise UsageError(f"--{option} requires --locked", remedy="add --locked")
@@ -248,7 +252,7 @@ _OPTIONS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         "compute: submit it as a job with the resources of the recipe, and follow it"
         " (default: here)", {"choices": ("here", "compute"), "default": "here"},
     ),
-    "lock": ("--lock FOLDER", "use this lock, if there are several", {"type": Path}),
+    "lock": ("--lock DIR", "use this lock, if there are several", {"type": Path}),
     "lockfiles": (
         "--lockfiles DIR",
         "folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
@@ -258,5 +262,5 @@ _OPTIONS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         "--facts FILE", "facts of another machine: JSON, as under `facts` in `plan --json` there",
         {"type": Path},
     ),
-    "break-lock": ("--break-lock", "take the prefix over from another build, whoever runs it", {}),
+    "take-over": ("--take-over", "take the prefix over from another build, whoever runs it", {}),
 }  # fmt: skip

@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "number of ranks (default: all slots of the allocation, otherwise 1)", type=int,
     )  # fmt: skip
     add_options(parser, "hosts")
-    add(parser, "--launcher L", f"{', '.join(LAUNCHERS)} (default: the recipe's)")
+    add(parser, "--launcher LAUNCHER", f"{', '.join(LAUNCHERS)} (default: the recipe's)")
     add(
         parser, "-x --export NAME[=VALUE]",
         "set a variable for every rank; may be repeated", action="append", default=[],

@@ -69,12 +69,12 @@ examples:
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
   hvdenv verify local -- python train.py       whether a program trains right on several ranks
-  hvdenv verify local --bench --time 30
+  hvdenv verify local --bench --bench-time 30
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
   hvdenv verify local --junit verify.xml --html verify.html
-  hvdenv verify --from report.json --html verify.html    does not verify again
+  hvdenv verify --report report.json --html verify.html    does not verify again
 
 exit codes: 0 everything expected is proven, 1 something failed, 7 nothing failed, but
 this host cannot prove everything (such as NCCL without a GPU)
@@ -105,7 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "limit for the whole command (default: 600; more with --bench)", type=float,
     )  # fmt: skip
     add(
-        parser, "--launcher L",
+        parser, "--launcher LAUNCHER",
         f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
         " (default: the recipe's, and horovodrun-gloo)", action="append",
     )  # fmt: skip
@@ -138,7 +138,7 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         " recipe's references",
     )  # fmt: skip
     add(
-        parser, "--time SECONDS",
+        parser, "--bench-time SECONDS",
         f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=float,
     )  # fmt: skip
 
@@ -260,13 +260,15 @@ def _told(tell: Progress, label: str, what: str, detail: str) -> None:
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
-    if arguments.time is not None:
+    if arguments.bench_time is not None:
         if not arguments.bench:
-            raise UsageError("--time needs --bench", where="--time", remedy="add --bench")
-        _refuse_seconds(arguments.time, "--time")
+            raise UsageError(
+                "--bench-time needs --bench", where="--bench-time", remedy="add --bench"
+            )
+        _refuse_seconds(arguments.bench_time, "--bench-time")
     if not arguments.bench:
         return None
-    return Effort(arguments.time or BENCH_SECONDS, str(places.home))
+    return Effort(arguments.bench_time or BENCH_SECONDS, str(places.home))
 
 
 def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:

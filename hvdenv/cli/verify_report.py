@@ -26,7 +26,7 @@ _RECENT_SECONDS, _REPORTS_READ = 86400.0, 20
 # What writes the file of each option.
 _FILES = {"junit": junit.render, "html": page.render}
 _WRITE_AGAIN = (
-    "what to do: `hvdenv verify --from REPORT --{option} FILE` writes it elsewhere, from the report"
+    "what to do: `hvdenv verify --report FILE --{option} FILE` writes it elsewhere, from the report"
     " that verify keeps"
 )
 
@@ -36,7 +36,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     add(group, "--junit FILE", "write it as JUnit XML", type=Path)
     add(group, "--html FILE", "write it as a self-contained HTML page", type=Path)
     add(
-        group, "--from REPORT",
+        group, "--report FILE",
         "read the report from a JSON file that verify wrote, instead of verifying",
         dest="kept", type=Path,
     )  # fmt: skip
@@ -97,10 +97,10 @@ def refuse_files(arguments: argparse.Namespace) -> None:
 
 
 def read(arguments: argparse.Namespace) -> Report:
-    where = f"--from {arguments.kept}"
+    where = f"--report {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
         raise UsageError(
-            "--from shows an earlier report and verifies nothing",
+            "--report shows an earlier report and verifies nothing",
             where=where,
             remedy="leave out the recipe, --prefix and --where",
         )

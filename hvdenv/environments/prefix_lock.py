@@ -111,12 +111,12 @@ class _Seen(NamedTuple):
         beat = f"last heartbeat {self.age:.0f} s ago"
         if self.holder is None:
             message = f"the lock of this prefix names no holder ({beat})"
-            remedy = "if no build of it runs on any host, build with --break-lock"
+            remedy = "if no build of it runs on any host, build with --take-over"
         else:
             message = f"another build holds this prefix: {self.holder}, {beat}"
             remedy = (
                 f"check on {self.holder.host} whether it still runs; if it is certainly gone,"
-                " build with --break-lock"
+                " build with --take-over"
             )
             if self.holder.is_visible():
                 remedy = "wait for it, or end it"

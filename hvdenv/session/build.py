@@ -53,13 +53,13 @@ def _refuse(request: Request, prepared: Prepared) -> tuple[tuple[Rule, ...], Loa
 
 def build_prepared(
     request: Request, prepared: Prepared, plan: Plan, *,
-    rebuild: bool = False, break_lock: bool = False,
+    rebuild: bool = False, take_over: bool = False,
 ) -> Built:  # fmt: skip
     """Build a plan, unless a rule or a module would make it fail; facts must be complete().
 
     Args:
         rebuild: build a new generation even if nothing changed.
-        break_lock: take the prefix over from another build.
+        take_over: take the prefix over from another build.
     """
     rules, modules = _refuse(request, prepared)
     target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
@@ -84,7 +84,7 @@ def build_prepared(
             f"building {target.prefix} with Python {plan.python.version} ({plan.python.path})"
         )
         return build(
-            wanted, target, find_places(), progress, rebuild=rebuild, break_lock=break_lock,
+            wanted, target, find_places(), progress, rebuild=rebuild, break_lock=take_over,
         )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def _source(request: Request, inputs: Inputs) -> Path | None:
     if inputs.sources:
         raise UsageError(
             f"a repository cannot be fetched: {', '.join(inputs.sources)} is built from one",
-            remedy="build without --from on a host that can reach the repository",
+            remedy="build without --fetched on a host that can reach the repository",
         )
     return source
 

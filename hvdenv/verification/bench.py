@@ -342,7 +342,7 @@ def _listed(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[s
 
 def _ends(run: RankRun) -> Iterator[str]:
     whys = {
-        "time": "--time was too short",
+        "time": "--bench-time was too short",
         "memory": "the ranks of one host need more memory than is free",
     }
     for end in _events(run, BenchEnd):

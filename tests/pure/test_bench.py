@@ -451,8 +451,8 @@ def test_a_record_of_before_has_no_references(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--time", "5"], ["--bench", "--time", "0"], ["--bench", "--timeout", "0"],
-     ["--bench", "--time", "nan"], ["--timeout", "inf"]],
+    "words", [["--bench-time", "5"], ["--bench", "--bench-time", "0"], ["--bench", "--timeout", "0"],
+     ["--bench", "--bench-time", "nan"], ["--timeout", "inf"]],
     ids=" ".join,
 )  # fmt: skip
 def test_times_that_make_no_sense(words: list[str], hvdenv: Hvdenv) -> None:

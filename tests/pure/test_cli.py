@@ -74,7 +74,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
         (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
         (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
         (("check", "local", "--facts", "none.json"), 2, "none.json: cannot read this file"),
-        (("verify", "--from", "none.json"), 2, "--from none.json: cannot read it"),
+        (("verify", "--report", "none.json"), 2, "--report none.json: cannot read it"),
         (("verify", "none", "-n", "0"), 2, "-n: 0 ranks"),
         (("wheels", "verify", "/none"), 2, "/none: this is not an index"),
         (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),

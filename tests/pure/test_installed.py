@@ -166,15 +166,15 @@ def test_export(environment: Environment, tmp_path: Path, capsys: Captured) -> N
     assert '"purl": "pkg:pypi/torch@2.13.0%2Bcpu"' in capsys.readouterr().out
     file = tmp_path / "bill.cdx.json"
     words = ["export", "--prefix", f"{environment.prefix}@1"]
-    assert main([*words, "--output", str(file)]) == 0
+    assert main([*words, "--to", str(file)]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"wrote {file}\n")
     assert "pkg:pypi/torch@2.13.0%2Bcpu" in file.read_text()
     (tmp_path / "link").symlink_to(file)
-    assert main([*words, "--output", str(tmp_path / "link")]) == 0
+    assert main([*words, "--to", str(tmp_path / "link")]) == 0
     assert (tmp_path / "link").is_symlink() and file.is_file()
     os.mkfifo(tmp_path / "device")
-    assert main([*words, "--output", str(tmp_path / "device")]) == 5
+    assert main([*words, "--to", str(tmp_path / "device")]) == 5
     assert "device: this is not a regular file" in capsys.readouterr().err
     assert (tmp_path / "device").is_fifo()
     assert main(["export"]) == 2

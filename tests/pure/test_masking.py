@@ -298,13 +298,13 @@ def test_a_hostile_report_is_plain(
 ) -> None:
     report = json.loads((cases / "reports" / "everything.json").read_text(encoding="utf-8"))
     (tmp_path / "report.json").write_text(json.dumps(_strings(report)))
-    assert main(["verify", "--from", str(tmp_path / "report.json"), "--color", colour]) in (1, 7)
+    assert main(["verify", "--report", str(tmp_path / "report.json"), "--color", colour]) in (1, 7)
     shown = capsys.readouterr().out
     assert "Available" in shown and "bcd" not in shown
     _see_plain(re.sub("\x1b\\[(?:31|32|33|0)m", "", shown) if colour == "always" else shown)
     for option in ("--html", "--junit"):
         file = tmp_path / "page"
-        main(["verify", "--from", str(tmp_path / "report.json"), option, str(file)])
+        main(["verify", "--report", str(tmp_path / "report.json"), option, str(file)])
         capsys.readouterr()
         _see_plain(file.read_text(encoding="utf-8"))
 
@@ -329,7 +329,7 @@ def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture
         ["show", f"no{HOSTILE}"],
         ["doctor", f"no{HOSTILE}"],
         ["envs", "remove", f"no{HOSTILE}"],
-        ["verify", f"--from=no{HOSTILE}"],
+        ["verify", f"--report=no{HOSTILE}"],
     ):
         assert main(words) in (0, 2, 3)
         said = capsys.readouterr()

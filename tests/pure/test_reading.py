@@ -134,7 +134,7 @@ COMMANDS = [
     ["show", "local", "--site", "{}"],
     ["plan", "local", "--facts", "{}"],
     ["check", "{}.toml"],
-    ["verify", "--from", "{}"],
+    ["verify", "--report", "{}"],
     ["doctor", "{}"],
     ["doctor", "--recipe", "{}.toml", "README.md"],
     ["plan", "local", "--locked", "--lock", "{folder}", "--facts", "{facts}"],

@@ -36,7 +36,7 @@ def good(tmp_path: Path) -> str:
 
 def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
-    said = hvdenv("verify", "--from", kept, "--junit", str(xml), "--html", str(page), code=1)
+    said = hvdenv("verify", "--report", kept, "--junit", str(xml), "--html", str(page), code=1)
     assert ElementTree.parse(xml).getroot().get("failures") == "3"
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
@@ -47,15 +47,15 @@ def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) ->
 def test_quiet_says_what_did_not_pass_and_nothing_else(
     kept: str, good: str, hvdenv: Hvdenv
 ) -> None:
-    assert hvdenv("verify", "--from", good, "--quiet").out == ""
-    said = hvdenv("verify", "--from", kept, "--quiet", code=1).out
+    assert hvdenv("verify", "--report", good, "--quiet").out == ""
+    said = hvdenv("verify", "--report", kept, "--quiet", code=1).out
     assert "expected  built  proven" not in said and "what to do" not in said
     assert "Failed (1):\n    allreduce: torch over MPI: rank 1 on gpu33: was ended" in said
     assert "verdict: fail" in said
 
 
 def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
-    words = ["verify", "--from", kept, "--json", "--html", str(tmp_path / "verify.html")]
+    words = ["verify", "--report", kept, "--json", "--html", str(tmp_path / "verify.html")]
     said = hvdenv(*words, code=1)
     assert json.loads(said.out) == masked(json.loads(Path(kept).read_text()))
     assert said.err == ""
@@ -67,7 +67,7 @@ def test_a_file_that_is_there_is_replaced_where_it_lies(
     there, link = tmp_path / "there.html", tmp_path / "link.html"
     there.write_text("old")
     link.symlink_to(there)
-    hvdenv("verify", "--from", good, "--html", str(link))
+    hvdenv("verify", "--report", good, "--html", str(link))
     assert link.is_symlink() and "<!DOCTYPE html>" in there.read_text()
 
 
@@ -87,10 +87,10 @@ def test_the_verdict_is_not_lost(
     files = ["--junit", str(xml), "--html", str(page)]
     for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):
         page.unlink(missing_ok=True)
-        said = hvdenv("verify", "--from", report, *files, code=code)
+        said = hvdenv("verify", "--report", report, *files, code=code)
         assert f"verdict: {verdict}" in said.out
         assert f"error: --junit {xml}: cannot write: No space left on device" in said.err
-        assert "what to do: `hvdenv verify --from REPORT --junit FILE`" in said.err
+        assert "what to do: `hvdenv verify --report FILE --junit FILE`" in said.err
         assert page.exists() and not xml.exists()
 
 
@@ -135,8 +135,8 @@ def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvden
     path = tmp_path / "report.json"
     if text is not None:
         path.write_bytes(text.encode("latin-1"))
-    said = hvdenv("verify", "--from", str(path), code=2).err
-    assert f"error: --from {path}: {problem}" in said
+    said = hvdenv("verify", "--report", str(path), code=2).err
+    assert f"error: --report {path}: {problem}" in said
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvden
 def test_a_kept_report_is_of_no_other_environment(
     words: list[str], kept: str, hvdenv: Hvdenv
 ) -> None:
-    assert "verifies nothing" in hvdenv("verify", *words, "--from", kept, code=2).err
+    assert "verifies nothing" in hvdenv("verify", *words, "--report", kept, code=2).err

@@ -95,11 +95,11 @@ def test_reports_are_shown_and_written_without_secrets(
     for finding in report["findings"]:
         finding["evidence"] += f"\n{CANARY} {PASSWORD}"
     kept = write(tmp_path / "report.json", json.dumps(report))
-    assert "***" in unseen("verify", "--from", str(kept))
-    assert "***" in unseen("verify", "--from", str(kept), "--json")
+    assert "***" in unseen("verify", "--report", str(kept))
+    assert "***" in unseen("verify", "--report", str(kept), "--json")
     for option in ("--html", "--junit", "--metrics"):
         file = tmp_path / f"of{option}"
-        unseen("verify", "--from", str(kept), option, str(file))
+        unseen("verify", "--report", str(kept), option, str(file))
         text = file.read_text() if file.exists() else ""
         assert not any(each in text for each in ("c4n4ry", "p4ssw0rd"))
         assert option == "--metrics" or "***" in text

@@ -137,7 +137,7 @@ def test_packages_come_and_go_and_nothing_moves(
     said = cli("build", *words).stdout
     assert "without what was added: added<2, helper, newer, other; " in said
     assert (versions(prefix), target.active()) == (plain, base)
-    cli("envs", "rollback", str(prefix), "--to", first)
+    cli("envs", "rollback", str(prefix), "--generation", first)
     assert versions(prefix) == {**plain, **told["added"]}
 
 

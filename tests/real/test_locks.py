@@ -55,7 +55,7 @@ def test_a_node_without_internet_builds_what_was_fetched(
     cli: Cli, locks: Path, fetched: Path, tmp_path: Path
 ) -> None:
     prefix, new = tmp_path / "env", tmp_path / "home"
-    build = ("build", *TORCH, "--locked", "--offline", "--from", fetched, "--prefix", prefix)
+    build = ("build", *TORCH, "--locked", "--offline", "--fetched", fetched, "--prefix", prefix)
     built = without_network(new, *build)
     assert built.returncode == 0, built.stderr
     assert f"a wheel of this stack is in {fetched}/wheels" in built.stderr
@@ -118,7 +118,7 @@ def test_another_file_under_the_same_name_stops_the_build(
     wheel.unlink()
     wheel.write_bytes(content)
     # A home of its own: what was fetched before would serve.
-    words = ("build", *TORCH, "--locked", "--offline", "--from", source)
+    words = ("build", *TORCH, "--locked", "--offline", "--fetched", source)
     refused = without_network(tmp_path / "home", *words)
     assert refused.returncode == 5
     assert "does not have the hash that was expected" in refused.stderr

@@ -208,7 +208,7 @@ def test_only_broken_on_request_if_the_holder_may_run(
         assert re.search("last heartbeat 100[0-9]{2} s ago", caught.value.message)
     assert os.listdir(store) == [lock.name] and lock.read_bytes() == before
     if changes and "started" not in changes:
-        assert "--break-lock" in caught.value.remedy
+        assert "--take-over" in caught.value.remedy
     with hold(store, wait=0, break_lock=True) as held:
         held.check()
     assert os.listdir(store) == []

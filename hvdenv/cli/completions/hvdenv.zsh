@@ -81,12 +81,12 @@ _shtab_hvdenv_build_options=(
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--locked[build exactly what the lock lists, or exit with 4]"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
-  "--lock[use this lock, if there are several]:FOLDER:"
-  "--from[use the files that \`hvdenv fetch\` downloaded]:DIR:"
+  "--lock[use this lock, if there are several]:DIR:"
+  "--fetched[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
   "*--accept-drift[continue although this differs from the lock (compiler, mpi, modules.NAME, ...)\; may be repeated]:NAME:"
   "--rebuild[build a new generation even if nothing changed]"
-  "--break-lock[take the prefix over from another build, whoever runs it]"
+  "--take-over[take the prefix over from another build, whoever runs it]"
   "--trust[use files that other users can change, for this command only]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
@@ -140,7 +140,7 @@ _shtab_hvdenv_container_options=(
   "--build[build the image]"
   "*--bind[make a file or folder of this machine visible to the build, such as \/etc\/pip.conf]:HOST[:IMAGE]:"
   "--preflight[check that hosts can run the image]"
-  "--hosts[hosts to check, with their slots]:H1:N,H2:N:"
+  "--hosts[hosts to check, with their slots]:HOST:SLOTS,...:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
@@ -200,7 +200,7 @@ _shtab_hvdenv_envs_remove_defaults_added=0
 
 _shtab_hvdenv_envs_rollback_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--to[GENERATION]:GENERATION:"
+  "--generation[GENERATION]:GENERATION:"
   ":NAME_OR_PREFIX:"
 )
 
@@ -228,7 +228,7 @@ _shtab_hvdenv_export_options=(
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
-  "--output[write to a file instead of standard output]:FILE:"
+  "--to[write to a file instead of standard output]:FILE:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
@@ -244,7 +244,7 @@ _shtab_hvdenv_fetch_options=(
   "--python[Python version to use, such as 3.11]:X.Y:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
-  "--lock[use this lock, if there are several]:FOLDER:"
+  "--lock[use this lock, if there are several]:DIR:"
   "--trust[use files that other users can change, for this command only]"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
@@ -265,7 +265,7 @@ _shtab_hvdenv_init_options=(
   "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
   "--interactive[ask for missing values and where sources differ]"
   "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
-  {-o,--output}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
+  {-o,--to}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   ":name of the recipe:"
 )
@@ -287,7 +287,7 @@ _shtab_hvdenv_install_options=(
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
   "--dry-run[print what would be added, and build nothing]"
-  "--break-lock[take the prefix over from another build, whoever runs it]"
+  "--take-over[take the prefix over from another build, whoever runs it]"
   "--trust[use files that other users can change, for this command only]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
   "(*):a package, with or without versions\: \'scipy\<2\':"
@@ -316,7 +316,7 @@ _shtab_hvdenv_job_options=(
   "--comment[COMMENT]:COMMENT:"
   "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
   "--no-image[run from the environment\'s files, not its image]"
-  "--launcher[starts the ranks]:L:"
+  "--launcher[starts the ranks]:LAUNCHER:"
   "--output[output file, with the scheduler\'s placeholders]:FILE:"
   "--to[write it to a file]:FILE:"
   "--submit[submit it and follow the job]"
@@ -345,7 +345,7 @@ _shtab_hvdenv_lock_options=(
   "--check[compare only\; exit with 4 if the lock does not match]"
   "--update[update this package to its newest version]:NAME:"
   "--upgrade[update all packages]"
-  "--platform[lock for another machine, such as linux-ppc64le]:P:(linux-x86_64 linux-aarch64 linux-ppc64le)"
+  "--platform[lock for another machine, such as linux-ppc64le]:PLATFORM:(linux-x86_64 linux-aarch64 linux-ppc64le)"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
@@ -360,7 +360,7 @@ _shtab_hvdenv_module_options=(
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--trust[use files that other users can change, for this command only]"
   "--format[lua for Lmod, tcl for Environment Modules (default\: the module system of this machine)]:format:(lua tcl)"
-  "--to[write the modulefile below this folder, as NAME\/VERSION]:FOLDER:"
+  "--to[write the modulefile below this folder, as NAME\/VERSION]:DIR:"
   "--name[name of the module (default\: horovod\/VERSION-RECIPE-VARIANTS)]:NAME/VERSION:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
@@ -397,8 +397,8 @@ _shtab_hvdenv_plan_options=(
   "--facts[facts of another machine\: JSON, as under \`facts\` in \`plan --json\` there]:FILE:"
   "--locked[build exactly what the lock lists, or exit with 4]"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
-  "--lock[use this lock, if there are several]:FOLDER:"
-  "--from[use the files that \`hvdenv fetch\` downloaded]:DIR:"
+  "--lock[use this lock, if there are several]:DIR:"
+  "--fetched[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
@@ -424,7 +424,7 @@ _shtab_hvdenv_run_options=(
   {-n,--ranks}"[number of ranks (default\: all slots of the allocation, otherwise 1)]:N:"
   "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:HOST:SLOTS,...:"
   "--hostfile[file with one host per line]:FILE:"
-  "--launcher[mpirun, mpiexec, srun, aprun, horovodrun-gloo, horovodrun-mpi, torchrun (default\: the recipe\'s)]:L:"
+  "--launcher[mpirun, mpiexec, srun, aprun, horovodrun-gloo, horovodrun-mpi, torchrun (default\: the recipe\'s)]:LAUNCHER:"
   "*"{-x,--export}"[set a variable for every rank\; may be repeated]:NAME[=VALUE]:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
   "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
@@ -493,17 +493,17 @@ _shtab_hvdenv_verify_options=(
   "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:HOST:SLOTS,...:"
   "--hostfile[file with one host per line]:FILE:"
   "--timeout[limit for the whole command (default\: 600\; more with --bench)]:SECONDS:"
-  "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:L:"
+  "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:LAUNCHER:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
   "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
   "--no-image[run from the environment\'s files, not its image]"
   "--quick[test allreduce only\: no other operations, no training]"
   "--full[train with each framework over every controller, and also start ranks with horovodrun --mpi]"
   "--bench[measure allreduce and training, and compare with MPI or NCCL alone and with the recipe\'s references]"
-  "--time[how long each program of --bench measures (default\: 10)]:SECONDS:"
+  "--bench-time[how long each program of --bench measures (default\: 10)]:SECONDS:"
   "--junit[write it as JUnit XML]:FILE:"
   "--html[write it as a self-contained HTML page]:FILE:"
-  "--from[read the report from a JSON file that verify wrote, instead of verifying]:REPORT:"
+  "--report[read the report from a JSON file that verify wrote, instead of verifying]:FILE:"
   "--steps[how many training steps are observed (default\: 20)]:N:"
   "--program-only[do not verify the environment before the program]"
   "*--framework[framework]:framework:(torch tensorflow mxnet)"
