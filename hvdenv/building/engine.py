@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from types import MappingProxyType
 
 from hvdenv.building import effects, record
-from hvdenv.building.finished import Built, drift, refused_drift, result
+from hvdenv.building.finished import Built, drift, refused_drift
 from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.resolve import attempt
 from hvdenv.building.state import LOGS, Done, Request, State
@@ -23,8 +18,11 @@ from hvdenv.environments import generations, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
+from hvdenv.locks.compare import Difference
 from hvdenv.locks.lockfile import Locked
+from hvdenv.model.observe import space
 from hvdenv.places import HOME_VARIABLE, Places, make_folder, reporting
+from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
 from hvdenv.wheels import downloads
@@ -32,8 +30,6 @@ from hvdenv.wheels import downloads
 LOCK_WAIT_SECONDS = 2.0
 # Fetching and installing gigabytes takes minutes.
 FILES_WAIT_SECONDS = 1800.0
-_FULL = ("no space left on device", "disk quota exceeded")
-_PATH = re.compile(r"/[^\s'\"`:,()]+")
 
 
 def build(
@@ -56,7 +52,6 @@ def build(
         UsageError: the prefix cannot be used.
     """
     started = time.monotonic()
-    locked = request.plan.locked
     generations.claim(environment)
     with prefix_lock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
         if held.replaced:
@@ -75,7 +70,16 @@ def build(
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
                 _run(state, break_lock=break_lock)
-    return result(environment, identity, locked, started, changed=True)
+    differences: tuple[Difference, ...] = ()
+    if locked := request.plan.locked:
+        differences = drift(locked, generations.read_record(environment.record(identity)))
+    return Built(
+        prefix=environment.prefix,
+        generation=environment.generation(identity),
+        changed=True,
+        seconds=time.monotonic() - started,
+        drift=differences,
+    )
 
 
 def _switch_back(
@@ -131,7 +135,7 @@ def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
         elif step.report:
             done = Done(data={"packages": record.installed_packages(step.report)})
     except StepError as error:
-        note_failure(state.plan.generation, step.name, error)
+        note_failure(state.plan.generation, state.environment.prefix, step.name, error, log)
         raise
     state.recorded[step.name] = done.data
     state.progress.step_done(number, step, done.note, time.monotonic() - started)
@@ -161,13 +165,7 @@ def _execute(state: State, step: Step, log: Path) -> str:
     if not outcome and step.effect == "closure":
         raise _not_closed(state.plan.locked, outcome)
     if not outcome:
-        plan = state.plan
-        written = {
-            plan.generation: "build elsewhere: --prefix FOLDER",
-            Path(plan.step_variables.get("TMPDIR", gettempdir())): "TMPDIR=FOLDER hvdenv build ...",
-            state.places.cache: f"{HOME_VARIABLE}=FOLDER hvdenv build ...",
-        }
-        raise _failed(step, outcome, log, written)
+        raise _failed(step, outcome, log, state)
     return outcome.output
 
 
@@ -183,26 +181,6 @@ EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
 }
 
 
-def _full_folder(output: str, free: Mapping[Path, int]) -> Path:
-    """The folder whose disk is full: the one that the error names, or the one with the least room."""
-    lines = [each for each in output.splitlines() if any(text in each.lower() for text in _FULL)]
-    for line in reversed(lines):
-        for path in reversed(_PATH.findall(line)):
-            above = [folder for folder in free if Path(path).is_relative_to(folder)]
-            if above:
-                return max(above, key=lambda folder: len(folder.parts))
-    return min(free, key=lambda folder: free[folder])
-
-
-def _free(folder: Path) -> int:
-    """Bytes that the user may still write there; none if no file can be created."""
-    try:
-        room = os.statvfs(folder)
-    except OSError:
-        return sys.maxsize
-    return room.f_bavail * room.f_frsize if room.f_favail or not room.f_files else 0
-
-
 def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
     return LockError(
         "the installed packages of the lock lack something that they require",
@@ -213,23 +191,14 @@ def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
     )
 
 
-def _failed(
-    step: Step, outcome: Outcome, log: Path, written: Mapping[Path, str] = MappingProxyType({})
-) -> StepError:
-    """The error of a step.
-
-    Args:
-        written: the folders that the build writes to, and how to use others.
-    """
+def _failed(step: Step, outcome: Outcome, log: Path, state: State) -> StepError:
     known = diagnose_step(log).best
     how = f"exit status {outcome.returncode}"
     if outcome.returncode < 0:
         how = f"ended by signal {-outcome.returncode}"
     remedy = f"{known.remedy}\n" if known else ""
-    if known and known.id == "disk-full" and written:
-        folder = _full_folder(outcome.output, {each: _free(each) for each in written})
-        place = shlex.quote(str(folder))
-        remedy = f"free space: df -h {place}; df -i {place}; or {written[folder]}\n"
+    if known and known.id == "disk-full":
+        remedy = _room(state.plan, state.places)
     return StepError(
         f"step {step.name} failed ({how})" + (f": {known.cause}" if known else ""),
         where=str(log),
@@ -237,3 +206,18 @@ def _failed(
         remedy=f"{remedy}the whole log is {log}\nto repeat the command alone:\n"
         f"  {spelled_out(outcome.command)}",
     )
+
+
+def _room(plan: Plan, places: Places) -> str:
+    """How to use other places than those that a build writes to, with the space that each has."""
+    written = {
+        plan.generation: "--prefix FOLDER",
+        Path(plan.step_variables.get("TMPDIR", gettempdir())): "TMPDIR=FOLDER",
+        places.cache: f"{HOME_VARIABLE}=FOLDER",
+    }
+    lines = ["free space, or build with another place for what is full:"]
+    for folder, option in written.items():
+        disk, inodes = space(folder)
+        free = f"{(disk or 0) / 1e9:.1f} GB" + ("" if inodes is None else f", {inodes} files")
+        lines.append(f"  {option}  instead of {folder} ({free} free; see also quota -s)")
+    return "\n".join(lines) + "\n"

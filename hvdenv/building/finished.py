@@ -1,9 +1,8 @@
-"""The result of a build: whether there is one of a plan already, and its drift from a lock."""
+"""Generations that are of a plan already, and how they differ from its lock."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,34 +38,25 @@ def already_built(
     Raises:
         LockError: it is, but it was made with a drift that is not accepted now.
     """
-    started = time.monotonic()
     active = environment.active()
     if not active or environment.damage(active):
         return None
     found = generations.read_record(environment.record(active))
     if found.plan_digest != plan.digest:
         return None
-    refused = refused_drift(plan.locked, found, accepted)
-    if refused:
-        raise drift_error(
+    if refused := refused_drift(plan.locked, found, accepted):
+        raise LockError(
             "the environment was not made with what the lock was built with",
-            str(environment.prefix),
-            refused,
-            "--rebuild makes a new one with what this machine has now",
+            where=str(environment.prefix),
+            detail=refused.detail,
+            remedy=f"--rebuild makes a new one with what this machine has now; {refused.remedy}",
         )
-    return result(environment, active, plan.locked, started, changed=False)
-
-
-def result(
-    environment: Environment, identity: str, locked: Locked | None, started: float, *, changed: bool
-) -> Built:
-    found = generations.read_record(environment.record(identity)) if locked else GenerationRecord()
     return Built(
         prefix=environment.prefix,
-        generation=environment.generation(identity),
-        changed=changed,
-        seconds=time.monotonic() - started,
-        drift=drift(locked, found),
+        generation=environment.generation(active),
+        changed=False,
+        seconds=0.0,
+        drift=drift(plan.locked, found),
     )
 
 
@@ -79,22 +69,19 @@ def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.Diff
 
 def refused_drift(
     locked: Locked | None, record: GenerationRecord, accepted: Collection[str]
-) -> list[compare.Difference]:
-    """The differences that a rule makes an error and the user does not accept."""
-    return [
+) -> LockError | None:
+    """The error if a rule makes a difference an error and the user does not accept it."""
+    refused = [
         each
         for each in drift(locked, record)
         if each.severity == "error" and each.name not in accepted
     ]
-
-
-def drift_error(
-    message: str, where: str, refused: Sequence[compare.Difference], remedy: str
-) -> LockError:
+    if not (locked and refused):
+        return None
     options = " ".join(f"--accept-drift {each.name}" for each in refused)
     return LockError(
-        message,
-        where=where,
+        "this machine differs from the one that the lock was made on",
+        where=str(locked.folder),
         detail="\n".join(f"{each}: {each.reason}" for each in refused),
-        remedy=f"{remedy}; or accept the differences: {options}",
+        remedy=f"load or name what the lock has, or accept the differences: {options}",
     )

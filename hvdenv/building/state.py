@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
-from hvdenv.building.finished import drift_error, refused_drift
+from hvdenv.building.finished import refused_drift
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import Environment
@@ -100,11 +100,5 @@ class State:
         Raises:
             LockError: a rule makes a difference an error, and the user does not accept it.
         """
-        refused = refused_drift(self.plan.locked, record, self.request.accepted)
-        if self.plan.locked and refused:
-            raise drift_error(
-                "this machine differs from the one that the lock was made on",
-                str(self.plan.locked.folder),
-                refused,
-                "load or name what the lock has",
-            )
+        if refused := refused_drift(self.plan.locked, record, self.request.accepted):
+            raise refused

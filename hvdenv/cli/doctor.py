@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add, add_options
@@ -90,9 +91,9 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
             "no failed build or verify is recorded here",
             where=str(places.home), remedy="name a log, or - for standard input",
         )  # fmt: skip
-    with reporting(failure.file, "read"):
+    with reporting(Path(failure.file), "read"):
         diagnosis = failure.diagnosis()
-    return (failure.what, *failure.messages, str(failure.file)), diagnosis
+    return (failure.what, *failure.messages, failure.file), diagnosis
 
 
 def _change(root: Found | None, recipe: str) -> Change | None:

@@ -30,7 +30,6 @@ _LINK = "link"
 _EXCLUDE = "exclude"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {escape[1]: character for character, escape in _ESCAPES.items()}
-_BLOCK = 1 << 20
 _OF_HOROVOD = "/site-packages/horovod/"
 
 Kind = Literal["missing", "changed", "extra"]
@@ -207,45 +206,32 @@ def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
 
 
 def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, Entry]]:
-    """The same entries with the hashes of the files, largest files first."""
+    """The same entries with the hashes of the files."""
     from concurrent.futures import ThreadPoolExecutor  # no light command should wait for it
 
     def hash_all(paths: list[str]) -> list[tuple[str, Entry]]:
-        buffer = bytearray(_BLOCK)
-        return [(path, _hash(os.path.join(root, path), buffer)) for path in paths]
+        view = memoryview(bytearray(1 << 20))
+        return [(path, _hash(os.path.join(root, path), view)) for path in paths]
 
-    files: list[tuple[int, str]] = []
+    files = []
     for path, entry in entries:
         if entry.digest == _LINK:
             yield path, entry
         else:
             files.append((entry.size, path))
-    files.sort(reverse=True)
-    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
-        for batch in pool.map(hash_all, _batches(files)):
-            yield from batch
+    # Each thread gets some of the large ones.
+    paths = [path for _, path in sorted(files)]
+    threads = min(8, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        for part in pool.map(hash_all, (paths[number::threads] for number in range(threads))):
+            yield from part
 
 
-def _batches(files: list[tuple[int, str]]) -> Iterator[list[str]]:
-    """Groups of files that are each worth a task."""
-    batch: list[str] = []
-    weight = 0
-    for size, path in files:
-        batch.append(path)
-        weight += size + (1 << 14)
-        if weight > 8 * _BLOCK:
-            yield batch
-            batch, weight = [], 0
-    if batch:
-        yield batch
-
-
-def _hash(path: str, buffer: bytearray) -> Entry:
+def _hash(path: str, view: memoryview) -> Entry:
     digest = hashlib.sha256()
     size = 0
-    view = memoryview(buffer)
     with open(path, "rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
+        while count := stream.readinto(view):
             digest.update(view[:count])
             size += count
     return Entry(digest.hexdigest(), size)

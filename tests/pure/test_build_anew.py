@@ -46,7 +46,9 @@ for path, text in files.items():
     with open(f"{folder}/{path}", "w") as stream:
         stream.write(text)
 if os.path.exists(f"{switches}/stopped") and name == "second":
-    sys.exit(1)
+    print("\\n".join(map(str, range(40))))
+    print(open(f"{switches}/stopped").read())
+    sys.exit(2)
 """
 
 
@@ -198,6 +200,25 @@ def test_what_a_failed_build_left_is_removed_by_the_next(site: Site) -> None:
     assert site.installed() == {"first-2", "second-2"}
     again, done = site.build()
     assert (again.changed, again.generation, done) == (False, built.generation, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "remedy"),
+    [
+        ("a.cc:1:2: error: no such thing", "the compiler stopped: no such thing", "the whole log"),
+        ("x.o: No space left on device", "full", "  --prefix FOLDER  instead of "),
+    ],
+)
+def test_the_error_of_a_step_says_all_that_is_needed(
+    site: Site, line: str, cause: str, remedy: str
+) -> None:
+    (site.switches / "stopped").write_text(line)
+    error = site.fails("stopped", f"step frameworks failed .exit status 2.: .*{cause}")
+    assert error.exit_code == 5
+    assert error.where.endswith("/logs/02-frameworks.log")
+    assert error.detail.splitlines() == [*map(str, range(26, 40)), line]
+    assert remedy in error.remedy
+    assert "to repeat the command alone:\n  " in error.remedy
 
 
 def test_a_cached_wheel_spares_the_compile(site: Site) -> None:

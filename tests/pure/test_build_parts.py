@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.engine import _failed, _full_folder
 from hvdenv.building.record import installed_packages
 from hvdenv.cli.main import main
-from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest, registry
 from hvdenv.model.facts import Facts
 from hvdenv.places import find_places
 from hvdenv.plans.fingerprint import fingerprint
-from hvdenv.plans.step import Step
 from hvdenv.schema import decode
 from hvdenv.session.progress import ObjectClock
 
@@ -35,62 +32,6 @@ def test_objects_that_are_compiled(line: str, counted: tuple[int, int]) -> None:
     clock = ObjectClock()
     assert bool(clock.report(line)) == (counted != (0, 0))
     assert (clock.done, clock.total) == counted
-
-
-STEP = Step("wheel", "compile")
-COMMAND = Command(("pip", "wheel", "a b"), (("PIP_TOKEN", "hush"), ("CC", "gcc")))
-
-
-def test_a_failed_step_says_all_that_is_needed(tmp_path: Path) -> None:
-    output = "\n".join([*map(str, range(40)), "a.cc:1:2: error: no such thing"])
-    log = tmp_path / "06-wheel.log"
-    log.write_text(f"$ pip wheel\n{output}\n", encoding="utf-8")
-    error = _failed(STEP, Outcome(COMMAND, 2, output, 1.0), log)
-    assert error.exit_code == 5
-    assert error.message == (
-        "step wheel failed (exit status 2): the compiler stopped: no such thing"
-    )
-    assert error.where == str(log)
-    assert error.detail.splitlines() == [*map(str, range(26, 40)), "a.cc:1:2: error: no such thing"]
-    said = str(error)
-    assert f"the whole log is {log}" in said
-    assert "to repeat the command alone:\n  env PIP_TOKEN=*** CC=gcc pip wheel 'a b'" in said
-    assert "hush" not in said
-
-
-@pytest.mark.parametrize(
-    ("line", "room", "full"),
-    [
-        (
-            "failed to copy /c/x to /p/lib/a.so: No space left on device (os error 28)",
-            (9, 9, 0),
-            "/p",
-        ),
-        ("OSError: [Errno 28] No space left on device: '/p/lib/torch'", (9, 0, 9), "/p"),
-        ("/t/ccX.s: Disk quota exceeded", (0, 9, 9), "/t"),
-        ("x.o: No space left on device", (9, 0, 9), "/t"),
-        ("x.o: No space left on device", (0, 0, 0), "/p"),
-        ("/px/a: No space left on device", (9, 9, 1), "/c"),
-    ],
-)
-def test_the_remedy_names_the_disk_that_is_full(
-    line: str, room: tuple[int, ...], full: str, tmp_path: Path
-) -> None:
-    folders = [Path("/p"), Path("/t"), Path("/c")]
-    output = f"cp: /t/x\n{line}\nas it was in /c/y"
-    assert str(_full_folder(output, dict(zip(folders, room, strict=True)))) == full
-    log = tmp_path / "log"
-    log.write_text(f"$ uv pip install\nerror: {tmp_path}/x: No space left on device\n")
-    outcome = Outcome(COMMAND, 2, log.read_text(), 1.0)
-    error = _failed(STEP, outcome, log, {Path("/"): "no", tmp_path: "--prefix FOLDER"})
-    assert error.remedy.startswith(f"free space: df -h {tmp_path}; df -i {tmp_path}; or --prefix")
-
-
-def test_a_step_that_a_signal_ended(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("$ pip wheel\n", encoding="utf-8")
-    error = _failed(STEP, Outcome(COMMAND, -9, "", 1.0), log)
-    assert error.message == "step wheel failed (ended by signal 9)"
 
 
 def test_what_pip_installed(tmp_path: Path) -> None:

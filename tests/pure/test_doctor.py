@@ -31,10 +31,11 @@ def begin(places: Places, name: str, identity: str, failed: str = "", log: str =
     generations.claim(environment)
     folder = generations.create(environment, identity)
     if failed:
-        note_failure(folder, failed, StepError(f"step {failed} failed"))
-    if log:
-        (folder / LOGS).mkdir()
-        (folder / LOGS / "06-wheel.log").write_text(log, encoding="utf-8")
+        file = folder / LOGS / f"06-{failed}.log"
+        if log:
+            file.parent.mkdir()
+            file.write_text(log, encoding="utf-8")
+        note_failure(folder, environment.prefix, failed, StepError(f"step {failed} failed"), file)
     return folder
 
 
@@ -181,7 +182,7 @@ def test_the_last_failed_build(hvdenv: Hvdenv) -> None:
 
 def test_what_has_not_failed_is_passed_over() -> None:
     places = find_places()
-    begin(places, "killed", ONE, log=FULL)
+    begin(places, "killed", ONE)
     (begin(places, "damaged", ONE, "wheel") / "failure.json").write_text("[]")
     report(places, "1.json", "pass", "fine", 1e9)
     (places.reports / "2.json").write_text("{", encoding="utf-8")
@@ -217,4 +218,4 @@ def test_builds_elsewhere_are_found(tmp_path: Path) -> None:
     registry.register(places, environment, "local", ())
     failure = last_failure(places)
     assert failure is not None
-    assert failure.file.is_relative_to(folder)
+    assert Path(failure.file).is_relative_to(folder)
