@@ -28,17 +28,17 @@ _AT_BUILD = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)
 _SET_BY_OTHERS = "the page, the batch system or hvdenv sets it"
 _OTHERS = {
     "recipes do not set search paths: modules and hvdenv do": re.compile(
-        r"(?:(?:LD_LIBRARY_|LIBRARY_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|C)?PATH|LD_PRELOAD|INCLUDE"
-        r"|PYTHONUSERBASE)"
+        r"^(?:(?:LD_LIBRARY_|LIBRARY_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|C)?PATH|LD_PRELOAD|INCLUDE"
+        r"|PYTHONUSERBASE)$"
     ),
     _SET_BY_OTHERS: re.compile(
-        r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
-        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL)"
+        r"^(?:(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
+        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL))$"
     ),
     "a folder that the page uses": re.compile(
-        r"(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)"
+        r"^(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)$"
     ),
-    "recipes name no proxies: set it in your shell": re.compile(r"(?i)\w+_proxy"),
+    "recipes name no proxies: set it in your shell": re.compile(r"(?i)^\w+_proxy$"),
 }
 
 
@@ -50,7 +50,7 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
     elif name.startswith("HOROVOD_") and not _AT_RUN_TIME.fullmatch(name):
         yield from _of_build(name, value)
-    elif reasons := [told for told, pattern in _OTHERS.items() if pattern.fullmatch(name)]:
+    elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
         yield leave(reasons[0], understood=reasons[0] == _SET_BY_OTHERS or not exported)
     elif not exported and not name.startswith("HOROVOD_"):
         yield leave("a variable that the page uses", understood=True)
