@@ -22,6 +22,7 @@ from hvdenv.cli.options import (
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.modulelines import SET
+from hvdenv.drafting.node import Seen
 from hvdenv.drafting.proposals import propose
 from hvdenv.drafting.reader import EVERY_LINE, read_page
 from hvdenv.drafting.shell import shown
@@ -30,12 +31,10 @@ from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.cluster import ModuleName
-from hvdenv.model.layers import DEFAULTS
-from hvdenv.model.observe import gpus, observe
-from hvdenv.places import home_folder
-from hvdenv.reading import OWN, PAGE, read_file, read_text
+from hvdenv.model.facts import Facts
+from hvdenv.reading import PAGE, read_file
 from hvdenv.runner import Runner
-from hvdenv.schema import encode, parse_toml
+from hvdenv.schema import encode
 from hvdenv.session.output import print_json, report
 from hvdenv.session.request import usable
 from hvdenv.session.trust_gate import Gate
@@ -98,17 +97,18 @@ def run(arguments: argparse.Namespace) -> int:
     if target != _STANDARD and not arguments.json and Path(target).exists():
         raise UsageError("this file exists, and init overwrites no file", where=target,
                          remedy="name another one with -o FILE")  # fmt: skip
-    found = _found(arguments)
+    seen = here.look(Runner(), _report) if arguments.here else None
+    found = _found(arguments, seen)
     if arguments.where == "compute":
-        seen = ask_node(_combined(name, found), dry_run=arguments.dry_run)
-        if seen is None:
+        of_node = ask_node(combine(name, found), dry_run=arguments.dry_run)
+        if of_node is None:
             return 0
-        found = joined([found, seen])
+        found = joined([found, of_node])
     if arguments.interactive:
         found = _ask(name, found)
-    elif not arguments.pages:
-        found = _with_proposals(name, found)
-    draft = _combined(name, found)
+    elif seen and not arguments.pages:
+        found = _with_proposals(name, found, seen.facts)
+    draft = combine(name, found)
     text = write(draft, [shown(Path(each).name) for each in sources] or ["your answers"])
     if arguments.json:
         print_json({**encode(draft), "toml": text})
@@ -150,7 +150,11 @@ def _name(arguments: argparse.Namespace) -> str:
     return str(name)
 
 
-def _found(arguments: argparse.Namespace) -> Found:
+def _report(text: str) -> None:
+    report(f"looking at {text}")
+
+
+def _found(arguments: argparse.Namespace, seen: Seen | None) -> Found:
     """What all sources yield, in their order."""
     given = [
         each
@@ -158,12 +162,12 @@ def _found(arguments: argparse.Namespace) -> Found:
         for each in answers.parse(text, Origin(f"--set {text}"))
     ]
     parts = [_of_page(each, arguments.lines) for each in arguments.pages]
-    if arguments.here:
+    if seen:
         values = joined(parts).values
         names = [str(each.value) for each in values if each.key == ("modules", "load")]
         # The name of a file would be run.
         loads = [each for each in names if re.fullmatch(get_args(ModuleName)[1].regex, each)]
-        parts.append(here.look(Runner(), lambda text: report(f"looking at {text}"), loads))
+        parts.append(here.drafted(seen, Runner(), _report, loads))
     return answers.give(joined(parts), given)
 
 
@@ -184,18 +188,13 @@ def _standard_input() -> bytes:
     return data
 
 
-def _with_proposals(name: str, found: Found) -> Found:
+def _with_proposals(name: str, found: Found, facts: Facts) -> Found:
     """What this machine shows, and what was verified in the place of what is missing."""
-    facts = observe(home_folder(), Runner(), thorough=False)._replace(gpus=gpus())
     for _ in range(_ROUNDS):
-        draft = _combined(name, found)
+        draft = combine(name, found)
         proposed = propose(draft.missing, draft.values, facts, all_rows())
         found = found._replace(values=(*found.values, *proposed))
     return found
-
-
-def _combined(name: str, found: Found) -> Draft:
-    return combine(name, found, parse_toml(read_text(DEFAULTS, OWN)))
 
 
 def _write(target: str, text: str) -> None:
@@ -227,12 +226,12 @@ def _told(draft: Draft, target: str) -> Iterator[str]:
 
 def _ask(name: str, found: Found) -> Found:
     """Ask about choices first, then for what is missing."""
-    choices = _combined(name, found).choices
+    choices = combine(name, found).choices
     for choice in (each for each in choices if not each.key[-1].startswith(SET)):
         if chosen := _answer_choice(choice):
             found = answers.choose(found, choice, chosen)
     asked = set[tuple[str, ...]]()
-    while missing := [each for each in _combined(name, found).missing if each.key not in asked]:
+    while missing := [each for each in combine(name, found).missing if each.key not in asked]:
         asked.add(missing[0].key)
         found = answers.give(found, _answer_missing(missing[0]))
     return found

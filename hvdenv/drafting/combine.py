@@ -10,8 +10,10 @@ from hvdenv.drafting.shell import shown_whole
 from hvdenv.drafting.values import WITHOUT, Found, Key, Left, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
+from hvdenv.model.layers import DEFAULTS
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import Problem, Table, check_part, decode
+from hvdenv.reading import OWN, read_text
+from hvdenv.schema import Problem, Table, check_part, decode, parse_toml
 
 _LAUNCHER = at("launch.launcher")
 _OF_PARTITION = ("partitions", "")
@@ -56,8 +58,8 @@ class Draft(NamedTuple):
     partition: str = ""
 
 
-def combine(name: str, found: Found, defaults: Table) -> Draft:
-    """The draft of a recipe; ``defaults`` is the layer below every recipe."""
+def combine(name: str, found: Found) -> Draft:
+    """The draft of a recipe."""
     left = list(found.left)
     valid = list(_valid(_horovodrun(found.values), left))
     chosen, choices = _merged(valid, left)
@@ -75,7 +77,7 @@ def combine(name: str, found: Found, defaults: Table) -> Draft:
         name=name,
         values=tuple(chosen),
         choices=tuple(choices),
-        missing=tuple(each for each in _missing(name, chosen, defaults) if each.key not in pending),
+        missing=tuple(each for each in _missing(name, chosen) if each.key not in pending),
         left=tuple(_every_line(chosen, choices, left, found)),
         commands=found.commands,
         partition=str(partition.value) if partition and not described else "",
@@ -199,7 +201,7 @@ def _alternatives(
     ]  # fmt: skip
 
 
-def _missing(name: str, values: Sequence[Value], defaults: Table) -> Iterator[Missing]:
+def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
     partition, gpus = _find(values, "job.partition"), _find(values, "job.gpus_per_node")
     if partition and gpus:
         key = ("partitions", str(partition.value), "gpus")
@@ -209,6 +211,7 @@ def _missing(name: str, values: Sequence[Value], defaults: Table) -> Iterator[Mi
             yield Missing(key, needs)
     document = nested(values)
     document |= {"format": 1, "name": name, "summary": "x", "status": "documented"}
+    defaults = parse_toml(read_text(DEFAULTS, OWN))
     for name, below in {**defaults, "horovod": {}, "frameworks": {}}.items():
         if isinstance(below, dict):
             document[name] = {**below, **document.get(name, {})}

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.drafting import node
-from hvdenv.drafting.modulelines import role_of
-from hvdenv.drafting.values import COMMAND, INFERRED, Found, Key, Left, Origin, Scalar, Value, at
+from hvdenv.drafting.modulelines import LOAD, role_of
+from hvdenv.drafting.node import Seen
+from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Scalar, Value, at
 from hvdenv.errors import HvdenvError
 from hvdenv.launch.launchers import MPI_KINDS, parse_mpi_version
 from hvdenv.model.cluster import Modules
@@ -29,9 +30,17 @@ _KINDS = {
     "CUDA": re.compile(r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/", re.IGNORECASE),
     "MPI": None, "NCCL": None, "Horovod": None,
 }  # fmt: skip
-_SINFO = ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l")
 _SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
-_QUEUES = {"pbs": ("qstat", "-Q"), "lsf": ("bqueues", "-w"), "gridengine": ("qconf", "-sql")}
+_QUEUES = {
+    "slurm": ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l"), "pbs": ("qstat", "-Q"),
+    "lsf": ("bqueues", "-w"), "gridengine": ("qconf", "-sql"),
+}  # fmt: skip
+# A partition in the output of sinfo.
+_PARTITION = re.compile(
+    r"(?P<name>[^|\n]{1,200})\|(?P<nodes>\d{1,9})\|(?P<cores>\d{1,9})\+?\|(?P<memory>\d{1,9})\+?"
+    r"\|(?P<gres>[^|\n]{0,2000})\|(?P<limit>[^|\n]{0,40})"
+)
+_GPUS = re.compile(r"gpu(?::([A-Za-z][\w.-]{0,60}))?:(\d{1,6})")
 
 Report = Callable[[str], None]
 
@@ -48,72 +57,81 @@ class _Machine(NamedTuple):
         return node.answer(self.runner, *argv)
 
 
-def look(runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
+def look(runner: Runner, report: Report) -> Seen:
     """Look at this machine.
 
     Args:
         report: receives what is being looked at, and for how long at most.
+    """
+    seconds = 4 * node.SECONDS
+    report(f"compiler, MPI, GPUs, file systems, package index (at most {seconds:.0f} s)")
+    return node.look(runner)
+
+
+def drafted(seen: Seen, runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
+    """What this machine shows, with its scheduler and modules.
+
+    Args:
         loads: modules that another source states.
     """
     machine = _Machine(runner, report)
-    values, left = list[Value](), list[Left]()
-    for part in (_of_scheduler(machine), _of_modules(machine, loads), _of_host(machine)):
-        for each in part:
-            (values if isinstance(each, Value) else left).append(each)  # type: ignore[arg-type]
-    return Found(tuple(values), tuple(left))
+    of_host = node.drafted(seen, compute=False)
+    parts = [
+        *_of_scheduler(machine), *_of_modules(machine, tuple(loads)), *of_host.values, *of_host.left,
+        *_mpi(machine, ""), *_file_systems(),
+    ]  # fmt: skip
+    return Found(
+        tuple(each for each in parts if isinstance(each, Value)),
+        tuple(each for each in parts if isinstance(each, Left)),
+    )
 
 
-def _value(
-    key: Key, value: Scalar, source: str, weight: int = COMMAND, *, item: bool = False
-) -> Value:
-    return Value(key, value, Origin(source), weight, item=item)
-
-
-def _seen(source: str, told: str) -> Left:
-    return Left(Origin(source), told, understood=True)
+def _value(key: str, value: Scalar, source: str, weight: int = COMMAND) -> Value:
+    return Value(at(key), value, Origin(source), weight)
 
 
 def _of_scheduler(machine: _Machine) -> Iterator[Value | Left]:
-    if listed := machine.ask(*_SINFO):
-        yield _value(at("scheduler"), "slurm", "sinfo")
-        yield from partitions(listed)
-        return
     for name, command in _QUEUES.items():
         if listed := machine.ask(*command):
-            yield _value(at("scheduler"), name, command[0])
-            yield _seen(" ".join(command), f"queues: {' '.join(listed.split())[:300]}")
+            yield _value("scheduler", name, command[0])
+            if name == "slurm":
+                yield from partitions(listed)
+            else:
+                told = f"queues: {' '.join(listed.split())[:300]}"
+                yield Left(Origin(" ".join(command)), told, understood=True)
             return
 
 
-def partitions(listed: str) -> Iterator[Value | Left]:
+def partitions(listed: str) -> Iterator[Value]:
     """Facts about nodes in the output of sinfo. Where nodes of a partition differ: the largest."""
-    nodes: dict[str, dict[str, int | str]] = {}
-    for line in listed.splitlines()[:400]:
-        fields = line.split("|")
-        if len(fields) != 6:
+    nodes: dict[str, dict[str, int]] = {}
+    words: dict[tuple[str, str], str] = {}
+    for line in map(_PARTITION.fullmatch, listed.splitlines()[:400]):
+        if not line:
             continue
-        name, count, cores, memory, gres, limit = (each.strip() for each in fields)
-        facts = nodes.setdefault(name, {})
-        facts["nodes"] = int(facts.get("nodes", 0)) + _number(count)
-        for key, number in (("cores", _number(cores)), ("memory_gb", _number(memory) // 1024)):
-            facts[key] = max(int(facts.get(key, 0)), number)
-        if found := re.search(r"gpu(?::([A-Za-z][\w.-]*))?:(\d+)", gres):
-            facts["gpus"] = max(int(facts.get("gpus", 0)), int(found[2]))
-            facts |= {"gpu": found[1]} if found[1] else {}
-        if re.fullmatch(r"(?:\d+-)?\d+:\d\d:\d\d", limit):
-            facts["max_time"] = limit
-    for name, facts in nodes.items():
-        for key, value in facts.items():
-            if value:
-                yield _value(("partitions", name, key), value, "sinfo")
+        name, gpus = line["name"].strip(), _GPUS.search(line["gres"])
+        facts = {
+            "cores": int(line["cores"]),
+            "memory_gb": int(line["memory"]) // 1024,
+            "gpus": int(gpus[2]) if gpus else 0,
+        }
+        known = nodes.setdefault(name, {"nodes": 0})
+        known["nodes"] += int(line["nodes"])
+        known |= {key: max(number, known.get(key, 0)) for key, number in facts.items()}
+        if gpus and gpus[1]:
+            words[name, "gpu"] = gpus[1]
+        if re.fullmatch(r"(?:\d+-)?\d+:\d\d:\d\d", line["limit"].strip()):
+            words[name, "max_time"] = line["limit"].strip()
+    numbers = {
+        (name, key): number for name, facts in nodes.items() for key, number in facts.items()
+    }
+    every: dict[tuple[str, str], Scalar] = {**numbers, **words}
+    for (name, key), value in every.items():
+        if value:
+            yield Value(("partitions", name, key), value, Origin("sinfo"))
 
 
-def _number(text: str) -> int:
-    found = re.match(r"\d{1,9}", text)
-    return int(found[0]) if found else 0
-
-
-def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Value | Left]:
+def _of_modules(machine: _Machine, loads: tuple[str, ...]) -> Iterator[Value | Left]:
     machine.report(f"modules (at most {_MODULES_SECONDS:.0f} s)")
     try:
         system = module_shell.detect(machine.runner)
@@ -124,19 +142,19 @@ def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Value | L
         )
         yield from offered(listed.available, loads)
         if loads:
-            yield from _loaded(machine, system, tuple(loads))
+            yield from _loaded(machine, system, loads)
     except HvdenvError as error:
         told = " ".join([error.message, error.detail])[:400]
         yield Left(Origin("modules"), f"{told}; `hvdenv check` says more")
 
 
 def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Value]:
-    listed = sorted(set(names), key=_by_version)
+    """Modules to choose from, of each kind that none of ``loads`` is."""
+    listed = sorted({*names}, key=_by_version)
     for kind in _KINDS:
-        if any(_is_kind(name, kind) for name in loads):
-            continue
-        for name in [name for name in listed if _is_kind(name, kind)][-_OFFERED:]:
-            yield _value(at("modules.load", kind), name, "module avail", item=True)
+        if not any(_is_kind(name, kind) for name in loads):
+            for name in [name for name in listed if _is_kind(name, kind)][-_OFFERED:]:
+                yield Value(LOAD, name, Origin("module avail"), item=True, role=kind)
 
 
 def _is_kind(name: str, kind: str) -> bool:
@@ -151,8 +169,8 @@ def _by_version(name: str) -> tuple[str, list[int]]:
 
 def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> Iterator[Value]:
     """What the page's modules set here, and what the programs in them are."""
-    modules = Modules(load=loads)
     machine.report(f"module load {' '.join(loads)} (at most {_MODULES_SECONDS:.0f} s)")
+    modules = Modules(load=loads)
     loaded = module_shell.load(system, modules, "run", machine.runner, seconds=_MODULES_SECONDS)
     yield from folders(loaded.set)
     inside = machine._replace(runner=machine.runner.changed(loaded.set, loaded.unset))
@@ -162,7 +180,7 @@ def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> 
     of_module = python and any(role_of(name) == "Python" for name in loads)
     if of_module and (interpreter := ask_interpreter(python, inside.runner)):
         source = f"{python} --version, with the modules loaded"
-        yield _value(at("python.version"), f"=={interpreter.version}", source, INFERRED)
+        yield _value("python.version", f"=={interpreter.version}", source, INFERRED)
 
 
 def folders(variables: dict[str, str]) -> Iterator[Value]:
@@ -175,7 +193,7 @@ def folders(variables: dict[str, str]) -> Iterator[Value]:
         if fitting:
             name = min(fitting, key=lambda each: (not re.search(r"EBROOT|HOME|ROOT", each), each))
             source = f"module show: {name} is a folder with {file}"
-            yield _value(at("horovod.gpu", key), f"${name}", source, INFERRED)
+            yield _value(f"horovod.gpu.{key}", f"${name}", source, INFERRED)
 
 
 def _mpi(machine: _Machine, path: str) -> Iterator[Value]:
@@ -186,23 +204,13 @@ def _mpi(machine: _Machine, path: str) -> Iterator[Value]:
     kind = next((name for name, told in MPI_KINDS.items() if told == mpi.kind), "")
     if not kind:
         return
-    yield _value(at("mpi.kind"), kind, "mpirun --version", INFERRED)
+    yield _value("mpi.kind", kind, "mpirun --version", INFERRED)
     if mpi.version:
-        yield _value(at("mpi.version"), mpi.version, "mpirun --version", INFERRED)
+        yield _value("mpi.version", mpi.version, "mpirun --version", INFERRED)
     info = shutil.which("ompi_info", path=path or None)
     told = machine.ask(info, "--parsable", "--all") if info else ""
     if "mpi_built_with_cuda_support:value:true" in told:
-        yield _value(at("mpi.cuda_aware"), True, "ompi_info --parsable --all", INFERRED)
-
-
-def _of_host(machine: _Machine) -> Iterator[Value | Left]:
-    seconds = 4 * node.SECONDS
-    machine.report(f"compiler, MPI, GPUs, file systems, package index (at most {seconds:.0f} s)")
-    seen = node.drafted(node.look(machine.runner), compute=False)
-    yield from seen.values
-    yield from seen.left
-    yield from _mpi(machine, "")
-    yield from _file_systems()
+        yield _value("mpi.cuda_aware", True, "ompi_info --parsable --all", INFERRED)
 
 
 def _file_systems() -> Iterator[Left]:
@@ -214,4 +222,5 @@ def _file_systems() -> Iterator[Left]:
     shared = {f"{each[1]} ({each[2]})" for each in fields if len(each) > 2 and each[2] in _SHARED}
     if shared:
         told = f"file systems that other hosts may share: {', '.join(sorted(shared)[:12])}"
-        yield _seen("/proc/mounts", f"{told}; choose one for places.environments")
+        told += "; choose one for places.environments"
+        yield Left(Origin("/proc/mounts"), told, understood=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from hvdenv.command import OWN_PYTHON, Command
-from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Value
+from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Value, at
 from hvdenv.model.cluster import Architecture
+from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask, observe
 from hvdenv.places import home_folder, write_json
 from hvdenv.reading import SYSTEM, read_text
@@ -23,28 +23,19 @@ from hvdenv.sites.batch import counted
 SECONDS = 15.0
 _INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
 _INDEX_URL = "https://pypi.org/simple/pip/"
-_NETWORK = Path("/sys/class/net")
 
 
 class Seen(NamedTuple):
     """What a host shows.
 
     Attributes:
-        compiler: the path of g++ and its version; may be empty.
-        gpus: names of NVIDIA GPUs.
-        capabilities: their compute capabilities without dots.
+        capabilities: compute capabilities of its NVIDIA GPUs without dots.
         cuda: the newest CUDA that the driver supports.
         interfaces: InfiniBand, Omni-Path and Slingshot that are up.
         indexed: whether the package index is reached.
     """
 
-    host: str
-    machine: str
-    glibc: str
-    cores: int
-    compiler: str = ""
-    gpus: tuple[str, ...] = ()
-    driver: str = ""
+    facts: Facts
     capabilities: tuple[str, ...] = ()
     cuda: str = ""
     interfaces: tuple[str, ...] = ()
@@ -57,32 +48,22 @@ def answer(runner: Runner, *argv: str) -> str:
     return outcome.output if outcome else ""
 
 
-def look(runner: Runner, network: Path = _NETWORK) -> Seen:
-    facts = observe(home_folder(), runner, thorough=True)
-    query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
-    gpus = re.findall(
-        r"^(\d{1,3})\.(\d), *([\d.]{1,20})", answer(runner, "nvidia-smi", *query), re.M
-    )
+def look(runner: Runner) -> Seen:
+    capabilities = answer(runner, "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
     cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", answer(runner, "nvidia-smi"))
     index = runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=SECONDS))
     return Seen(
-        host=facts.host,
-        machine=facts.machine,
-        glibc=facts.glibc,
-        cores=facts.cores,
-        compiler=f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "",
-        gpus=facts.gpus,
-        driver=gpus[0][2] if gpus else facts.driver,
-        capabilities=tuple(sorted({f"{major}{minor}" for major, minor, _ in gpus})),
+        facts=observe(home_folder(), runner, thorough=True),
+        capabilities=tuple(sorted({*re.findall(r"^\d{1,3}\.\d$", capabilities, re.M)})),
         cuda=cuda[1] if cuda else "",
-        interfaces=tuple(_interfaces(network)),
+        interfaces=tuple(_interfaces()),
         indexed=bool(index),
     )
 
 
-def _interfaces(root: Path) -> Iterator[str]:
+def _interfaces() -> Iterator[str]:
     """Interfaces between nodes: InfiniBand and Omni-Path by their type, Slingshot by its name."""
-    for folder in sorted(root.glob("*")):
+    for folder in sorted(Path("/sys/class/net").glob("*")):
         try:
             kind = read_text(folder / "type", SYSTEM).strip()
             state = read_text(folder / "operstate", SYSTEM).strip()
@@ -98,40 +79,41 @@ def drafted(seen: Seen, *, compute: bool) -> Found:
     Args:
         compute: whether it is a node of the job's partition.
     """
-    origin = Origin(f"{'compute node' if compute else 'this host'} {seen.host}")
+    facts = seen.facts
+    origin = Origin(f"{'compute node' if compute else 'this host'} {facts.host}")
     weight = COMMAND if compute else INFERRED
-    values = [
-        Value(("network", "use"), each, origin, weight, item=True) for each in seen.interfaces
-    ]
-    facts = {
-        "arch": seen.machine if seen.machine in get_args(Architecture) else "",
-        "glibc": seen.glibc,
-        "capability": seen.capabilities[0] if len(seen.capabilities) == 1 else "",
+    values = [Value(at("network.use"), each, origin, weight, item=True) for each in seen.interfaces]
+    stated = {
+        "arch": facts.machine if facts.machine in get_args(Architecture) else "",
+        "glibc": facts.glibc,
+        "capability": seen.capabilities[0].replace(".", "") if len(seen.capabilities) == 1 else "",
         "cuda": seen.cuda,
     }
     if compute:
-        named = ((key, fact) for key, fact in facts.items() if fact)
-        values += [Value(("partitions", "", key), fact, origin, weight) for key, fact in named]
+        values += [
+            Value(("partitions", "", key), fact, origin, weight)
+            for key, fact in stated.items()
+            if fact
+        ]
     # Reported even if the host has values, which would replace what has the same origin.
     told = origin._replace(text="as a whole")
     return Found(tuple(values), tuple(Left(told, each, True) for each in _told(seen)))
 
 
 def _told(seen: Seen) -> Iterator[str]:
-    yield f"{seen.machine}, glibc {seen.glibc}, {seen.cores} cores, g++: {seen.compiler or 'none'}"
-    if seen.gpus or seen.capabilities:
-        names, capabilities = ", ".join(sorted({*seen.gpus})), ", ".join(seen.capabilities)
-        yield f"{counted(len(seen.gpus), 'GPU')} ({names}), capability {capabilities}, driver {seen.driver}"
+    facts = seen.facts
+    compiler = f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "none"
+    yield f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores, g++: {compiler}"
+    if facts.gpus or seen.capabilities:
+        names, capabilities = ", ".join(sorted({*facts.gpus})), ", ".join(seen.capabilities)
+        count = counted(len(facts.gpus), "GPU")
+        yield f"{count} ({names}), capability {capabilities}, driver {facts.driver}"
     else:
         yield "no GPU"
     yield f"{_INDEX_URL} {'is' if seen.indexed else 'is not'} reached"
 
 
-def main(file: str) -> None:
-    seen = look(Runner())
-    write_json(Path(file), encode(seen), 0o600)
-    print(f"looked at {os.uname().nodename}", flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    found = look(Runner())
+    write_json(Path(sys.argv[1]), encode(found), 0o600)
+    print(f"looked at {found.facts.host}", flush=True)

@@ -13,12 +13,14 @@ import pytest
 from hvdenv.cli import init_node
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
+from hvdenv.drafting.node import Seen
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.values import Found, Value
 from hvdenv.drafting.writer import write
 from hvdenv.errors import StepError
 from hvdenv.masking import plain
-from hvdenv.model.layers import DEFAULTS, load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.facts import Facts
+from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
@@ -30,7 +32,7 @@ DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
 
 
 def draft_of(page: str) -> Draft:
-    return combine("x", read_page(page, "page"), parse_toml(DEFAULTS.read_text()))
+    return combine("x", read_page(page, "page"))
 
 
 def shown_values(draft: Draft) -> dict[str, Any]:
@@ -379,7 +381,7 @@ cpu|100|128+|256000|(null)|infinite
 
 
 def test_partitions_of_slurm() -> None:
-    found = {each.key: each.value for each in here.partitions(SINFO) if isinstance(each, Value)}
+    found = {each.key: each.value for each in here.partitions(SINFO)}
     assert found == {
         ("partitions", "gpu", "nodes"): 6, ("partitions", "gpu", "cores"): 64,
         ("partitions", "gpu", "memory_gb"): 502, ("partitions", "gpu", "gpus"): 4,
@@ -391,10 +393,10 @@ def test_partitions_of_slurm() -> None:
 
 def test_modules_to_choose_from() -> None:
     names = ["gcc/9.3.0", "gcc/10.2.0", "openmpi/4.1.4", "cuda/11.4", "R/4.2"]
-    found = [(each.key[-1], each.value) for each in here.offered(names, ["OpenMPI/5.0"])]
+    found = [(each.role, each.value) for each in here.offered(names, ["OpenMPI/5.0"])]
     assert found == [("compiler", "gcc/9.3.0"), ("compiler", "gcc/10.2.0"), ("CUDA", "cuda/11.4")]
     # A page that loads a compiler leaves no choice of one.
-    found = [(each.key[-1], each.value) for each in here.offered(names, ["GCC/12.3.0"])]
+    found = [(each.role, each.value) for each in here.offered(names, ["GCC/12.3.0"])]
     assert found == [("CUDA", "cuda/11.4"), ("MPI", "openmpi/4.1.4")]
 
 
@@ -407,7 +409,7 @@ def test_folders_of_modules(tmp_path: Path) -> None:
 
 
 def test_files_that_a_page_names_as_modules_are_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, facts: Facts
 ) -> None:
     """`module load /FILE` runs the file."""
     names = ("/tmp/evil", "gcc/../../tmp/evil", "../evil", "a;touch", "-f", "gcc/10.2.0")
@@ -415,11 +417,12 @@ def test_files_that_a_page_names_as_modules_are_not_loaded(
     page.write_text("#!/bin/bash\n" + "".join(f"module load '{name}'\n" for name in names))
     asked: list[list[str]] = []
 
-    def look(runner: Runner, report: here.Report, loads: list[str]) -> Found:
+    def drafted(seen: Seen, runner: Runner, report: here.Report, loads: list[str]) -> Found:
         asked.append(loads)
         return Found()
 
-    monkeypatch.setattr(here, "look", look)
+    monkeypatch.setattr(here, "look", lambda *_: Seen(facts))
+    monkeypatch.setattr(here, "drafted", drafted)
     hvdenv("init", "x", "--from", str(page), "--here", "-o", "-")
     assert asked == [["gcc/10.2.0"]]
 

@@ -12,7 +12,6 @@ import pytest
 from hvdenv.drafting.combine import combine
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.writer import write
-from hvdenv.model.layers import DEFAULTS
 from hvdenv.schema import Table, parse_toml
 from tests.commands import Hvdenv
 
@@ -29,7 +28,7 @@ class Line(NamedTuple):
 
 
 def drafted(text: str, name: str = "page") -> str:
-    return write(combine("x", read_page(text, name), parse_toml(DEFAULTS.read_text())), [name])
+    return write(combine("x", read_page(text, name)), [name])
 
 
 def lost(lines: Sequence[Line], draft: str, name: str = "page") -> list[Line]:
@@ -214,7 +213,7 @@ def test_ways_of_a_page_are_not_merged() -> None:
     frameworks = []
     for first, last in ranges:
         part = read_page(text, "ways.md", (int(first), int(last)))
-        drafts = combine("x", part, parse_toml(DEFAULTS.read_text()))
+        drafts = combine("x", part)
         frameworks += [str(v.value) for v in drafts.values if v.key == ("horovod", "frameworks")]
     assert frameworks == ["tensorflow", "torch"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from hvdenv.drafting.answers import parse
 from hvdenv.drafting.combine import Missing
+from hvdenv.drafting.node import Seen
 from hvdenv.drafting.proposals import propose
 from hvdenv.drafting.values import Found, Origin, at
 from hvdenv.knowledge.combinations import all_rows
@@ -70,9 +71,8 @@ def test_gpus_are_for_the_user_to_decide(here: Facts) -> None:
 def test_a_draft_of_this_machine_is_a_recipe_and_that_of_a_page_is_not(
     hvdenv: Hvdenv, here: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdenv.drafting.here.look", lambda *_: Found((), ()))
-    monkeypatch.setattr("hvdenv.cli.init.observe", lambda *_, **__: here)
-    monkeypatch.setattr("hvdenv.cli.init.gpus", lambda: ())
+    monkeypatch.setattr("hvdenv.drafting.here.look", lambda *_: Seen(here))
+    monkeypatch.setattr("hvdenv.drafting.here.drafted", lambda *_: Found())
     path = tmp_path / "moor.toml"
     hvdenv("init", "moor", "--here", "-o", str(path))
     recipe = load_recipe(str(path)).recipe
