@@ -40,7 +40,7 @@ from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, find_places
 from hvdenv.programs import start
-from hvdenv.programs.judge import finding
+from hvdenv.programs.program import finding
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest

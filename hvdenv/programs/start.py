@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import named
-from hvdenv.programs.judge import Program, finding, judge
+from hvdenv.programs.judge import judge
+from hvdenv.programs.program import Program, finding
 from hvdenv.reports.report import Finding
 from hvdenv.runner import end_marked
 from hvdenv.standalone.ranks.events import TrainingStep

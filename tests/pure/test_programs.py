@@ -10,7 +10,8 @@ import pytest
 
 from hvdenv.errors import UsageError
 from hvdenv.programs import start
-from hvdenv.programs.judge import Program, judge
+from hvdenv.programs.judge import judge
+from hvdenv.programs.program import Program
 from hvdenv.reports.report import Finding
 from hvdenv.standalone.ranks.events import (
     Call,
@@ -67,7 +68,7 @@ def judged(*changes: Change, reference: float = 0.1) -> list[Finding]:
 def test_a_single_rank_proves_nothing() -> None:
     own = [Joined(0, 1, 0, 1) if isinstance(one, Joined) else one for one in right(0)]
     messages = [started(0), *(event(0, one) for one in own), exited(0)]
-    found = judge(Program("train.py", run(*messages, size=1)))
+    found = judge(Program("train.py", run(*messages, size=1), {}))
     assert [(one.check, one.status) for one in found] == [
         ("program", "unproven"),
         ("program-init", "pass"),
