@@ -22,8 +22,9 @@ from hvdenv.errors import MEANINGS
 from hvdenv.knowledge.combinations import Row, all_rows
 from hvdenv.knowledge.failures import Cause, EventType, all_failures
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
-from hvdenv.model.layers import load_recipe, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import shipped_recipes, variants_of
 from hvdenv.reading import OWN, read_text
 from hvdenv.reports.report import Report
 from hvdenv.schema import Pattern, fields, parse_toml

@@ -245,19 +245,6 @@ class _Decoder:
         return value
 
 
-def is_text(kind: Any, path: Path) -> bool:
-    """Whether the value at a path of a type may be a text."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(is_text(each, path) for each in arguments)
-    if not path or kind is type(None):
-        return _is_string(kind)
-    if origin is dict:
-        return is_text(arguments[1], path[1:])
-    inside = fields(kind).get(str(path[0])) if hasattr(kind, "_fields") else None
-    return inside is not None and is_text(inside, path[1:])
-
-
 @cache
 def fields(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
@@ -378,106 +365,6 @@ def json_schema(kind: Any) -> Table:
     }[kind]
 
 
-def line_of(text: str, path: Path) -> int:
-    """The line of a TOML document in which a key, or its nearest parent, is set.
-
-    Returns:
-        A line number from 1; 1 when nothing on the path is in the document.
-    """
-    best, best_score = 1, (0, False)
-    for line, where in _statements(text):
-        length = 0
-        while length < min(len(path), len(where)) and path[length] == where[length]:
-            length += 1
-        score = (length, length == len(where))
-        if length and score > best_score:
-            best, best_score = line, score
-    return best
-
-
-@lru_cache(maxsize=4)
-def _statements(text: str) -> list[tuple[int, Path]]:
-    """Each statement's first line and the path that it sets."""
-    table: Path = ()
-    counts: dict[Path, int] = {}
-    found: list[tuple[int, Path]] = []
-    for line, statement in _split(text):
-        stripped = statement.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        is_table = stripped.startswith("[")
-        keys = _leading_keys(_parsed(stripped), table=is_table)
-        if is_table:
-            table = keys = _indexed(keys, counts)
-            if stripped.startswith("[["):
-                counts[keys] = counts.get(keys, -1) + 1
-                table = (*keys, counts[keys])
-            found.append((line, table))
-        else:
-            found.append((line, (*table, *keys)))
-    return found
-
-
-_MARK = re.compile(r"[\"'#\[\]{}\n]")
-# What ends a string that begins so; an escaped character is passed over.
-_STRING_END = {
-    '"': re.compile(r'\\.|"', re.DOTALL), '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
-    "'": re.compile("'"), "'''": re.compile("'{3,5}"),
-}  # fmt: skip
-
-
-def _split(text: str) -> Iterator[tuple[int, str]]:
-    """The statements of a TOML document, each with the line that it begins in."""
-    line = first = 1
-    begin = at = depth = 0
-    while mark := _MARK.search(text, at):
-        found, at = mark[0], mark.end()
-        if found in "\"'#":
-            at = _after(text, mark.start())
-            line += text.count("\n", mark.end(), at)
-        elif found != "\n":
-            depth += 1 if found in "[{" else -1
-        else:
-            line += 1
-            if depth == 0:
-                yield first, text[begin:at]
-                begin, first = at, line
-    yield first, text[begin:]
-
-
-def _after(text: str, start: int) -> int:
-    """Where the string or comment that begins at ``start`` has ended."""
-    quote = text[start]
-    if quote == "#":
-        end = text.find("\n", start)
-        return end if end >= 0 else len(text)
-    opening = quote * 3 if text.startswith(quote * 3, start) else quote
-    for found in _STRING_END[opening].finditer(text, start + len(opening)):
-        if found[0][0] == quote:
-            return found.end()
-    return len(text)
-
-
-def _indexed(keys: Path, counts: Mapping[Path, int]) -> Path:
-    """The path of a table, with the indexes of the lists of tables that it lies in."""
-    path: Path = ()
-    for key in keys[:-1]:
-        path = (*path, key)
-        path = (*path, counts[path]) if path in counts else path
-    return (*path, *keys[-1:])
-
-
-def _leading_keys(parsed: object, *, table: bool) -> Path:
-    """Keys of a document of one statement, down to its value."""
-    keys: list[str | int] = []
-    while isinstance(parsed, dict) and len(parsed) == 1:
-        ((key, parsed),) = parsed.items()
-        keys.append(key)
-        if not table and not isinstance(parsed, dict):
-            break
-    return tuple(keys)
-
-
 # Parts of one key. The deepest one of a recipe has seven.
 KEY_PARTS = 32
 
@@ -522,21 +409,95 @@ def _refuse_long_keys(text: str) -> None:
     """The parser's time and memory grow with the square of a key's parts."""
     if all(line.count(".") < KEY_PARTS for line in text.split("\n")):
         return
-    for number, statement in _split(text):
-        bare = re.split(r"[=,\[\]{}\n]", _without_strings(statement))
-        longest = max(part.count(".") + 1 for part in bare)
+    for number, statement in _statements(text):
+        kept, at = [], 0
+        for start, end in _tokens(statement):
+            if statement[start] in "\"'#":
+                kept.append(statement[at:start])
+                at = end
+        bare = "".join([*kept, statement[at:]])
+        longest = max(part.count(".") + 1 for part in re.split(r"[=,\[\]{}\n]", bare))
         if longest > KEY_PARTS:
             raise ValueError(
                 f"a key of {longest} parts; the limit is {KEY_PARTS} (in the statement of line {number})"
             )
 
 
-def _without_strings(text: str) -> str:
-    """A TOML statement with neither strings nor comments."""
-    kept, begin, at = [], 0, 0
-    while mark := _MARK.search(text, at):
-        at = mark.end()
-        if mark[0] in "\"'#":
-            kept.append(text[begin : mark.start()])
-            begin = at = _after(text, mark.start())
-    return "".join([*kept, text[begin:]])
+_TOKEN = re.compile(r"\"{3}|'{3}|[\"'#\[\]{}\n]")
+# What ends strings and comments; an escaped character is passed over.
+_ENDS = {
+    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL), '"': re.compile(r'\\.|"', re.DOTALL),
+    "'''": re.compile("'{3,5}"), "'": re.compile("'"), "#": re.compile("(?=\n)"),
+}  # fmt: skip
+
+
+def _tokens(text: str) -> Iterator[tuple[int, int]]:
+    """Where strings, comments, brackets and line breaks of a TOML document begin and end."""
+    end = 0
+    while found := _TOKEN.search(text, end):
+        end = found.end()
+        if pattern := _ENDS.get(found[0]):
+            ends = (each.end() for each in pattern.finditer(text, end) if each[0][:1] != "\\")
+            end = next(ends, len(text))
+        yield found.start(), end
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of a TOML document, each with the line that it begins in."""
+    line = first = 1
+    begin = depth = 0
+    for start, end in _tokens(text):
+        line += text.count("\n", start, end)
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(text[start], 0)
+        if text[start] == "\n" and depth == 0:
+            yield first, text[begin:end]
+            begin, first = end, line
+    yield first, text[begin:]
+
+
+def line_of(text: str, path: Path) -> int:
+    """The line of a TOML document in which a key, or its nearest parent, is set.
+
+    Returns:
+        A line number from 1; 1 when nothing on the path is in the document.
+    """
+    best, best_score = 1, (0, False)
+    for line, where in _lines(text):
+        length = 0
+        while length < min(len(path), len(where)) and path[length] == where[length]:
+            length += 1
+        score = (length, length == len(where))
+        if length and score > best_score:
+            best, best_score = line, score
+    return best
+
+
+@lru_cache(maxsize=4)
+def _lines(text: str) -> list[tuple[int, Path]]:
+    """Each statement's first line and the path that it sets."""
+    table: Path = ()
+    counts: dict[Path, int] = {}
+    found: list[tuple[int, Path]] = []
+    for line, statement in _statements(text):
+        keys = _keys(statement)
+        if keys and statement.lstrip().startswith("["):
+            table = ()
+            for key in keys:  # with the indexes of the lists of tables that it is in
+                table += (counts[table], key) if table in counts else (key,)
+            if statement.lstrip().startswith("[["):
+                counts[table] = counts.get(table, -1) + 1
+                table += (counts[table],)
+            found.append((line, table))
+        elif keys:
+            found.append((line, (*table, *keys)))
+    return found
+
+
+def _keys(statement: str) -> Path:
+    """The keys of a statement, down to its value; none of a comment."""
+    keys: list[str] = []
+    value: object = _parsed(statement.strip())
+    while isinstance(value, dict) and len(value) == 1:
+        ((key, value),) = value.items()
+        keys.append(key)
+    return tuple(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdenv.model.layers import read_layer, shipped_recipes, variants_of
+from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
 
 OFFERED = {
     name: variants_of(read_layer("recipe", path).values) for name, path in shipped_recipes().items()

@@ -22,8 +22,9 @@ from hvdenv.launch import launchers, preflight
 from hvdenv.launch.nodes import ask
 from hvdenv.launch.placement import mpi_of
 from hvdenv.model.cluster import Container
-from hvdenv.model.layers import Resolved, known_recipes, read_layer
+from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import known_recipes, read_layer
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
 from hvdenv.plans.images import definition
 from hvdenv.plans.images.tools import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv.model.layers import recipe_folder
+from hvdenv.model.recipe_files import recipe_folder
 
 EXAMPLES = """\
 examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hvdenv.cli.options import add_options
-from hvdenv.model.layers import known_recipes, read_layer, variants_of
+from hvdenv.model.recipe_files import known_recipes, read_layer, variants_of
 from hvdenv.session.output import print_json
 from hvdenv.session.recipe import site_keys
 from hvdenv.session.request import site_file

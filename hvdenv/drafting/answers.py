@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from hvdenv.drafting.combine import Choice
 from hvdenv.drafting.values import GIVEN, Found, Origin, Value
 from hvdenv.errors import UsageError
-from hvdenv.model.layers import assigned, leaves
+from hvdenv.model.layers import assigned
 from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import leaves
 from hvdenv.schema import Problem, check_part
 
 ANSWER = Origin("your answer")

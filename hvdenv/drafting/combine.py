@@ -10,8 +10,8 @@ from hvdenv.drafting.shell import shown_whole
 from hvdenv.drafting.values import WITHOUT, Found, Key, Left, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
-from hvdenv.model.layers import DEFAULTS
 from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import DEFAULTS
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Problem, Table, check_part, decode, parse_toml
 

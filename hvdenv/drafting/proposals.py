@@ -16,7 +16,7 @@ from hvdenv.drafting.values import INFERRED, Key, Origin, Value, at
 from hvdenv.knowledge.combinations import NONE, Row
 from hvdenv.knowledge.observables import minor
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import recipe_folder
+from hvdenv.model.recipe_files import recipe_folder
 from hvdenv.reading import RECIPE, read_text
 from hvdenv.schema import parse_toml
 

@@ -12,7 +12,7 @@ from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, folders
 from hvdenv.locks.built import DRIFTS
 from hvdenv.locks.lockfile import MAIN, Inputs, Locked
-from hvdenv.model.layers import recipe_folder
+from hvdenv.model.recipe_files import recipe_folder
 from hvdenv.places import find_places
 from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from hvdenv.model.cluster import SiteKeys, Wheels
 from hvdenv.model.folders import User, expand, unset_variable
-from hvdenv.model.layers import Resolved, load_recipe, own_keys, read_layer
+from hvdenv.model.layers import Resolved, load_recipe, own_keys
 from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import read_layer
 from hvdenv.places import home_folder, login_name
 from hvdenv.runner import environment
 from hvdenv.session.output import report

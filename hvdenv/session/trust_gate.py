@@ -10,8 +10,9 @@ from pathlib import Path
 
 from hvdenv import trust
 from hvdenv.errors import StepError, UntrustedError
-from hvdenv.model.layers import own_keys, read_layer
+from hvdenv.model.layers import own_keys
 from hvdenv.model.recipe import Recipe, executed_paths, executed_words
+from hvdenv.model.recipe_files import read_layer
 from hvdenv.places import find_places, make_folder
 from hvdenv.reading import Content
 from hvdenv.runner import environment

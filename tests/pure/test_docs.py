@@ -17,7 +17,8 @@ from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.patches import set_number
 from hvdenv.knowledge.rules import all_rules
-from hvdenv.model.layers import load_recipe, shipped_recipes
+from hvdenv.model.layers import load_recipe
+from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,8 @@ from hvdenv.drafting.writer import write
 from hvdenv.errors import StepError
 from hvdenv.masking import plain
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe
+from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml

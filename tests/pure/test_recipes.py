@@ -12,7 +12,8 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError
-from hvdenv.model.layers import load_recipe, shipped_recipes
+from hvdenv.model.layers import load_recipe
+from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.schema import parse_toml
 from tests.files import write
 
@@ -63,7 +64,7 @@ EXPECTED = """\
 11: horovod.frameworks[0]: expected one of "tensorflow", "torch", found 'torchh'; did you mean "torch"?
 14: python.verzion: unknown key; did you mean "version"?
 15: horovod.gpu: expected a table, found 3
-17: variants.B: the name of a variant may contain only a-z, 0-9, _ and -"""
+17: variants.B: expected a name of a-z, 0-9, _ and -, found 'B'"""
 
 
 WRONG_AS_A_WHOLE = """\

@@ -1,0 +1,154 @@
+"""What is wrong with a recipe as a whole: what several of its values together show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+from hvdenv.masking import holds_secret
+from hvdenv.model import horovodrun, template
+from hvdenv.model.cluster import LauncherName
+from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
+from hvdenv.model.dialect import problems as problems_of_schedulers
+from hvdenv.model.recipe import Framework, Recipe
+from hvdenv.schema import Problem, nearest
+
+Problems = Iterator[Problem]
+
+
+def problems(recipe: Recipe) -> Problems:
+    """All that is wrong, with the path of the key to change."""
+    yield from _problems_of_horovod(recipe)
+    yield from _problems_of_python(recipe)
+    yield from _problems_of_names(recipe)
+    yield from _secrets(recipe)
+    yield from _second_frameworks(recipe)
+    yield from problems_of_schedulers(recipe.schedulers)
+    yield from _problems_of_launchers(recipe)
+    for number, message in horovodrun.problems(recipe.launch.horovodrun):
+        yield Problem(("launch", "horovodrun", number), message)
+    for number, reference in enumerate(recipe.references):
+        for key, message in reference.problems:
+            yield Problem(("references", number, key), message)
+
+
+def _problem(key: str, message: str) -> Problem:
+    return Problem(tuple(key.split(".")), message)
+
+
+def _problems_of_horovod(recipe: Recipe) -> Problems:
+    horovod, mpi = recipe.horovod, recipe.mpi
+    if not horovod.frameworks:
+        yield _problem("horovod.frameworks", "at least one framework is needed")
+    if not horovod.controllers:
+        yield _problem(
+            "horovod.controllers",
+            "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
+            " ranks cannot communicate",
+        )
+    if horovod.provider == "source" and not horovod.sha256:
+        needed = 'the provider "source" needs the sha256 of Horovod\'s source archive'
+        yield _problem("horovod.sha256", needed)
+    if horovod.provider == "source" and recipe.python.provider in ("prefix", "modules"):
+        yield _problem(
+            "horovod.provider",
+            "hvdenv does not install into an environment of the site: use a venv over it"
+            ' (python.system_site_packages) or the provider "clone", or set this to "present"',
+        )
+    if "mpi" in horovod.controllers and not mpi:
+        yield _problem("mpi", 'horovod.controllers has "mpi", so the recipe needs a table [mpi]')
+    if mpi and mpi.package and not mpi.version:
+        yield _problem("mpi.version", "a package from the index needs a version")
+
+
+def _problems_of_python(recipe: Recipe) -> Problems:
+    python, frameworks = recipe.python, recipe.frameworks
+    if python.provider in ("prefix", "clone") and not python.prefix:
+        needed = f'the provider "{python.provider}" needs the folder of the site\'s environment'
+        yield _problem("python.prefix", needed)
+    if python.provider == "conda" and not recipe.conda:
+        yield _problem("conda", 'the provider "conda" needs a table [conda] with channels')
+    if (python.from_modules or python.provider == "modules") and not recipe.modules:
+        needed = "the Python comes from modules, so the recipe needs a table [modules]"
+        yield _problem("modules", needed)
+    for name in (each for each in recipe.horovod.frameworks if each not in frameworks):
+        needed = f'horovod.frameworks has "{name}", so the recipe needs [frameworks.{name}]'
+        yield _problem(f"frameworks.{name}", needed)
+    for name, package in frameworks.items():
+        if package.provider == "source" and not package.source:
+            needed = f'the provider "source" needs a table [frameworks.{name}.source]'
+            yield _problem(f"frameworks.{name}.source", needed)
+
+
+def _problems_of_names(recipe: Recipe) -> Problems:
+    """Names of a scheduler, launcher or partition that nothing has."""
+    scheduler, launcher = recipe.scheduler, recipe.launch.launcher
+    schedulers = (*recipe.schedulers, *SHIPPED)
+    launchers = (*get_args(LauncherName), *recipe.launch.launchers)
+    if scheduler and scheduler not in schedulers:
+        adds = "[schedulers.NAME] adds one"
+        yield _problem("scheduler", _unknown("scheduler", scheduler, schedulers, adds))
+    if launcher not in launchers:
+        adds = "[launch.launchers.NAME] adds one"
+        yield _problem("launch.launcher", _unknown("launcher", launcher, launchers, adds))
+    partition, partitions = recipe.job.partition, recipe.partitions
+    if partition and partition not in partitions:
+        near, quote = nearest(partition, partitions), '"' * ("." in partition)
+        yield _problem("job.partition", f"there is no [partitions.{quote}{partition}{quote}]{near}")
+
+
+def _unknown(what: str, name: str, known: tuple[str, ...], adds: str) -> str:
+    near = nearest(name, known)
+    return f"there is no {what} {name}{near}; known are {', '.join(known)}, and {adds}"
+
+
+def _secrets(recipe: Recipe) -> Problems:
+    """Variables whose names say that they are secret: other users read recipes and records."""
+    build, run = recipe.environment.build, recipe.environment.run
+    tables = {"environment.build": build, "environment.run": run}
+    for name, package in recipe.frameworks.items():
+        if package.source:
+            tables[f"frameworks.{name}.source.build"] = package.source.build
+    for table, variables in tables.items():
+        for variable in (each for each, value in variables.items() if holds_secret(each, value)):
+            yield _problem(
+                f"{table}.{variable}",
+                "other users read recipes and the records of environments, so neither may contain"
+                f" a secret: remove {variable} here, and export it in your shell",
+            )
+
+
+# Packages that require exactly one release of a framework.
+_COMPANIONS: Mapping[str, Framework] = {
+    "torchvision": "torch", "torchaudio": "torch", "torchtext": "torch",
+    "tensorflow-text": "tensorflow", "tensorflow-addons": "tensorflow",
+}  # fmt: skip
+
+
+def _second_frameworks(recipe: Recipe) -> Problems:
+    """Packages that would install a second copy of a framework."""
+    for name in recipe.packages:
+        framework = _COMPANIONS.get(name.lower().replace("_", "-"))
+        package = recipe.frameworks.get(framework) if framework else None
+        if package and package.provider == "source":
+            yield Problem(
+                ("packages", name),
+                f"pip would install a second {framework} for it, beside the one that is built from"
+                " source",
+            )
+
+
+def _problems_of_launchers(recipe: Recipe) -> Problems:
+    for name, own in recipe.launch.launchers.items():
+        path = ("launch", "launchers", name)
+        if name in get_args(LauncherName):
+            yield Problem(path, f"hvdenv has a launcher {name}: give this one another name")
+        for key, known in (("command", OF_LAUNCHERS), ("export", ("name",))):
+            if message := template.problem(getattr(own, key), known, words=True):
+                yield Problem((*path, key), message)
+        words = template.split(own.command)
+        if "{program}" not in words:
+            yield Problem((*path, "command"), "it must contain {program}, which the ranks run")
+        for mark in ("{hosts}", "{host_names}", "{hostfile}"):
+            if any(mark in word and word != mark for word in words):
+                yield Problem((*path, "command"), f"{mark} must be a word of its own")
