@@ -109,8 +109,9 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
             yield leave(f"{option} has no key in a recipe")
 
 
-def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Statement, Read]]:
+def values_of(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement, Read]]:
     """What the options of one job mean together, each with the line that it comes from."""
+    scheduler = scheduler_of(fields[0].statement, page)
     known = [part for each in fields for part in _parts(each, scheduler)]
     known = [each for each in known if each.field not in OF_LAUNCHER or each.value.isdigit()]
     if scheduler == "pbs" and not any(each.field in ("nodes", "select") for each in known):
@@ -342,5 +343,5 @@ def with_scheduler(values: Sequence[Value]) -> list[Value]:
             for line in (changed[begin] if begin else [shipped_line])
         ]
     if "hostfile" in marks:
-        kept.append(mark._replace(key=(*_SITE, "hostfile"), value="SGE_JOB_HOSTLIST"))
+        kept.append(marks["hostfile"]._replace(value="SGE_JOB_HOSTLIST"))
     return kept

@@ -29,9 +29,8 @@ from hvdenv.drafting.values import (
 )
 from hvdenv.drafting.variables import variable
 
-# Pages with more are no pages.
-MOST_COMMANDS = MOST_VALUES = 3000
-MOST_LINES = 50_000
+# Pages with more are no pages: of lines, and of commands and their values.
+MOST_LINES, MOST_READ = 50_000, 6000
 EVERY_LINE = (1, sys.maxsize)
 # The table of lines that are about another way to an environment, and what ways differ in.
 OTHER_WAY = "another way"
@@ -59,21 +58,12 @@ def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Fo
         kept = tuple(text if first <= at <= last else "" for at, text in enumerate(block.lines))
         if any(kept):
             reader.read_block(block._replace(lines=kept))
-        if reader.has_too_many:
+        if reader.read >= MOST_READ:
             break
-    return reader.found(more_lines=len(every) > MOST_LINES)
-
-
-class _Job(NamedTuple):
-    """What the directives or options of a job mean.
-
-    Attributes:
-        read: with the lines that they come from.
-        launches: whether the script that they are in starts ranks; None outside of scripts.
-    """
-
-    read: tuple[tuple[Statement, Read], ...]
-    launches: bool | None
+    if reader.read >= MOST_READ or len(every) > MOST_LINES:
+        told = f"more than {MOST_LINES:,} lines, or {MOST_READ:,} commands and values"
+        reader.left.append(Left(Origin(source), f"it has {told}, and the rest was not read"))
+    return reader.found()
 
 
 class _Part(NamedTuple):
@@ -92,40 +82,35 @@ class _Reader:
     """Reads the blocks of one page, in order.
 
     Attributes:
+        held: what describes a job, unless another script starts the ranks.
         lines: every line that may be a command, by its number.
         parts: the sections of the page, and within one the environments that it creates.
+        read: how many commands and values were read.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.page = Page()
         self.variables: dict[str, str] = {}
-        self.jobs: list[_Job] = []
         self.values: list[Value] = []
         self.left: list[Left] = []
+        self.held: list[tuple[Statement, Read]] = []
+        self.has_launched = False
         self.lines: dict[int, Left] = {}
         self.parts: list[_Part] = []
         self.commands = self.read = 0
 
-    @property
-    def has_too_many(self) -> str:
-        """The limit that stopped reading, or ""."""
-        if self.commands > MOST_COMMANDS:
-            return f"{MOST_COMMANDS} commands"
-        return f"{MOST_VALUES} values" if self.read > MOST_VALUES else ""
-
-    def found(self, *, more_lines: bool) -> Found:
-        self._keep_jobs()
-        values = self._without_other_ways()
-        loads = modulelines.drafted(self.page)
-        if most := self.has_too_many or (f"{MOST_LINES} lines" if more_lines else ""):
-            told = f"it has more than {most}, and the rest was not read"
-            self.left.append(Left(Origin(self.source), told))
-        values = jobs.with_scheduler([*loads, *values])
+    def found(self) -> Found:
+        other = leave("the page starts ranks in another script", understood=True)
+        for statement, read in self.held:
+            self._keep(statement, other if self.has_launched else read)
+        values = jobs.with_scheduler([
+            *modulelines.drafted(self.page), *self._without_other_ways(),
+        ])  # fmt: skip
         return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
-        script = read_script(block, self.source, is_known, MOST_COMMANDS - self.commands + 1)
+        script = read_script(block, self.source, is_known, MOST_READ - self.read)
         self.lines |= {each.origin.line: each for each in script.lines}
         if not self.parts or self.parts[-1].section != block.section:
             self.parts.append(_Part(block.line, block.section, set()))
@@ -146,19 +131,22 @@ class _Reader:
         fields = self._read_all((each, self._read(each, other)) for each in resolved)
         launches = any(each.key == at("launch.launcher") for each in self.values[before:])
         for job in _jobs(fields):
-            meant = jobs.values_of(job, jobs.scheduler_of(job[0].statement, self.page))
-            self.jobs.append(_Job(tuple(meant), launches if batch else None))
+            for statement, read in jobs.values_of(job, self.page):
+                if launches if batch else table_of(statement) != "launch":
+                    self._keep(statement, read)
+                else:
+                    self.held.append((statement, read))
         if batch:
+            self.has_launched |= launches
             self.page.start_modules()
 
     def _read_all(self, read: Iterable[tuple[Statement, Iterator[Read | Field]]]) -> list[Field]:
         """Keep what commands mean; the options of batch systems mean something together."""
         fields = list[Field]()
         for statement, reads in read:
-            if self.has_too_many:
-                break
             self.commands += 1
-            for each in islice(reads, MOST_VALUES + 1):
+            self.read += 1
+            for each in islice(reads, max(MOST_READ - self.read, 0)):
                 self.read += 1
                 if isinstance(each, Field):
                     fields.append(each)
@@ -216,16 +204,6 @@ class _Reader:
             else:
                 values.append(each)
         return values
-
-    def _keep_jobs(self) -> None:
-        """Values of the jobs; those of a script that starts ranks have precedence."""
-        other = leave("the page starts ranks in another script", understood=True)
-        another = any(each.launches for each in self.jobs)
-        for job in self.jobs:
-            for statement, read in job.read:
-                launched = table_of(statement) == "launch" and not statement.batch
-                outdone = another and (job.launches is False or launched)
-                self._keep(statement, other if outdone else read)
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""
