@@ -26,7 +26,7 @@ from hvdenv.drafting.node import Seen
 from hvdenv.drafting.proposals import propose
 from hvdenv.drafting.reader import EVERY_LINE, read_page
 from hvdenv.drafting.shell import shown
-from hvdenv.drafting.values import Found, Origin, Value, joined
+from hvdenv.drafting.values import GIVEN, Found, Origin, Value, joined
 from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import all_rows
@@ -229,7 +229,7 @@ def _ask(name: str, found: Found) -> Found:
     choices = combine(name, found).choices
     for choice in (each for each in choices if not each.key[-1].startswith(SET)):
         if chosen := _answer_choice(choice):
-            found = answers.choose(found, choice, chosen)
+            found = found._replace(values=(*found.values, chosen._replace(weight=GIVEN)))
     asked = set[tuple[str, ...]]()
     while missing := [each for each in combine(name, found).missing if each.key not in asked]:
         asked.add(missing[0].key)

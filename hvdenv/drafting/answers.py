@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hvdenv.drafting.combine import Choice
 from hvdenv.drafting.values import GIVEN, Found, Origin, Value
 from hvdenv.errors import UsageError
 from hvdenv.model.layers import assigned
@@ -42,15 +41,3 @@ def give(found: Found, given: Iterable[Value]) -> Found:
     lists = {each.key for each in given if each.item}
     kept = (each for each in found.values if each.key not in lists)
     return found._replace(values=(*kept, *given))
-
-
-def choose(found: Found, choice: Choice, chosen: Value) -> Found:
-    """One value of a choice, and none of the others."""
-    offered = {(each.key, str(each.value), each.origin) for each in choice.values}
-    values = list[Value]()
-    for each in found.values:
-        if (each.key, str(each.value), each.origin) not in offered:
-            values.append(each)
-        elif each.value == chosen.value:
-            values.append(each._replace(weight=GIVEN, role=""))
-    return found._replace(values=tuple(values))

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from hvdenv.drafting.inferred import gpu_option, inferred, mpi_module
+from hvdenv.drafting.modulelines import LOAD
 from hvdenv.drafting.shell import shown_whole
-from hvdenv.drafting.values import WITHOUT, Found, Key, Left, Value, at
+from hvdenv.drafting.values import GIVEN, WITHOUT, Found, Key, Left, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
@@ -159,10 +160,10 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
             told = "the page's scripts are for different partitions"
             left += [Left(each.origin, told) for each in best]
         # A module that has a role has alternatives, if only to load none.
-        elif len(best) > 1 or (best[0].role and key[0] == "modules"):
+        elif len(best) > 1 or (best[0].role and key == LOAD and most < GIVEN):
             choices.append(Choice((*key, slot) if slot else key, tuple(best)))
         elif not str(best[0].value).startswith(WITHOUT):
-            merged.append(best[0])
+            merged.append(best[0]._replace(role=""))
     return merged, choices
 
 

@@ -30,7 +30,7 @@ from hvdenv.drafting.values import (
 from hvdenv.drafting.variables import variable
 
 # Pages with more are no pages: of lines, and of commands and their values.
-MOST_LINES, MOST_READ = 50_000, 6000
+MOST_LINES, MOST_READ = 50_000, 4000
 EVERY_LINE = (1, sys.maxsize)
 # The table of lines that are about another way to an environment, and what ways differ in.
 OTHER_WAY = "another way"

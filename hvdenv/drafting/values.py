@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 Key = tuple[str, ...]
@@ -109,13 +110,11 @@ class Found(NamedTuple):
 
 
 def joined(parts: Iterable[Found]) -> Found:
-    parts = tuple(parts)
+    values, left, lines, commands = zip(Found(), *parts, strict=True)
     return Found(
-        tuple(value for part in parts for value in part.values),
-        tuple(left for part in parts for left in part.left),
-        tuple(line for part in parts for line in part.lines),
-        sum(part.commands for part in parts),
-    )
+        tuple(chain.from_iterable(values)), tuple(chain.from_iterable(left)),
+        tuple(chain.from_iterable(lines)), sum(commands),
+    )  # fmt: skip
 
 
 def at(*parts: str) -> Key:

