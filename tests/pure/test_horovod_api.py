@@ -28,7 +28,8 @@ def called() -> set[str]:
                 found.add(node.value)
     for _, batches in CASES.operations(3):
         cases = [case for batch in batches for case in batch]
-        found |= {CASES.function_of(case, torch) for case in cases for torch in (True, False)}
+        names = {CASES.function_of(case) for case in cases}
+        found |= names | {f"{name}_async" for name in names}
     return found
 
 

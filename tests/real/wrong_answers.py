@@ -40,9 +40,7 @@ def others(case: Any, rank: int, size: int, want: list[Any]) -> Iterator[tuple[s
         }
         sums["only itself"] = inputs[members.index(rank)]
         sums["the largest"] = numpy.maximum.reduce(inputs)
-        if case.scale[0] != 1:
-            sums["without the first factor"] = sum(inputs) / case.scale[0]
-        scale = case.scale[0] * case.scale[1] / (len(members) if case.reduce == "Average" else 1)
+        scale = 1 / (len(members) if case.reduce == "Average" else 1)
         for name, total in sums.items():
             part = cases.part(total, rank, members) if case.kind == "reducescatter" else total
             with numpy.errstate(invalid="ignore"):  # some are too large for the type

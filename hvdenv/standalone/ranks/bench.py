@@ -14,7 +14,6 @@ import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
 import events
-from allreduce import operation_arguments
 from context import Context
 
 Loop = Callable[[int], None]
@@ -78,7 +77,7 @@ def torch_loop(context: Context, size: int, name: str) -> Loop:
     """A function that repeatedly reduces a tensor of this size in place."""
     # Not from numpy, which uses huge pages for large arrays, unlike torch.
     tensor = context.native.empty(size // 4, device=context.device or "cpu").fill_(0)
-    arguments = operation_arguments(context.hvd, "Sum")
+    arguments = context.reduction("Sum")
 
     def loop(repeats: int) -> None:
         for _ in range(repeats):
@@ -90,7 +89,7 @@ def torch_loop(context: Context, size: int, name: str) -> Loop:
 def tensorflow_loop(context: Context, size: int, name: str) -> Loop:
     """The same for TensorFlow, where each result is a new tensor."""
     tensor = context.tensor(context.numpy.full(size // 4, 0, "float32"))
-    arguments = operation_arguments(context.hvd, "Sum")
+    arguments = context.reduction("Sum")
 
     def loop(repeats: int) -> None:
         with context.on_device():

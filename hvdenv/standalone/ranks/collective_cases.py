@@ -74,7 +74,6 @@ class Case(NamedTuple):
         reduce: the reduction: ``Sum`` and so on.
         rows: a name in ROWS.
         root: of a broadcast, as an index of the members.
-        scale: factors before and after the reduction.
         among: the process set, a name in SETS; empty for all ranks.
         label: distinguishes cases that are equal otherwise.
         name: of the tensors, if it is not the title; of a barrier, the function to call.
@@ -86,7 +85,6 @@ class Case(NamedTuple):
     reduce: str = ""
     rows: str = ""
     root: int = 0
-    scale: Tuple[float, float] = (1, 1)
     among: str = ""
     label: str = ""
     name: str = ""
@@ -96,9 +94,8 @@ class Case(NamedTuple):
         """The name of the case, unique among those of its kind."""
         shapes = "+".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
         root = "from %d" % self.root if self.kind == "broadcast" else ""
-        scale = "" if self.scale == (1, 1) else "times %g and %g" % self.scale
         among = "among " + self.among if self.among else ""
-        words = (self.reduce, self.dtype, shapes, self.rows, root, scale, among, self.label)
+        words = (self.reduce, self.dtype, shapes, self.rows, root, among, self.label)
         return " ".join(word for word in words if word)
 
     def members(self, size: int) -> List[int]:
@@ -113,9 +110,9 @@ def case(kind: str, dtype: str = "float32", *shapes: Shape, **more: Any) -> Case
     return Case(kind, dtype, shapes or (ODD,), **more)
 
 
-def function_of(case: Case, torch: bool) -> str:
-    """The name of Horovod's function; those of torch return a handle."""
-    return "grouped_" * (len(case.shapes) > 1) + case.kind + "_async" * torch
+def function_of(case: Case) -> str:
+    """The name of Horovod's function."""
+    return "grouped_" * (len(case.shapes) > 1) + case.kind
 
 
 # Inputs.
@@ -135,10 +132,7 @@ def limit(case: Case, terms: int) -> int:
         return 1000
     if case.reduce not in ("Sum", "Average"):
         return EXACT[case.dtype]
-    before, after = case.scale
-    # Factors are float64, in which whole numbers are exact up to 2**53.
-    exact = EXACT[case.dtype] if case.scale == (1, 1) else min(EXACT[case.dtype], 2**53)
-    found = exact // (terms * int(max(before, before * after, 1)))
+    found = EXACT[case.dtype] // terms
     if not found:
         raise TooLarge("a sum over %d ranks does not fit" % terms)
     return found
@@ -233,14 +227,11 @@ def reduced(numpy: Any, case: Case, which: int, members: List[int]) -> Array:
     shape = case.shapes[which]
     found = [numbers(numpy, case, which, each, elements(shape), members) for each in members]
     if case.reduce == "Average":
-        factor = case.scale[0] * case.scale[1] / float(len(members))
-        return numpy.resize(sum(found) * factor, shape)
+        return numpy.resize(sum(found) / float(len(members)), shape)
     if case.reduce == "Adasum":
         return numpy.resize(adasum(found), shape)
     combine = {"Min": numpy.minimum, "Max": numpy.maximum, "Product": numpy.multiply}
     result = combine.get(case.reduce, numpy.add).reduce(found)
-    if case.scale != (1, 1):
-        result = result * (case.scale[0] * case.scale[1])
     return spread(numpy, result, shape, case.dtype)
 
 
@@ -290,9 +281,7 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
         return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
     if case.reduce != "Average":
         return 0.0, 0.0
-    # Factors are powers of two: they cause no rounding errors, but scale them.
-    larger = max(case.scale[0] * case.scale[1], case.scale[1], 1)
-    return (0.0, larger * 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
+    return (0.0, 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
 
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
@@ -367,18 +356,6 @@ def typed(kind: str, dtypes: Sequence[str], **more: Any) -> List[Case]:
         case(kind, dtype, shape, **more)
         for dtype in dtypes
         for shape in ((ODD, *SHAPES) if dtype == "float32" else (ODD,))
-    ]
-
-
-def scaled() -> List[Case]:
-    """Allreduces with factors, which are powers of two for floats to avoid rounding."""
-    floats = ((0.5, 4), (8, 0.25))
-    cases = [case("allreduce", each, scale=(2, 3)) for each in NUMBERS if each not in EPSILON]
-    return cases + [
-        case("allreduce", dtype, scale=pair, reduce=reduce)
-        for reduce in ("Sum", "Average")
-        for dtype in EPSILON
-        for pair in floats
     ]
 
 
@@ -465,7 +442,6 @@ def operations(size: int) -> List[Tuple[str, List[List[Case]]]]:
     alltoalls = [*uneven("alltoall"), case("alltoall", "float32", (2 * size, 3))]
     return [
         *tried,
-        ("allreduce with factors", [scaled()]),
         ("Adasum", [adasum]),
         ("grouped allreduce", [groups("allreduce", size)]),
         ("allgather", [uneven("allgather"), bulky("allgather", size, DTYPES)]),

@@ -5,7 +5,6 @@ results and reports an events.Operation for each operation; the last one is a pr
 forked while the ranks reduce. Runs on Python 3.6 and newer.
 """
 
-import functools
 import importlib
 import inspect
 import multiprocessing
@@ -13,15 +12,12 @@ import re
 import socket
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
-import allreduce
 import collective_cases
 import events
 from collective_cases import Case
-from context import Array, Context, numbers_of
-
-Wait = Callable[[], Any]
+from context import Absent, Array, Context, Wait, numbers_of
 
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
@@ -34,10 +30,6 @@ _ABSENT = re.compile(
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
 )
 _OVER = re.compile(r"shut ?down", re.IGNORECASE)
-
-
-class Absent(Exception):
-    """This Horovod does not support it."""
 
 
 class Ended(Exception):
@@ -170,7 +162,7 @@ class Caller:
             too_few = self.size < collective_cases.LEAST_FOR_SETS
             if too_few and hasattr(self.hvd, "add_process_set"):
                 return "a process set of two ranks needs a third one beside it"
-        if operation == "join" and not self.torch and not self.on_all(self.can_join()):
+        if operation == "join" and not self.torch and not self.context.on_all(self.can_join()):
             return "built for GPUs, this Horovod has hvd.join() for TensorFlow on GPUs only"
         return ""
 
@@ -189,13 +181,6 @@ class Caller:
         }
         return devices != {"GPU"} or bool(self.native.config.list_physical_devices("GPU"))
 
-    def on_all(self, true_here: bool) -> bool:
-        """Whether something is true on all ranks, which must then do the same."""
-        here = self.numpy.array([true_here], "int32")
-        arguments = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="on_all_ranks")
-        result = self.call("allreduce", [self.tensor(here, "int32")], arguments)
-        return int(self.array(result)[1][0]) == int(self.size)
-
     # One case.
 
     def begin(self, case: Case) -> Wait:
@@ -209,15 +194,13 @@ class Caller:
         arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
         members = case.members(self.size)
-        function = collective_cases.function_of(case, self.torch)
         values = [tensors if len(tensors) > 1 else tensors[0]]
         arguments = self.arguments(case)
         if case.kind == "broadcast":
             values.append(members[case.root])
         if case.kind == "alltoall" and case.rows:
             arguments["splits"] = collective_cases.splits(case, self.rank, members)
-        found = self.call(function, values, arguments)
-        return lambda: self.context.wait_for(found) if self.torch else found
+        return self.context.begin(collective_cases.function_of(case), *values, **arguments)
 
     def finish(self, tally: Tally, case: Case, wait: Wait) -> None:
         """Wait for a case and compare its results."""
@@ -233,13 +216,9 @@ class Caller:
             "name": case.name or re.sub(r"\W+", "_", case.kind + " " + case.title)
         }
         if case.reduce:
-            if case.reduce not in ("Sum", "Average"):
-                self.need(case.reduce)
             if case.reduce == "Adasum" and len(case.shapes) > 1 and not self.torch:
                 raise Absent("grouped Adasum of TensorFlow ends with an UnboundLocalError")
-            found.update(allreduce.operation_arguments(self.hvd, case.reduce))
-        if case.scale != (1, 1):
-            found.update(prescale_factor=case.scale[0], postscale_factor=case.scale[1])
+            found.update(self.context.reduction(case.reduce))
         if case.among:
             found["process_set"] = self.sets[case.among]
         return found
@@ -250,33 +229,14 @@ class Caller:
         Raises:
             Absent: this Horovod has none, or can hang when it adds them.
         """
-        self.need("add_process_set")
+        self.context.need("add_process_set")
         if self.context.controller == "Gloo":
             reason = gloo_sets_hang(self.hvd)
             if reason:
                 raise Absent(reason)
         for name, ranks in collective_cases.SETS.items():
-            self.sets[name] = self.call("add_process_set", [ranks(self.size)])
+            self.sets[name] = self.context.call("add_process_set", ranks(self.size))
         return len(self.sets)
-
-    def call(
-        self, function: str, values: Sequence[Any] = (), arguments: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        """Call a function of Horovod; `name` is left out if the function does not accept it."""
-        called, arguments = self.need(function), arguments or {}
-        known = parameters(called)
-        if not any(each.kind == each.VAR_KEYWORD for each in known):
-            names = {each.name for each in known}
-            for unknown in sorted(set(arguments) - names - {"name"}):
-                raise Absent("%s.%s has no %s" % (self.hvd.__name__, function, unknown))
-            arguments = {key: arguments[key] for key in arguments if key in names}
-        return called(*values, **arguments)
-
-    def need(self, name: str) -> Any:
-        """An attribute of Horovod; raises Absent if there is none."""
-        if not hasattr(self.hvd, name):
-            raise Absent("there is no %s.%s" % (self.hvd.__name__, name))
-        return getattr(self.hvd, name)
 
     def tensor(self, array: Array, dtype: str) -> Any:
         """The framework's tensor; torch's shares the memory of the array."""
@@ -299,32 +259,30 @@ class Caller:
 
     def barrier(self, function: str) -> Wait:
         """Returns how many ranks of this host left the barrier before the last one had arrived."""
-        self.need(function)
+        self.context.need(function)
         if self.hvd.local_rank() == self.hvd.local_size() - 1:
             time.sleep(BARRIER_SECONDS)
         host = zlib.crc32(socket.gethostname().encode())
         arrived = microseconds()
-        self.call(function)
+        self.context.call(function)
         times = self.numpy.array([[host, arrived, microseconds()]], "int64")
-        result = self.call(
-            "allgather", [self.tensor(times, "int64")], {"name": function + " times"}
-        )
-        _, table = self.array(result)
+        mine = self.tensor(times, "int64")
+        _, table = self.array(self.context.call("allgather", mine, name=function + " times"))
         times = table[table[:, 0] == host]
         return lambda: self.numpy.array((times[:, 2] < times[:, 1].max()).sum())
 
     def join(self) -> Wait:
         """Returns the results of this rank's steps, and the rank that joined last."""
-        self.need("join")  # without it, ranks with more steps would hang
+        self.context.need("join")  # without it, ranks with more steps would hang
         results = []
         for step in range(collective_cases.join_steps(self.rank, self.size)):
             self.context.stage("collectives", "join: step %d, before hvd.join()" % step)
             case = collective_cases.joined_case(step)
             (array,) = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
             tensor = self.tensor(array, case.dtype)
-            results.append(self.call("allreduce", [tensor], self.arguments(case)))
+            results.append(self.context.call("allreduce", tensor, **self.arguments(case)))
         self.context.stage("collectives", "join: in hvd.join()")
-        last = self.call("join", device_of_join(self.context))
+        last = self.context.call("join", *device_of_join(self.context))
         # Up to Horovod 0.22, hvd.join() does not return the rank.
         known = hasattr(last, "numpy") or isinstance(last, int)
         last = self.array(last)[1] if known else self.size - 1
@@ -337,7 +295,7 @@ class Caller:
         child = forking.Process(target=sender.send, args=(0,), daemon=True)
         child.start()
         sender.close()
-        self.on_all(True)
+        self.context.on_all(True)
         try:
             if not receiver.poll(CHILD_SECONDS):
                 raise RuntimeError("it does not answer within %d s" % CHILD_SECONDS)
@@ -349,12 +307,6 @@ class Caller:
         finally:
             child.terminate()
             child.join(CHILD_SECONDS)
-
-
-@functools.lru_cache(maxsize=None)
-def parameters(function: Callable[..., Any]) -> Tuple[inspect.Parameter, ...]:
-    """Those of a function; to find them out takes longer than many calls."""
-    return tuple(inspect.signature(function).parameters.values())
 
 
 def device_of_join(context: Context) -> List[int]:

@@ -4,17 +4,20 @@ Runs on Python 3.6 and newer.
 """
 
 import contextlib
+import functools
 import importlib
+import inspect
 import json
 import os
 import time
-from typing import Any, ContextManager, Iterator, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Tuple
 
 import events
 
 # Arrays of numpy, which mypy does not know here.
 Array = Any
 Shape = Tuple[int, ...]
+Wait = Callable[[], Any]
 
 POLL_SECONDS = 0.0005
 
@@ -36,6 +39,16 @@ def queued() -> float:
             return int(stream.read().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+class Absent(Exception):
+    """This Horovod does not support it."""
+
+
+@functools.lru_cache(maxsize=None)
+def parameters(function: Callable[..., Any]) -> Tuple[inspect.Parameter, ...]:
+    """Those of a function; to find them out takes longer than many calls."""
+    return tuple(inspect.signature(function).parameters.values())
 
 
 class Context:
@@ -97,14 +110,59 @@ class Context:
             before, now, after = after, time.monotonic(), queued()
         return now - after - self.waited
 
+    # Calls of Horovod, whatever its version
+
+    def need(self, name: str) -> Any:
+        """An attribute of Horovod; raises Absent if there is none."""
+        if not hasattr(self.hvd, name):
+            raise Absent("there is no %s.%s" % (self.hvd.__name__, name))
+        return getattr(self.hvd, name)
+
+    def call(self, function: str, *values: Any, **arguments: Any) -> Any:
+        """Call a function of Horovod; `name` is left out if the function does not accept it."""
+        called = self.need(function)
+        known = parameters(called)
+        if not any(each.kind == each.VAR_KEYWORD for each in known):
+            names = {each.name for each in known}
+            for unknown in sorted(set(arguments) - names - {"name"}):
+                raise Absent("%s.%s has no %s" % (self.hvd.__name__, function, unknown))
+            arguments = {key: arguments[key] for key in arguments if key in names}
+        return called(*values, **arguments)
+
+    def begin(self, function: str, *values: Any, **arguments: Any) -> Wait:
+        """Begin an operation, and return a function that waits for its result."""
+        if self.framework != "torch":
+            result = self.call(function, *values, **arguments)
+            return lambda: result
+        handle = self.call(function + "_async", *values, **arguments)
+        return lambda: self.wait_for(handle)
+
     def wait_for(self, handle: Any) -> Any:
         """The result of torch's handle once it is ready.
 
         hvd.synchronize() alone would keep a core busy until then.
         """
-        while not self.hvd.poll(handle):
-            time.sleep(POLL_SECONDS)
+        with self.waiting():
+            while not self.hvd.poll(handle):
+                time.sleep(POLL_SECONDS)
         return self.hvd.synchronize(handle)
+
+    def reduction(self, operation: str) -> Dict[str, Any]:
+        """The arguments that select a reduction, such as ``Sum``."""
+        if hasattr(self.hvd, operation):
+            return {"op": getattr(self.hvd, operation)}
+        if operation not in ("Sum", "Average"):
+            self.need(operation)
+        return {"average": operation == "Average"}
+
+    def on_all(self, true_here: bool) -> bool:
+        """Whether something is true on all ranks, which must then do the same."""
+        with self.on_device():
+            here = self.tensor(self.numpy.array([true_here], "int32"))
+            wait = self.begin("allreduce", here, name="on_all_ranks", **self.reduction("Sum"))
+            return int(self.array(wait())[0]) == int(self.hvd.size())
+
+    # Tensors
 
     def on_device(self) -> ContextManager[Any]:
         """Within this block TensorFlow uses `device` only; by itself it would choose a GPU."""

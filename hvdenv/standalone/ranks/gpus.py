@@ -8,7 +8,6 @@ import glob
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-import allreduce
 import events
 from context import Context
 
@@ -60,17 +59,6 @@ def _prepare(context: Context, index: int) -> str:
     return "/gpu:0"
 
 
-def _all_have(context: Context, mine: bool) -> bool:
-    """Whether all ranks have a GPU; otherwise the ranks without one would hang."""
-    import numpy
-
-    reduce_all = allreduce.REDUCERS[context.framework](context)
-    vote = numpy.array([1.0 if mine else 0.0], dtype="float32")
-    how = allreduce.operation_arguments(context.hvd, "Sum")
-    total = reduce_all([("gpu.vote", vote, how)])["gpu.vote"]
-    return int(total[0]) == int(context.hvd.size())
-
-
 def devices(folder: str = "/dev") -> int:
     """The number of GPUs of NVIDIA or AMD that the scheduler lets this process use."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
@@ -114,7 +102,8 @@ def take(context: Context, built: Dict[str, Optional[int]], device: str) -> even
     else:
         hide()
     taken = "" if index is None else _prepare(context, index)
-    if not _all_have(context, bool(taken)) and taken:
+    # Otherwise the ranks without one would hang.
+    if not context.on_all(bool(taken)) and taken:
         taken, why = "", "another rank has no GPU"
     context.gpu = taken
     return events.Gpu(device=taken, why=why, on_host=on_host)
