@@ -16,14 +16,6 @@ class Said(NamedTuple):
     err: str
 
 
-def call(*words: str) -> int:
-    """What main() comes to, however it ends."""
-    try:
-        return main(words)
-    except SystemExit as end:
-        return int(end.code or 0)
-
-
 class Hvdenv:
     """Runs a command, asserts its exit code, and returns what it printed."""
 
@@ -32,7 +24,7 @@ class Hvdenv:
 
     def __call__(self, *words: str, code: int = 0) -> Said:
         self.capsys.readouterr()
-        ended = call(*words)
+        ended = main(words)
         said = Said(*self.capsys.readouterr())
         assert ended == code, (words, said)
         return said

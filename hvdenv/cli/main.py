@@ -65,18 +65,18 @@ _SUMMARY = """\
 Horovod environments for HPC clusters that build on the first try, are proven to work, and are
 reproducible a year from now.
 """
-_FIRST = """\
-Begin with:
+_BEGIN = """\
   hvdenv build local            build Horovod for TensorFlow and PyTorch on this machine
   hvdenv verify local           prove that it works
-  hvdenv recipes                list the clusters that hvdenv knows; for another one: hvdenv init --help
+"""
+_FIRST = f"""\
+Begin with:
+{_BEGIN}  hvdenv recipes                list the clusters that hvdenv knows; for another one: hvdenv init --help
 
 hvdenv --help lists all commands."""
-_EPILOG = """\
+_EPILOG = f"""\
 examples:
-  hvdenv build local            build Horovod for TensorFlow and PyTorch on this machine
-  hvdenv verify local           prove that it works
-  hvdenv build --help           options and examples of a command
+{_BEGIN}  hvdenv build --help           options and examples of a command
 
 exit codes:
   0 success   1 verify found a failure, or doctor recognised nothing   2 malformed usage, recipe or file
@@ -147,58 +147,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in words if not word.startswith("-")), "")
     with clean_output(environment().items()), interrupts():
         try:
-            code = _main(argv)
+            code = _run(command, words)
             sys.stdout.flush()
             return code
-        except HvdenvError as error:  # the output cannot be written
-            return _report(error)
         except KeyboardInterrupt:
             return _report(InterruptedRunError())
         except BrokenPipeError:  # the reader of our output has gone (`hvdenv plan | head`)
             return 141
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except HvdenvError as error:
+            code = _report(error)
+        except Exception as error:
+            code = _report(found) if (found := _of_machine(error)) else _bug()
+    return OWN_FAILURE if code and command in PASS_CODES_ON else code
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    command = next((word for word in words if not word.startswith("-")), "")
+def _run(command: str, words: list[str]) -> int:
     program: list[str] = []
     if command in RUN_PROGRAMS and "--" in words:
         at = words.index("--")
         words, program = words[:at], words[at + 1 :]
-    parsed = argparse.Namespace(program=program)
     if command and command not in COMMANDS:
         unknown = f'there is no command "{command}"{nearest(command, COMMANDS)}'
-        successor = "hvdenv wheels list and hvdenv wheels prune replace it"
-        remedy = successor if command == "cache" else "hvdenv --help lists the commands"
-        return _report(UsageError(unknown, remedy=remedy))
+        raise UsageError(unknown, remedy="hvdenv --help lists the commands")
     try:
-        arguments = make_parser(command).parse_args(words, parsed)
-    except SystemExit as end:
-        sys.stdout.flush()  # --help and --version
-        passes_on = command in PASS_CODES_ON and end.code
-        raise SystemExit(OWN_FAILURE if passes_on else end.code) from None
+        arguments = make_parser(command).parse_args(words, argparse.Namespace(program=program))
+    except SystemExit:  # --help, --version or malformed usage
+        sys.stdout.flush()
+        raise
     if arguments.command is None:
         print(_FIRST)
         return 2
     forbid_world_writes()
     drop_relative_folders()
-    try:
-        _refuse_foreign_home(arguments)
-        code = int(arguments.run(arguments))
-        sys.stdout.flush()
-        return code
-    except HvdenvError as error:
-        code = _report(error)
-        return OWN_FAILURE if command in PASS_CODES_ON else code
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        if of_machine := _of_machine(error):
-            return _report(of_machine)
-        code = _bug()
-        return OWN_FAILURE if command in PASS_CODES_ON else code
+    if hasattr(arguments, "trust"):  # every command that executes anything has --trust
+        from hvdenv.cli.options import gate
+
+        gate(arguments).refuse_home()
+    return int(arguments.run(arguments))
 
 
 def _of_machine(error: Exception) -> HvdenvError | None:
@@ -209,13 +200,6 @@ def _of_machine(error: Exception) -> HvdenvError | None:
         return None
     named = Path(os.fsdecode(error.filename)) if error.filename else Path()
     return blocked(named, error, "read or write")
-
-
-def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
-    if hasattr(arguments, "trust"):  # every command that executes anything has --trust
-        from hvdenv.cli.options import gate
-
-        gate(arguments).refuse_home()
 
 
 def _report(error: HvdenvError) -> int:

@@ -47,7 +47,7 @@ from hvdenv.schema import nearest
 from hvdenv.session.entry import find_entry
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
-from hvdenv.session.progress import choose_parts
+from hvdenv.session.progress import Parts
 from hvdenv.session.ranks import current_allocation, requested_ranks
 from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites import module_shell
@@ -197,7 +197,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         seconds=timeout,
         without_shell=shlex.join(("hvdenv", *command_line(arguments, clean=True))),
     )
-    with nullcontext() if arguments.quiet else choose_parts() as parts:
+    with nullcontext() if arguments.quiet else Parts() as parts:
         tell = parts.tell if parts else _silent
         if request is None:
             return verify(setup, tell)

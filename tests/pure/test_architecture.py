@@ -279,8 +279,7 @@ def loaded_by(*words: str) -> set[str]:
     """The modules that a command loads."""
     program = (
         "import sys; before = set(sys.modules); from hvdenv.cli.main import main\n"
-        f"try: main({words!r})\n"
-        "except SystemExit: pass\n"
+        f"main({words!r})\n"
         "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
     )
     shown = subprocess.run(

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import __version__, cli, errors
-from hvdenv.cli.main import COMMANDS, GROUPS
+from hvdenv.cli.main import COMMANDS, GROUPS, main
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
 from hvdenv.session import progress
 from hvdenv.session.progress import Lines, ObjectClock, Silent, choose
-from tests.commands import Hvdenv, call
+from tests.commands import Hvdenv
 
 Captured = pytest.CaptureFixture[str]
 
@@ -125,7 +125,7 @@ def test_no_words_show_a_bug(words: list[str], capsys: Captured) -> None:
     """`verify` and `build` are left out: they would do what they are told."""
     if {"verify", "build"} & {*words}:
         return
-    code = call(*words)
+    code = main(words)
     said = capsys.readouterr()
     assert code in (0, 2, 3, 5), (words, said.err)
     assert "Traceback" not in said.err
@@ -266,7 +266,6 @@ def test_the_rest_of_a_compile_is_estimated(monkeypatch: pytest.MonkeyPatch) -> 
         clock.report("  [11/78] Building CXX object b.o")
         == "compiled 11 of 78 objects, about 134 s left"
     )
-    assert (clock.done, clock.total) == (11, 78)
 
 
 def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +295,7 @@ def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyP
 def test_verbose_shows_every_line_and_quiet_none(capsys: Captured) -> None:
     step = Step("wheel", "compile")
     with choose(12, quiet=False, verbose=False) as lines:
-        assert type(lines) is Lines  # there is no terminal
+        assert isinstance(lines, Lines) and not lines.view.live  # there is no terminal
     with choose(12, quiet=False, verbose=True) as verbose:
         verbose.step_line("noise")
     with choose(12, quiet=True, verbose=False) as quiet:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdenv.cli.main import main
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
 from hvdenv.environments import generations, last_used, manifest
@@ -25,7 +26,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over, replace_process
 from hvdenv.schema import encode
-from tests.commands import Hvdenv, call
+from tests.commands import Hvdenv
 from tests.environments import ONE, build
 from tests.files import programs
 from tests.support.terminal import Terminal
@@ -253,7 +254,7 @@ def test_a_job_is_submitted_when_its_image_is_there(imaged: str, hvdenv: Hvdenv)
     assert "this host has no image" in said
     words = ("--launcher", "horovodrun-gloo", "--", "true")
     assert "a program of the image" in hvdenv("job", imaged, *words, code=3).err
-    assert call("job", imaged, "--nodes", "1", *words) == 0
+    assert main(["job", imaged, "--nodes", "1", *words]) == 0
 
 
 def test_the_hosts_mpirun_is_told_what_it_reads(
@@ -532,7 +533,7 @@ def test_each_option_of_an_allocation_asks_for_one(
 def test_what_a_site_requires_can_be_given(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     words = ("shell", recipe, "--set", 'job.requires=["account"]', "--dry-run")
     assert "give --account" in hvdenv(*words, "--nodes", "1", code=125).err
-    assert call(*words, "--account", "a") == 0
+    assert main([*words, "--account", "a"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from hvdenv import STANDALONE
-from hvdenv.cli.main import COMMANDS
+from hvdenv.cli.main import COMMANDS, main
 from hvdenv.runner import ENDING
-from tests.commands import call
 from tests.files import write
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +126,7 @@ def test_a_full_disk_is_named_for_every_output(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FULL.open("w") as full, redirect_stdout(full):
-        assert call(*words) == 5
+        assert main(words) == 5
     assert capsys.readouterr().err.startswith(NO_SPACE)
 
 

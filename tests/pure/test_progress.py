@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdenv.session import progress
-from hvdenv.session.progress import LiveParts, Parts, choose_parts
+from hvdenv.session.progress import Live, Parts
 
 
 @pytest.fixture
@@ -59,12 +59,11 @@ def test_a_terminal_shows_what_runs(monkeypatch: pytest.MonkeyPatch, now: list[f
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    parts = choose_parts()
-    assert isinstance(parts, LiveParts)
-    with parts:
+    with Parts() as parts:
+        assert isinstance(parts.view, Live)
         parts.tell("started", "torch over MPI", "")
         parts.tell("stage", "torch over MPI", "collectives")
-        parts._progress.refresh()
+        parts.view.progress.refresh()
         shown = terminal.getvalue()
         parts.tell("finished", "torch over MPI", "")
     assert "torch over MPI" in shown and "collectives" in shown and "0:00:0" in shown
@@ -80,8 +79,3 @@ class Gone(io.StringIO):
 def test_a_terminal_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     Parts().tell("failed", "torch over MPI", "ranks died")
-
-
-def test_without_a_terminal_there_is_no_live_view() -> None:
-    with choose_parts() as parts:
-        assert type(parts) is Parts

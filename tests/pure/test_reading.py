@@ -149,10 +149,7 @@ from tests.files import write
 for words in json.loads(sys.argv[1]):
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            code = main(words)
-        except SystemExit as end:
-            code = end.code
+        code = main(words)
     print(json.dumps([code, said.getvalue()]), flush=True)
 """
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from hvdenv.building.effects import _recorded
-from hvdenv.cli.main import COMMANDS
+from hvdenv.cli.main import COMMANDS, main
 from hvdenv.command import Command
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
-from tests.commands import Hvdenv, call
+from tests.commands import Hvdenv
 from tests.files import write
 
 CANARY = "c4n4ry-of-ann's"
@@ -36,7 +36,7 @@ def unseen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., 
     """Runs a command; returns what it printed, in which and in whose files there is no secret."""
 
     def run(*words: str) -> str:
-        call(*words)
+        main(words)
         said = capsys.readouterr()
         kept = [path for path in find_places().home.rglob("*") if path.is_file()]
         texts = [said.out, said.err, *(path.read_text(errors="replace") for path in kept)]
