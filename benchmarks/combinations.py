@@ -36,9 +36,7 @@ from hvdenv.knowledge.combinations import (
     Kind,
     Row,
     RowName,
-    Table,
     read,
-    summary,
 )
 from hvdenv.model.facts import parse_version
 from hvdenv.model.recipe import Controller, Framework, Name, Version
@@ -143,7 +141,7 @@ def main() -> int:
     rows = {row.name: row for row in read(FILE.read_text(encoding="utf-8"))}
     if arguments.list:
         for each in wanted:
-            print(summary(rows[each]) if each in rows else f"{each}: no row")
+            print(rows.get(each, f"{each}: no row"))
         return 0
     name = arguments.name or next((each for each in wanted if each not in rows), None)
     if name is None:
@@ -157,7 +155,7 @@ def main() -> int:
         print(f"{name}: no row: {reason}")
         return 1
     keep(row)
-    print(summary(row))
+    print(row)
     return 0
 
 
@@ -171,7 +169,7 @@ def keep(row: Row) -> None:
     """Write a row in place of an older one of the same name."""
     rows = {each.name: each for each in read(FILE.read_text(encoding="utf-8"))} | {row.name: row}
     ordered = tuple(rows[each.name] for each in all_wanted() if each.name in rows)
-    text = json.dumps(encode(Table(ordered)), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps({"rows": encode(ordered)}, indent=1, ensure_ascii=False) + "\n"
     read(text)
     write_text(FILE, text)
 

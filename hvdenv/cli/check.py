@@ -20,12 +20,11 @@ from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.combinations import (
     Answer,
-    Asked,
+    Combination,
     all_rows,
     ask,
-    asked_of,
-    comparable,
-    summary_of,
+    combination_of,
+    summary,
 )
 from hvdenv.knowledge.remedies import Change, edits_of, propose
 from hvdenv.knowledge.rules import Rule
@@ -83,7 +82,7 @@ class Checked(NamedTuple):
     change: Change | None
     modules: ModulesHere | None
     unseen: str
-    tried: tuple[Asked, Answer] | None
+    tried: tuple[Combination, Answer] | None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,7 +137,7 @@ def _lines(found: Checked, blocked: bool) -> Iterator[str]:
     place = "for" if found.prepared.foreign else "on"
     yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
     yield from (told(rule, found.prepared.resolved) for rule in found.rules)
-    yield from summary_of(*found.tried) if found.tried else ()
+    yield from summary(*found.tried) if found.tried else ()
     yield from _told_modules(found.modules) if found.modules else ()
     yield from found.change.lines("Suggested recipe changes") if found.change else ()
     unseen = (f"modules of the recipe: {found.unseen}",) if found.unseen else ()
@@ -208,13 +207,11 @@ def _modules_here(wanted: Modules) -> ModulesHere | None:
     )
 
 
-def _tried(prepared: Prepared) -> tuple[Asked, Answer] | None:
+def _tried(prepared: Prepared) -> tuple[Combination, Answer] | None:
     recipe = prepared.resolved.recipe
-    if not comparable(recipe):
-        return None
     versions = choose_versions(recipe, prepared.python)
-    asked = asked_of(recipe, versions, prepared.python.version, prepared.facts)
-    return asked, ask(asked, all_rows())
+    asked = combination_of(recipe, versions, prepared.python.version, prepared.facts)
+    return (asked, ask(asked, all_rows())) if asked else None
 
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from packaging.version import Version as Parsed
 
@@ -17,7 +18,7 @@ from hvdenv.knowledge.observables import minor
 from hvdenv.model.facts import Facts
 from hvdenv.model.recipe import Controller, Framework, Name, Recipe, Version
 from hvdenv.reading import OWN, read_text
-from hvdenv.reports.report import Status
+from hvdenv.reports.report import Status as FindingStatus
 from hvdenv.schema import Pattern, decode
 
 FILE = Path(__file__).with_suffix(".json")
@@ -29,6 +30,7 @@ ANY, NONE = "any", "none"
 Date = Annotated[str, Pattern(r"\d{4}-\d\d-\d\d", "a date such as 2026-11-22")]
 RowName = Annotated[str, Pattern(r"[a-z0-9][a-z0-9._-]*", "a name of a-z, 0-9, ., _ and -")]
 Verdict = Literal["pass", "fail", "unproven", "error", "not built"]
+Status = Literal["proven", "built", "failed", "never tried"]
 Kind = Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"]
 
 
@@ -37,7 +39,7 @@ class Judged(NamedTuple):
 
     framework: Framework
     controller: Controller
-    status: Status
+    status: FindingStatus
 
 
 class Failure(NamedTuple):
@@ -51,6 +53,23 @@ class Failure(NamedTuple):
     cause: str = ""
     signature: str = ""
     lines: tuple[str, ...] = ()
+
+
+class Combination(NamedTuple):
+    """Versions to build for. An empty value matches anything, and 2.6 matches every 2.6 release.
+
+    Attributes:
+        cuda: a version, ``any`` or ``none``.
+    """
+
+    torch: str = ""
+    tensorflow: str = ""
+    python: str = ""
+    cuda: str = ""
+    mpi: str = ""
+    mpi_version: str = ""
+    horovod: str = ""
+    machine: str = ""
 
 
 class Row(NamedTuple):
@@ -89,33 +108,27 @@ class Row(NamedTuple):
     allow: tuple[str, ...] = ()
     failure: Failure | None = None
 
-
-class Table(NamedTuple):
-    """The data file."""
-
-    rows: tuple[Row, ...]
-
-
-class Asked(NamedTuple):
-    """The combination of a recipe. An empty value matches anything, and 2.6 matches every 2.6 release.
-
-    Attributes:
-        cuda: a version, ``any`` or ``none``.
-    """
-
-    torch: str = ""
-    tensorflow: str = ""
-    python: str = ""
-    cuda: str = ""
-    mpi: str = ""
-    mpi_version: str = ""
-    horovod: str = ""
-    machine: str = ""
-
     @property
-    def frameworks(self) -> tuple[Framework, ...]:
-        """The frameworks that have a version."""
-        return tuple(name for name in FRAMEWORKS if getattr(self, name))
+    def combination(self) -> Combination:
+        return Combination(
+            torch=self.frameworks.get("torch", ""),
+            tensorflow=self.frameworks.get("tensorflow", ""),
+            python=self.python,
+            cuda=self.cuda or NONE,
+            mpi=self.mpi,
+            mpi_version=self.mpi_version,
+            horovod=self.horovod,
+            machine=self.machine,
+        )
+
+    def __str__(self) -> str:
+        """The row in one line."""
+        frameworks = " and ".join(f"{name} {version}" for name, version in self.frameworks.items())
+        cuda = f"CUDA {self.cuda}" if self.cuda else "no CUDA"
+        return (
+            f"{self.name}: {frameworks}, Python {self.python}, {self.mpi} {self.mpi_version}, {cuda}, "
+            f"Horovod {self.horovod} ({self.verdict}, {self.date}, {self.system})"
+        )
 
 
 class Answer(NamedTuple):
@@ -127,7 +140,7 @@ class Answer(NamedTuple):
         below, above: the nearest proven rows; None if this one is proven.
     """
 
-    status: Literal["proven", "built", "failed", "never tried"]
+    status: Status
     rows: tuple[Row, ...] = ()
     below: Row | None = None
     above: Row | None = None
@@ -139,7 +152,7 @@ def read(text: str) -> tuple[Row, ...]:
     Raises:
         ValueError: the text is not JSON, or a value does not fit (Problem).
     """
-    return decode(Table, json.loads(text)).rows
+    return decode(dict[str, tuple[Row, ...]], json.loads(text))["rows"]
 
 
 @lru_cache(maxsize=1)
@@ -148,50 +161,34 @@ def all_rows() -> tuple[Row, ...]:
     return read(read_text(FILE, OWN))
 
 
-def ask(asked: Asked, rows: Sequence[Row]) -> Answer:
+_STATUS: dict[Verdict, Status] = {
+    "pass": "proven", "unproven": "built", "fail": "failed", "error": "failed", "not built": "failed",
+}  # fmt: skip
+
+
+def ask(asked: Combination, rows: Sequence[Row]) -> Answer:
     """Whether a combination was tried and passed, and which proven rows are nearest."""
-    found = sorted(
-        (row for row in rows if not differences(asked, row)), key=lambda row: _WORTH[row.verdict]
-    )
-    best = found[0].verdict if found else None
-    if best == "pass":
-        return Answer("proven", tuple(found))
-    proven = [
-        row for row in rows if row.verdict == "pass" and {*asked.frameworks} <= {*row.frameworks}
-    ]
+    order = [*_STATUS]
+    found = [row for row in rows if not differences(asked, row)]
+    found.sort(key=lambda row: order.index(row.verdict))
+    status = _STATUS[found[0].verdict] if found else "never tried"
+    if status == "proven":
+        return Answer(status, tuple(found))
+    frameworks = {name for name in FRAMEWORKS if getattr(asked, name)}
+    proven = [row for row in rows if row.verdict == "pass" and frameworks <= {*row.frameworks}]
     # Implementations of MPI have no order: rows of another one count only if this one has none.
     alike = [row for row in proven if asked.mpi in ("", row.mpi)] or proven
-    at = _place(asked)
-    below = [row for row in alike if _place(asked, row) <= at]
-    above = [row for row in alike if _place(asked, row) > at]
-    status: Literal["built", "failed", "never tried"]
-    status = "never tried" if best is None else "built" if best == "unproven" else "failed"
-    return Answer(
-        status,
-        tuple(found),
-        max(below, key=lambda row: _place(asked, row), default=None),
-        min(above, key=lambda row: _place(asked, row), default=None),
-    )
+    places = [(_place(asked, row.combination), row) for row in alike]
+    at = _place(asked, asked)
+    below = max((each for each in places if each[0] <= at), key=itemgetter(0), default=None)
+    above = min((each for each in places if each[0] > at), key=itemgetter(0), default=None)
+    return Answer(status, tuple(found), below and below[1], above and above[1])
 
 
-_WORTH: dict[Verdict, int] = {"pass": 0, "unproven": 1, "fail": 2, "error": 3, "not built": 4}
-
-
-def differences(asked: Asked, row: Row) -> tuple[str, ...]:
+def differences(asked: Combination, row: Row) -> tuple[str, ...]:
     """The fields in which a row differs from a combination."""
-    return tuple(
-        name for name, value in _of(row).items() if not _agrees(getattr(asked, name), value)
-    )
-
-
-def _of(row: Row) -> dict[str, str]:
-    """The values of a row by the fields of Asked."""
-    return {
-        "torch": row.frameworks.get("torch", ""), "tensorflow": row.frameworks.get("tensorflow", ""),
-        "python": row.python, "cuda": row.cuda or NONE, "mpi": row.mpi,
-        "mpi_version": row.mpi_version,
-        "horovod": row.horovod, "machine": row.machine,
-    }  # fmt: skip
+    fields = zip(Combination._fields, asked, row.combination, strict=True)
+    return tuple(name for name, wanted, value in fields if not _agrees(wanted, value))
 
 
 def _agrees(asked: str, value: str) -> bool:
@@ -201,23 +198,26 @@ def _agrees(asked: str, value: str) -> bool:
     return not asked or asked == value or f"{value.partition('+')[0]}.".startswith(f"{asked}.")
 
 
-def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
-    """What orders rows by the versions that a combination has; without a row, its own place."""
-    values = _of(row) if row else {}
-    place = []
-    for name in (*FRAMEWORKS, "python", "horovod", "mpi_version"):
-        wanted = getattr(asked, name)
-        if wanted:
-            value = values.get(name, wanted)
-            place.append(Parsed(wanted if _agrees(wanted, value) else value))
-    return tuple(place)
+def _place(asked: Combination, found: Combination) -> tuple[Parsed, ...]:
+    """What orders combinations by the versions that are asked for."""
+    names = (*FRAMEWORKS, "python", "horovod", "mpi_version")
+    pairs = [(getattr(asked, name), getattr(found, name)) for name in names if getattr(asked, name)]
+    return tuple(Parsed(wanted if _agrees(wanted, value) else value) for wanted, value in pairs)
 
 
-def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts: Facts) -> Asked:
-    """The combination of a recipe with these versions of frameworks and Python, on a machine."""
+def combination_of(
+    recipe: Recipe, versions: Mapping[str, Version], python: str, facts: Facts
+) -> Combination | None:
+    """The combination of a recipe with these versions of frameworks and Python, on a machine.
+
+    None if rows say nothing of it: they build Horovod from source for frameworks of pip.
+    """
+    providers = {recipe.frameworks[name].provider for name in recipe.horovod.frameworks}
+    if recipe.horovod.provider != "source" or providers != {"pip"}:
+        return None
     mpi = recipe.mpi if "mpi" in recipe.horovod.controllers else None
     toolkit = facts.nvcc.version if facts.nvcc else ""
-    return Asked(
+    return Combination(
         torch=versions.get("torch", ""),
         tensorflow=versions.get("tensorflow", ""),
         python=minor(python),
@@ -229,23 +229,7 @@ def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts
     )
 
 
-def comparable(recipe: Recipe) -> bool:
-    """Whether rows can say anything of a recipe: all build Horovod from source for pip's frameworks."""
-    providers = {recipe.frameworks[name].provider for name in recipe.horovod.frameworks}
-    return recipe.horovod.provider == "source" and providers == {"pip"}
-
-
-def summary(row: Row) -> str:
-    """A row in one line."""
-    frameworks = " and ".join(f"{name} {version}" for name, version in row.frameworks.items())
-    cuda = f"CUDA {row.cuda}" if row.cuda else "no CUDA"
-    return (
-        f"{row.name}: {frameworks}, Python {row.python}, {row.mpi} {row.mpi_version}, {cuda}, "
-        f"Horovod {row.horovod} ({row.verdict}, {row.date}, {row.system})"
-    )
-
-
-_STATUS = {
+_SENTENCES: dict[Status, str] = {
     "proven": "was built and verified",
     "built": "was built, but not everything could be proven",
     "failed": "was tried and failed",
@@ -253,14 +237,15 @@ _STATUS = {
 }
 
 
-def summary_of(asked: Asked, answer: Answer) -> Iterator[str]:
+def summary(asked: Combination, answer: Answer) -> Iterator[str]:
     """An answer, line by line."""
-    yield f"this combination of versions {_STATUS[answer.status]}"
+    yield f"this combination of versions {_SENTENCES[answer.status]}"
     for row in answer.rows:
-        yield f"  {summary(row)}"
+        yield f"  {row}"
         if row.failure:
             yield f"    failed at {row.failure.step}: {row.failure.cause or 'unknown cause'}"
     for side, nearest in (("below", answer.below), ("above", answer.above)):
         if nearest:
-            yield f"  nearest verified combination {side} (differs in {', '.join(differences(asked, nearest))}):"
-            yield f"    {summary(nearest)}"
+            differing = ", ".join(differences(asked, nearest))
+            yield f"  nearest verified combination {side} (differs in {differing}):"
+            yield f"    {nearest}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.layers import Resolved
+from hvdenv.model.recipe_files import leaves
 from hvdenv.reading import RECIPE, read_text
-from hvdenv.schema import Table, parse_toml
+from hvdenv.schema import parse_toml
 
 
 class Change(NamedTuple):
@@ -82,7 +83,7 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
     options = []
     for key, value in edits.items():
         path = _path(key, resolved.origins, parse_toml(text))
-        changed = _with(text, path, value) if path else None
+        changed = _edited(text, path, value) if path else None
         if changed is not None:
             text = changed
         elif value:
@@ -104,52 +105,36 @@ def _path(
     return None if layers & {"site", "command line"} else path
 
 
-def _with(text: str, path: tuple[str, ...], value: str) -> str | None:
-    """The text with one edit; None if it cannot be expressed."""
+def _edited(text: str, path: tuple[str, ...], value: str) -> str | None:
+    """The text with one key set, or removed if the value is empty; None if it cannot be expressed."""
     import tomlkit
 
-    meant = parse_toml(text)
-    _put(meant, path, parse_toml(f"value = {value}")["value"] if value else None, lambda _: {})
-    wanted, document = _without_empty(meant), tomlkit.parse(text)
-    new = tomlkit.value(value) if value else None
-    _put(document, path, new, lambda outer: tomlkit.table(is_super_table=outer))
+    document = tomlkit.parse(text)
+    table: Any = document
+    for name in path[:-1]:
+        if name not in table:
+            if not value:
+                return text
+            table[name] = tomlkit.table(is_super_table=name != path[-2])
+        table = table[name]
+    if value:
+        table[path[-1]] = tomlkit.value(value)
+    else:
+        table.pop(path[-1], None)
     changed = tomlkit.dumps(document)
-    if value and _meaning(changed) != wanted:
+    if value and not _differ_only_in(path, text, changed):
         document = tomlkit.parse(text)
         document.append(tomlkit.key(list(path)), tomlkit.value(value))
         changed = tomlkit.dumps(document)
-    return changed if _meaning(changed) == wanted else None
+    return changed if _differ_only_in(path, text, changed) else None
 
 
-def _put(table: Any, path: tuple[str, ...], value: Any, new_table: Callable[[bool], Any]) -> None:
-    """Set a key in its own table, which is made if needed; the value None removes it.
+def _differ_only_in(path: tuple[str, ...], before: str, after: str) -> bool:
+    def rest(text: str) -> dict[tuple[str, ...], Any]:
+        values = dict(leaves(parse_toml(text)))
+        return {k: v for k, v in values.items() if k[: len(path)] != path and v != {}}
 
-    Args:
-        new_table: makes a table; its argument says whether it holds only other tables.
-    """
-    *parents, last = path
-    for depth, name in enumerate(parents):
-        if name not in table:
-            if value is None:
-                return
-            table[name] = new_table(depth < len(parents) - 1)
-        table = table[name]
-    if value is not None:
-        table[last] = value
-    elif last in table:
-        del table[last]
-
-
-def _meaning(text: str) -> Table | None:
     try:
-        return _without_empty(parse_toml(text))
+        return rest(before) == rest(after)
     except ValueError:
-        return None
-
-
-def _without_empty(table: Table) -> Table:
-    kept = {
-        key: _without_empty(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-    }
-    return {key: value for key, value in kept.items() if value != {}}
+        return False

@@ -305,7 +305,7 @@ class Network(NamedTuple):
     avoid: tuple[Interface, ...] = ()
 
 
-class Environment(NamedTuple):
+class Variables(NamedTuple):
     """Variables of the site or recipe, in addition to those that hvdenv sets.
 
     Attributes:

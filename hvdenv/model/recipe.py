@@ -10,7 +10,6 @@ from urllib.parse import unquote
 from hvdenv.model.cluster import (
     Capability,
     Container,
-    Environment,
     Folder,
     Job,
     Label,
@@ -23,6 +22,7 @@ from hvdenv.model.cluster import (
     Storage,
     Value,
     VariableName,
+    Variables,
 )
 from hvdenv.model.dialect import Dialect, with_own
 from hvdenv.schema import Pattern
@@ -344,7 +344,7 @@ class Recipe(NamedTuple):
     job: Job = Job()
     launch: Launch = Launch()
     network: Network = Network()
-    environment: Environment = Environment()
+    environment: Variables = Variables()
     places: Storage = Storage()
     container: Container | None = None
     references: tuple[Reference, ...] = ()

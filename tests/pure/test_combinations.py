@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,15 @@ import pytest
 from benchmarks import combinations as script
 from benchmarks.combinations import Wanted, all_wanted
 from docs import reference
-from hvdenv.errors import StepError
 from hvdenv.knowledge import combinations
 from hvdenv.knowledge.combinations import (
-    Asked,
+    Combination,
     Failure,
     Judged,
     Row,
     all_rows,
     ask,
-    asked_of,
+    combination_of,
     differences,
 )
 from hvdenv.knowledge.failures import all_failures
@@ -66,29 +64,34 @@ CASES = json.loads((ROOT / "tests/cases/combinations.json").read_text(encoding="
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["asked"]))
 def test_which_rows_answer(case: dict[str, Any]) -> None:
-    answer = ask(Asked(**case["asked"]), ROWS)
+    answer = ask(Combination(**case["asked"]), ROWS)
     nearest = [each.name if each else "" for each in (answer.below, answer.above)]
     assert [answer.status, *nearest] == [case["status"], case["below"], case["above"]]
     assert [each.name for each in answer.rows] == case["rows"]
 
 
 def test_how_a_row_differs() -> None:
-    asked = Asked(torch="2.8.0", tensorflow="2.15", python="3.12", cuda="any", mpi="mpich")
+    asked = Combination(torch="2.8.0", tensorflow="2.15", python="3.12", cuda="any", mpi="mpich")
     assert differences(asked, ROWS[1]) == ("tensorflow", "cuda", "mpi")
 
 
-def test_the_combination_of_a_recipe(recipe: Recipe, facts: Facts) -> None:
+@pytest.mark.parametrize(
+    ("changes", "nvcc", "differing"),
+    [
+        ({}, "", {}),
+        ({"gpu": Gpu(operations="nccl")}, "", {"cuda": "any"}),
+        ({"gpu": Gpu(operations="nccl")}, "13.0", {"cuda": "13.0"}),
+        ({"controllers": ("gloo",)}, "", {"mpi": "", "mpi_version": ""}),
+    ],
+)
+def test_the_combination_of_a_recipe(
+    recipe: Recipe, facts: Facts, changes: dict[str, Any], nvcc: str, differing: dict[str, str]
+) -> None:
     versions = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
-    asked = asked_of(recipe, versions, "3.11.7", facts)
-    assert asked == Asked(
-        "2.13.0", "2.15.1", "3.11", "none", "openmpi", "4.1", "0.28.1", facts.machine
-    )
-    gpu = recipe._replace(horovod=recipe.horovod._replace(gpu=Gpu(operations="nccl")))
-    assert asked_of(gpu, versions, "3.11.7", facts._replace(nvcc=None)).cuda == "any"
-    toolkit = facts._replace(nvcc=Tool("/cuda/bin/nvcc", "13.0"))
-    assert asked_of(gpu, versions, "3.11.7", toolkit).cuda == "13.0"
-    gloo = recipe._replace(horovod=recipe.horovod._replace(controllers=("gloo",)))
-    assert asked_of(gloo, versions, "3.11.7", facts).mpi == ""
+    changed = recipe._replace(horovod=recipe.horovod._replace(**changes))
+    here = facts._replace(nvcc=Tool("/cuda/bin/nvcc", nvcc) if nvcc else None)
+    plain = Combination("2.13.0", "2.15.1", "3.11", "none", "openmpi", "4.1", "0.28.1", "x86_64")
+    assert combination_of(changed, versions, "3.11.7", here) == plain._replace(**differing)
 
 
 def test_the_data_is_strict() -> None:
@@ -283,23 +286,6 @@ def test_a_row_is_made_of_what_the_commands_print(stand_in: StandIn) -> None:
     assert [each.name for each in stand_in.rows] == [each.name for each in all_wanted()[:2]]
 
 
-@pytest.mark.parametrize(
-    ("here", "built", "cuda"),
-    [("12.4", "", "12.4"), ("12.4", "release 13.0", "13.0"), ("", "release 13.0", "13.0"), ("", "", "")],
-)  # fmt: skip
-def test_cuda_is_that_of_the_build_or_of_the_host(
-    stand_in: StandIn, facts: Facts, here: str, built: str, cuda: str
-) -> None:
-    stand_in.answers["show"]["prints"]["recipe"]["horovod"]["gpu"] = {"operations": "nccl"}
-    tool = Tool("/cuda/bin/nvcc", here) if here else None
-    stand_in.answer("plan", {"facts": encode(facts._replace(nvcc=tool))})
-    (stand_in.folder / "hvdenv.json").write_text(
-        json.dumps({"stack": {"stack": {"programs": {"nvcc": built}}}})
-    )
-    assert stand_in.run() == (0 if cuda else 1)
-    assert [row.cuda for row in stand_in.rows] == [cuda] * bool(cuda)
-
-
 def test_the_row_of_a_build_that_failed_has_the_cause(stand_in: StandIn) -> None:
     stand_in.answer("build", {}, code=5)
     cause = {"id": "torch-wants-cxx17", "cause": "no C++17", "line": "x.cc: C++17"}
@@ -343,24 +329,3 @@ def test_faults_of_the_machine_give_no_row(
     printed = capsys.readouterr().out
     assert "no row" in printed and why in printed
     assert stand_in.rows == ()
-
-
-def test_a_row_is_written_whole_or_not_at_all(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (row(each.name) for each in all_wanted()[:2])
-    script.keep(second)
-    script.keep(first)
-    script.keep(second._replace(verdict="error"))
-    kept = (first, second._replace(verdict="error"))
-    assert stand_in.rows == kept
-    with pytest.raises(Problem):
-        script.keep(second._replace(date="today"))
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StepError, match="No space left"):
-        script.keep(second)
-    assert stand_in.rows == kept
