@@ -66,19 +66,14 @@ def named_contents(text: str, places: Places) -> Named:
 
 def _generation(environment: generations.Environment, requested: str) -> str:
     complete = list(environment.records())
-    if not requested:
-        fitting = list(filter(None, [environment.active()]))
-        message = "no active generation"
-    else:
-        fitting = [requested] if requested in complete else [
-            each for each in complete if each.startswith(requested)
-        ]  # fmt: skip
-        message = f"no complete generation {requested}"
+    wanted = requested or environment.active()
+    fitting = [each for each in complete if wanted and each.startswith(wanted)]
+    if wanted in complete:
+        fitting = [wanted]
     if len(fitting) != 1:
-        if fitting:
-            message = f"{len(fitting)} generations begin with {requested}"
+        which = f"{len(fitting) or 'no'} complete generations begin with {wanted}"
         raise UsageError(
-            message,
+            which if wanted else "no active generation",
             where=str(environment.prefix),
             remedy=f"name one of the complete ones: {', '.join(complete) or 'none'}",
         )
@@ -150,46 +145,30 @@ def _packages_of_lock(locked: Locked) -> Iterator[Package]:
         yield Package(
             kind="pypi", name=each.name, version=each.version, sha256=each.sha256, url=each.url
         )
-    for found in condalock.packages(locked).packages if CONDA in locked.texts else ():
-        yield Package(
-            kind="conda", name=found.name, version=found.version, build=found.build,
-            sha256=found.sha256, url=found.url,
-        )  # fmt: skip
+    for one in condalock.packages(locked).packages if CONDA in locked.texts else ():
+        yield _conda_package(one._asdict())
 
 
 def installed_packages(base: Path) -> Installed:
     """What is installed in a virtual environment or a conda prefix."""
     records = [_json(path) for path in sorted(base.glob("conda-meta/*.json"))]
-    conda = [_conda_package(each) for each in records if "name" in each]
-    of_conda = {
-        found[1]
-        for each in records
-        for file in each.get("files", ())
-        if (found := re.search(r"site-packages/([^/]+\.(?:dist|egg)-info)(?:/|$)", file))
-    }
-    python = list(_distributions(base))
+    packages = [_conda_package(each) for each in records if "name" in each]
+    python = next((each.version for each in packages if each.name == "python"), "")
+    files = "\n".join(file for each in records for file in each.get("files", ()))
+    of_conda = set(re.findall(r"site-packages/([^/\n]+\.(?:dist|egg)-info)", files))
     distributions: dict[str, str] = {}
-    for name, version, _ in python:
+    for name, version, folder in _distributions(base):
+        if name not in distributions and folder.name not in of_conda:
+            packages.append(_python_package(name, version, folder))
         distributions.setdefault(name, version)
-    own = {
-        name: _python_package(name, version, folder)
-        for name, version, folder in reversed(python)
-        if folder.name not in of_conda
-    }
-    version = next((each.version for each in conda if each.name == "python"), "")
-    return Installed(
-        (*conda, *own.values()), distributions, version or _venv_python(base / "pyvenv.cfg")
-    )
+    return Installed(tuple(packages), distributions, python or _venv_python(base / "pyvenv.cfg"))
 
 
 def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
     """Name, version and metadata folder of each Python package."""
     for folder in sorted(base.glob("lib*/python3*/site-packages")):
-        if folder.parent.parent.is_symlink():
-            continue
-        for path in sorted(folder.iterdir()):
-            found = _DISTRIBUTION.fullmatch(path.name)
-            if found:
+        for path in () if folder.parent.parent.is_symlink() else sorted(folder.iterdir()):
+            if found := _DISTRIBUTION.fullmatch(path.name):
                 yield canonicalize_name(found[1]), found[2], path
 
 
@@ -205,15 +184,8 @@ def _python_package(name: str, version: str, folder: Path) -> Package:
     origin = _json(folder / "direct_url.json")
     sha256 = origin.get("archive_info", {}).get("hashes", {}).get("sha256", "")
     commit = origin.get("vcs_info", {}).get("commit_id", "")
-    url = origin.get("url", "")
-    return Package(
-        kind="pypi",
-        name=name,
-        version=version,
-        build="",
-        sha256=sha256,
-        url=hint(f"git+{url}@{commit}" if commit else url),
-    )
+    url = f"git+{origin['url']}@{commit}" if commit else origin.get("url", "")
+    return Package(kind="pypi", name=name, version=version, sha256=sha256, url=hint(url))
 
 
 def _json(path: Path) -> Table:

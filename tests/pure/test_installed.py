@@ -119,7 +119,7 @@ def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -
     ("text", "said"),
     [
         ("none", "no environments are named none"),
-        ("local@3", "no complete generation 3"),
+        ("local@3", "no complete generations begin with 3"),
         ("local@", "no active generation"),
         ("VENV@1", "hvdenv did not build it"),
         ("/", "cannot be a prefix"),
@@ -136,7 +136,7 @@ def test_what_is_no_environment(text: str, said: str, environment: Environment, 
 
 def test_a_beginning_of_two_generations(environment: Environment) -> None:
     build(environment, "1" * 11 + "2")
-    with pytest.raises(HvdenvError, match="2 generations begin with 11"):
+    with pytest.raises(HvdenvError, match="2 complete generations begin with 11"):
         installed.named_contents("local@11", Places(find_places().home))
     assert labels(f"local@{ONE}") == [f"local@{ONE}"]
 
