@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from hvdenv.contents.difference import Difference, compare, document, render
+from hvdenv.contents.difference import Difference, compare, render
 from hvdenv.contents.packages import Contents, Horovod, Package
 
 BUILT = Contents(
@@ -124,15 +123,3 @@ def test_it_reads_like_a_change_log() -> None:
 def test_hashes_that_begin_alike_are_shown_whole() -> None:
     one, two = "a" * 63 + "0", "a" * 63 + "1"
     assert f"{one} -> {two}" in render((Difference("wheel", "w", "changed", one, two),))
-
-
-def test_as_json() -> None:
-    found = compare(BUILT, packages(without="six"))
-    assert json.loads(json.dumps(document(found))) == {
-        "schema": "hvdenv.diff/1",
-        "same": False,
-        "changes": [
-            {"group": "packages", "subject": "six", "kind": "removed", "before": "1.17.0", "after": ""}
-        ],
-    }  # fmt: skip
-    assert document(()) == {"schema": "hvdenv.diff/1", "same": True, "changes": []}

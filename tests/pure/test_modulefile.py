@@ -110,11 +110,6 @@ def test_where_modules_bring_everything_there_is_no_folder(
     assert "gcc/10.2.0" in text
 
 
-def test_a_record_without_a_recipe(record: dict[str, Any]) -> None:
-    with pytest.raises(StepError, match="/g: the record is damaged"):
-        entry_of({**record, "resolved": {}})
-
-
 def test_a_record_with_a_hostile_module(record: dict[str, Any]) -> None:
     record["resolved"]["modules"]["load"] = ["gcc; touch x"]
     with pytest.raises(StepError, match="a module name such as"):
@@ -233,17 +228,3 @@ def test_what_keeps_others_out_is_said(
     assert main(words) == 0
     said = capsys.readouterr().err
     assert f"note: other users cannot use it: the mode of {built.store} is drwx------\n" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("module", "local"), "there is no environment local at "),
-        (("module", "--prefix", "/usr"), "this is no Python environment"),
-    ],
-)
-def test_no_environment(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    assert said in capsys.readouterr().err

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
-import tempfile
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,35 +88,7 @@ def listening(name: str) -> socket.socket:
     return listener
 
 
-def connected(name: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(20)
-    connection.connect(name)
-    return connection
-
-
 NAME = f"\0hvdenv-test-{os.getpid()}"
-
-
-@pytest.mark.parametrize("used", [True, False])
-def test_the_keeper_outlives_ranks_that_end_or_close_their_descriptors(
-    used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = [True] if used else []
-    monkeypatch.setattr(enter, "is_used", lambda space: bool(left and left.pop()))
-    name = f"{NAME}-serve-{used}"
-    with listening(name) as listener, open("/proc/self/ns/mnt") as space:
-        connected(name).close()
-        with connected(name) as rank:
-            words = (listener, b"answer", [space.fileno()])
-            keeper = threading.Thread(target=enter.serve, args=words, daemon=True)
-            keeper.start()
-            answer, rights, _, _ = rank.recvmsg(100, socket.CMSG_SPACE(4))
-            assert (answer, len(rights)) == (b"answer", 1)
-            os.close(int.from_bytes(rights[0][2], "little"))
-        keeper.join(timeout=20)
-        assert not keeper.is_alive()
-        assert not left
 
 
 def test_a_name_that_another_user_holds_is_given_up_at_once(
@@ -133,34 +101,3 @@ def test_a_name_that_another_user_holds_is_given_up_at_once(
         monkeypatch.setattr(enter.os, "geteuid", lambda: user + 1)
         with pytest.raises(enter.CannotMount, match="another user"):
             enter.ask_keeper(f"{NAME}-held", [])
-
-
-def test_no_part_of_a_copy_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would fill /dev/shm, which the ranks need, until the job ends."""
-    (tmp_path / "image").write_bytes(b"image")
-    words = (str(tmp_path / "image"), "0" * 64, str(tmp_path))
-    made = tempfile.TemporaryFile
-
-    class Full:
-        def __init__(self, **words: Any) -> None:
-            self.file = made(**words)
-            self.fileno = self.file.fileno
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def write(self, data: bytes) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    before = os.listdir("/proc/self/fd")
-    with monkeypatch.context() as patched:
-        patched.setattr(enter.tempfile, "TemporaryFile", Full)
-        with pytest.raises(enter.CannotMount, match="No space left"):
-            enter.checked_file(*words)
-    with pytest.raises(enter.WrongImage):
-        enter.checked_file(*words)
-    assert os.listdir("/proc/self/fd") == before
-    assert os.listdir(tmp_path) == ["image"]

@@ -16,7 +16,6 @@ from hvdenv.environments.generations import Environment
 from hvdenv.environments.storage import Size, measure
 from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
-from hvdenv.sites.workspace import parse_remaining
 from tests.environments import ONE, THREE, TWO, build, local
 
 Captured = pytest.CaptureFixture[str]
@@ -97,11 +96,6 @@ def test_a_use_is_noted_beside_the_environment(environment: Environment) -> None
     last_used.forget(places, generation)
     last_used.forget(places, generation)
     assert last_used.find(places, generation) == ("", "")
-
-
-def test_what_hvdenv_did_not_build_has_no_note(tmp_path: Path) -> None:
-    last_used.note(Places(tmp_path / "home"), tmp_path)
-    assert not (tmp_path / "home").exists()
 
 
 def test_a_home_that_cannot_be_written_stops_nothing(environment: Environment) -> None:
@@ -263,10 +257,3 @@ def test_a_workspace_that_expires(
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     (warning,) = expiring(environment, workspace=workspace)
     assert warning == "its workspace is deleted in 12 days 23 hours; extend it with ws_extend"
-
-
-def test_remaining_time() -> None:
-    text = WS_LIST.format(folder="/ws/ann-envs")
-    assert parse_remaining(text, Path("/ws/ann-envs/below")) == "12 days 23 hours"
-    assert parse_remaining(text, Path("/ws/ann-envs-2")) == ""
-    assert parse_remaining("", Path("/ws")) == ""
