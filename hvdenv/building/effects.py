@@ -92,29 +92,19 @@ def _recorded(loaded: Loaded) -> Table:
     return table
 
 
-def look_up_horovod(state: State, step: Step, output: str) -> Done:
-    """Look for a wheel of Horovod, if the frameworks are those that the recipe says."""
+def look_up(state: State, step: Step, output: str) -> Done:
+    """Take a wheel that was made from the same inputs from a cache, if one has it.
+
+    Raises:
+        StepError: Horovod's frameworks are not those that the recipe says.
+        LockError: they differ from those of the lock.
+    """
+    assert step.wheel
     stack = _last_line(output)
-    _compare_stack(state, stack)
-    inputs = _inputs(step, stack)
-    state.refuse_drift(state.known()._replace(stack=inputs))
-    return _look_up(state, step, inputs)
-
-
-def look_up_framework(state: State, step: Step, output: str) -> Done:
-    """Look for a wheel of a framework."""
-    return _look_up(state, step, _inputs(step, _last_line(output)))
-
-
-def _inputs(step: Step, stack: Record) -> dict[str, object]:
-    """All that goes into the wheel that a step looks for."""
-    assert step.wheel
-    return {**step.wheel.inputs, "stack": stack}
-
-
-def _look_up(state: State, step: Step, inputs: dict[str, object]) -> Done:
-    """Take a wheel that was made from the same inputs from a cache, if one has it."""
-    assert step.wheel
+    inputs = {**step.wheel.inputs, "stack": stack}
+    if step.effect == "lookup":  # Horovod's
+        _compare_stack(state, stack)
+        state.refuse_drift(state.known()._replace(stack=inputs))
     taken = wheelcache.take(state.caches, inputs, make_folder(step.wheel.folder))
     for note in taken.notes:
         state.progress.note(note)

@@ -171,9 +171,9 @@ def _execute(state: State, step: Step, log: Path) -> str:
 
 EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
     "modules": effects.load_modules,
-    "framework-lookup": effects.look_up_framework,
+    "framework-lookup": effects.look_up,
     "framework-keep": effects.keep_framework,
-    "lookup": effects.look_up_horovod,
+    "lookup": effects.look_up,
     "keep": effects.keep_horovod,
     "tidy": effects.tidy,
     "manifest": effects.write_manifest,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from mmap import PROT_READ, mmap
 from pathlib import Path
 
-from hvdenv.reading import EXTENSION, MIB, SYSTEM, open_file, read_text
+from hvdenv.reading import EXTENSION, SYSTEM, open_file, read_text
 
 # The variable with the folders that every Python searches before its own packages.
 PYTHON_PATH = "PYTHONPATH"
 # The module that finds an editable installation, and the folders that it states.
 _FINDER = re.compile(r"import (__editable__\w+)")
 _MAPPED = re.compile(r"['\"]horovod['\"]: ['\"]([^'\"]+)['\"]")
-_OF_MPI = b"libmpi"
 
 
 def horovod_in(base: Path, python_path: str = "") -> Path | None:
@@ -49,16 +49,11 @@ def uses_mpi(package: Path) -> bool:
 
 
 def _names_mpi(file: Path) -> bool:
-    before = b""
     try:
         with open_file(file, EXTENSION) as stream:
-            while block := stream.read(MIB):
-                if _OF_MPI in before + block:
-                    return True
-                before = block[-len(_OF_MPI) :]
-    except OSError:
-        pass
-    return False
+            return mmap(stream.fileno(), 0, prot=PROT_READ).find(b"libmpi") >= 0
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        return False
 
 
 def _search_path(base: Path) -> Iterator[Path]:
