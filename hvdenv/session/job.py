@@ -19,8 +19,7 @@ from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import SITE_VARIABLE, Request
 from hvdenv.sites import batch, jobs
-from hvdenv.sites.answers import Status
-from hvdenv.sites.job_status import abnormal_end, explained
+from hvdenv.sites.status import Status
 
 # Ignores the folder that the job starts in and the variables of its shell. A Python that ignores
 # these leaves out the packages of the user, where hvdenv may be.
@@ -69,7 +68,7 @@ def to_the_end(
             elif isinstance(event, jobs.Note):
                 report(event.text)
             else:
-                status, text = event, explained(event, record.dialect)
+                status, text = event, event.describe(record.dialect)
                 if not quiet and text != shown:
                     shown = text
                     report(f"job {record.id}: {text}")
@@ -84,7 +83,7 @@ def to_the_end(
 
 
 def _result(record: jobs.Submitted, status: Status, files: str, *, quiet: bool) -> int:
-    if abnormal := abnormal_end(status):
+    if abnormal := status.abnormal_end:
         what, remedy = abnormal
         detail = f"output: {files}" if files else ""
         raise StepError(f"it {what}", where=f"job {record.id}", detail=detail, remedy=remedy)

@@ -11,9 +11,9 @@ from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, shipped
-from hvdenv.sites.answers import limited, number
 from hvdenv.sites.batch import HOSTFILE, BatchJob, directives
 from hvdenv.sites.hosts import Host, expand, parse_hostfile
+from hvdenv.sites.status import limited, number
 
 # Variables of schedulers that hvdenv does not know: a file of hosts, or their number.
 _FILES = re.compile(r"PE_HOSTFILE|\w+_(NODE|HOST)_?(FILE|LIST)|PJM_O_NODEINF")

@@ -7,14 +7,14 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields, nearest
-from hvdenv.sites.answers import limited, number
+from hvdenv.sites.status import EXIT_LINE, limited, number
 
 # Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
 # the hosts with their slots such as n1:4,n2:4, for their names alone, and for the job's id.
@@ -29,7 +29,6 @@ DURATION = re.compile(
 # A command of hvdenv itself that runs in a job.
 Purpose = Literal["build", "verify", "init"]
 
-EXIT_LINE = "hvdenv: job {id} ended with exit code"
 # Fields of a job that have an option of their own.
 OPTIONS = (
     "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "time", "partition",
@@ -143,14 +142,11 @@ def directives(dialect: Dialect, batch: BatchJob) -> list[str]:
 def _filled(templates: Iterable[str], values: template.Values) -> list[str]:
     """Templates that have all their values; those of an attribute once for each."""
     found: list[str | None] = []
-    attributes = values["all"]
-    assert isinstance(attributes, tuple)
     for each in templates:
-        if any(use.name == "attribute" for use in template.uses(each)):
-            pairs = (pair.partition("=") for pair in attributes)
-            found += [template.text(each, {"attribute": n, "value": v}) for n, _, v in pairs]
-        else:
-            found.append(template.text(each, values))
+        repeated = any(use.name == "attribute" for use in template.uses(each))
+        for pair in cast("tuple[str, ...]", values["all"]) if repeated else ("",):
+            name, _, value = pair.partition("=")
+            found.append(template.text(each, {**values, "attribute": name, "value": value}))
     return [each for each in found if each is not None]
 
 
@@ -161,6 +157,8 @@ def _values(batch: BatchJob, join: str = ":") -> template.Values:
     gpus = job.gpus_per_node if job.gpu_option != "none" else None
     ranks = job.nodes * job.ranks_per_node
     attributes = tuple(f"{name}={value}" for name, value in job.attributes.items())
+    letters = {"begin": "b", "end": "e", "fail": "a"}
+    mail = dict.fromkeys(job.mail_events) if job.mail else {}
     return {
         **job._asdict(),
         **{f"attributes.{name}": value for name, value in job.attributes.items()},
@@ -173,24 +171,15 @@ def _values(batch: BatchJob, join: str = ":") -> template.Values:
         "gpus_per_node": gpus or None,
         "gpus": (gpus and gpus * job.nodes) or None,
         "gpu": partition.gpu if partition else None,
-        **_of_mail(job),
+        "mail_events": ",".join(mail) or None,
+        "mail_letters": "".join(letters[each] for each in mail) or None,
+        "mail_begin": "" if "begin" in mail else None,
+        "mail_end": "" if {"end", "fail"} & mail.keys() else None,
         "hostfile": "" if HOSTFILE in batch.launch else None,
         "hhmmss": f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}",
         "hhmm": f"{minutes // 60}:{minutes % 60:02}",
         "minutes": minutes,
         "seconds": total,
-    }
-
-
-def _of_mail(job: Job) -> template.Values:
-    """The events in the forms that schedulers have; nothing without an address."""
-    events = dict.fromkeys(job.mail_events) if job.mail else {}
-    letters = {"begin": "b", "end": "e", "fail": "a"}
-    return {
-        "mail_events": ",".join(events) or None,
-        "mail_letters": "".join(letters[each] for each in events) or None,
-        "mail_begin": "" if "begin" in events else None,
-        "mail_end": "" if {"end", "fail"} & events.keys() else None,
     }
 
 
@@ -336,14 +325,9 @@ def refusals(
     where: Callable[[str], str] = "recipe: {}".format,
 ) -> Iterator[UsageError]:
     """Every reason why a site cannot run a job: the option or key, and what is possible."""
-    found = [*_wrong_fields(job, dialect), *_lacking(job), *_without_slots(job, dialect)]
-    partition = partitions.get(job.partition or "")
-    if job.partition and partition:
-        found += _wrong_sizes(job, job.partition, partition)
-    elif job.partition and partitions:
-        message = f"there is no partition {job.partition}{nearest(job.partition, partitions)}"
-        found.append(("partition", message, f"known partitions: {', '.join(sorted(partitions))}"))
-    for field, message, remedy in found:
+    for field, message, remedy in (
+        *_wrong_values(job, dialect), *_lacking(job), *_wrong_partition(job, partitions)
+    ):  # fmt: skip
         place = _option(field) if field in given else where(f"job.{field}")
         yield UsageError(message, where=place, remedy=remedy)
 
@@ -353,7 +337,7 @@ _Reason = tuple[str, str, str]
 _LOWEST = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}
 
 
-def _wrong_fields(job: Job, dialect: Dialect) -> Iterator[_Reason]:
+def _wrong_values(job: Job, dialect: Dialect) -> Iterator[_Reason]:
     for field, lowest in _LOWEST.items():
         number = getattr(job, field)
         if number is not None and number < lowest:
@@ -367,12 +351,9 @@ def _wrong_fields(job: Job, dialect: Dialect) -> Iterator[_Reason]:
     for field, instead in {**unused, **dialect.unsupported}.items():
         if getattr(job, field) != getattr(default, field):
             yield field, f"{dialect.label} does not support {field}", instead
-
-
-def _without_slots(job: Job, dialect: Dialect) -> Iterator[_Reason]:
-    """Where only a parallel environment gives a job several slots, and the hosts to launchers."""
+    # Only a parallel environment gives a job several slots, and the hosts to launchers.
     needs = any("{parallel_environment}" in each for each in dialect.directives)
-    if needs and not job.parallel_environment and (job.nodes or 1) * (job.ranks_per_node or 1) > 1:
+    if needs and not job.parallel_environment and job.nodes * job.ranks_per_node > 1:
         message = f"{dialect.label} gives a job one slot without a parallel environment"
         yield "parallel_environment", message, "set it: `qconf -spl` lists those of the site"
 
@@ -390,7 +371,14 @@ def _lacking(job: Job) -> Iterator[_Reason]:
             )  # fmt: skip
 
 
-def _wrong_sizes(job: Job, name: str, partition: Partition) -> Iterator[_Reason]:
+def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[_Reason]:
+    name = job.partition or ""
+    partition = partitions.get(name)
+    if name and partitions and not partition:
+        message = f"there is no partition {name}{nearest(name, partitions)}"
+        yield "partition", message, f"known partitions: {', '.join(sorted(partitions))}"
+    if not partition:
+        return
     time, fewer = partition.max_time, "request less time, and have the program write checkpoints"
     if time and seconds(job.time) > seconds(time):
         yield "time", f"the time limit of {name} is {time}, requested: {job.time}", fewer

@@ -21,8 +21,7 @@ from hvdenv.places import Places, make_folder, write_json, write_text
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem, decode, encode
-from hvdenv.sites.answers import Status, limited, status_in
-from hvdenv.sites.job_status import exit_code_in, never_starts, number_of
+from hvdenv.sites.status import Status, exit_code_in, limited, number_of, parse_status
 
 # Schedulers serve many users: hvdenv polls often only while something changes.
 FIRST_POLL, LAST_POLL, SLOWER = 1.0, 10.0, 1.5
@@ -64,6 +63,10 @@ class Submitted(NamedTuple):
     def files(self) -> tuple[str, ...]:
         return (self.log,) if self.log else self.outputs
 
+    def words(self, command: str) -> tuple[str, ...]:
+        """A command of the scheduler about this job."""
+        return template.words(command, {"id": self.id, "cluster": self.cluster or None})
+
 
 def submit(text: str, job: Submitted, runner: Runner, places: Places) -> Submitted:
     """Submit the script of a job, and record it.
@@ -90,23 +93,15 @@ def submit(text: str, job: Submitted, runner: Runner, places: Places) -> Submitt
 
 
 def _not_submitted(dialect: Dialect, outcome: Outcome) -> StepError:
-    program = dialect.program
     instead = "\nhvdenv job RECIPE --to job.sh writes the script instead"
     if outcome.returncode == COMMAND_NOT_FOUND:
-        return without_scheduler(dialect, program, instead)
+        return without_scheduler(dialect, dialect.program, instead)
+    message = "the scheduler rejected the job"
+    remedy = "see its message above; check partition, account, time and nodes"
     if any(each in outcome.output for each in dialect.unreachable):
-        return StepError(
-            "the scheduler cannot be reached",
-            where=program,
-            detail=outcome.tail(5),
-            remedy=f"try again in a few minutes, or on a login node of the cluster{instead}",
-        )
-    return StepError(
-        "the scheduler rejected the job",
-        where=program,
-        detail=outcome.tail(5),
-        remedy="see its message above; check partition, account, time and nodes",
-    )
+        message = "the scheduler cannot be reached"
+        remedy = f"try again in a few minutes, or on a login node of the cluster{instead}"
+    return StepError(message, where=dialect.program, detail=outcome.tail(5), remedy=remedy)
 
 
 def without_scheduler(dialect: Dialect, program: str, instead: str = "") -> StepError:
@@ -125,10 +120,11 @@ def recall(job: str, places: Places) -> Submitted:
     Raises:
         UsageError: there is none.
     """
-    found = [record for record in records(places) if number_of(record.id) == number_of(job)]
+    every = records(places)
+    found = [record for record in every if number_of(record.id) == number_of(job)]
     if found:
         return found[-1]
-    known = ", ".join(record.id for record in records(places)[-10:]) or "none"
+    known = ", ".join(record.id for record in every[-10:]) or "none"
     raise UsageError(
         f"no record of a job {job}",
         where="--follow",
@@ -140,10 +136,8 @@ def records(places: Places) -> list[Submitted]:
     """All recorded jobs, oldest first; unreadable records are skipped."""
     found = []
     for path in places.jobs.glob("*.json"):
-        try:
+        with suppress(OSError, ValueError, Problem):
             found.append(decode(Submitted, read_json(path, STATE)))
-        except (OSError, ValueError, Problem):
-            continue
     return sorted(found, key=lambda record: record.submitted)
 
 
@@ -153,12 +147,18 @@ def unfinished(key: str, places: Places) -> Submitted | None:
     return same[-1] if same else None
 
 
-def state_of(record: Submitted, runner: Runner) -> Status | None:
-    """The status of a job; None if the scheduler does not answer.
+def keep(record: Submitted, places: Places) -> None:
+    """Write the record of a job.
 
     Raises:
-        StepError: this host does not have the scheduler's programs.
+        StepError: HVDENV_HOME cannot be written.
     """
+    name = f"{record.scheduler}-{number_of(record.id)}.json"
+    write_json(places.jobs / name, encode(record))
+
+
+def find_status(record: Submitted, runner: Runner) -> Status | None:
+    """The status of a job; None if the scheduler does not answer."""
     dialect = record.dialect
     status = _ask(dialect.query, record, runner)
     if status and status.name and status.name != record.name:
@@ -167,19 +167,15 @@ def state_of(record: Submitted, runner: Runner) -> Status | None:
         return status
     if dialect.history.command:
         status = _ask(dialect.history, record, runner) or status
-    code = exit_code_in("\n".join(_last_lines(file) for file in record.files), record.id)
+    code = exit_code_in("\n".join(map(_end, record.files)), record.id)
     if status.state != "gone" or code is None:
         return status
     return Status("failed" if code else "completed", exit_code=code)
 
 
 def _ask(question: Answer, record: Submitted, runner: Runner) -> Status | None:
-    words = template.words(question.command, _values(record))
-    return status_in(_call(words, runner).output, question, record.id)
-
-
-def _values(record: Submitted) -> template.Values:
-    return {"id": record.id, "cluster": record.cluster or None}
+    outcome = _call(record.words(question.command), runner)
+    return parse_status(outcome.output, question, record.id)
 
 
 def cancel(record: Submitted, runner: Runner) -> None:
@@ -188,17 +184,18 @@ def cancel(record: Submitted, runner: Runner) -> None:
     Raises:
         StepError: the scheduler refuses.
     """
-    outcome = _call(cancel_words(record), runner)
+    words = record.words(record.dialect.cancel)
+    outcome = _call(words, runner)
     if not outcome:
         raise StepError(
             f"cannot cancel job {record.id}",
             detail=outcome.tail(5),
-            remedy=f"try it yourself: {' '.join(cancel_words(record))}",
+            remedy=f"try it yourself: {' '.join(words)}",
         )
 
 
-def cancel_words(record: Submitted) -> tuple[str, ...]:
-    return template.words(record.dialect.cancel, _values(record))
+def _call(words: tuple[str, ...], runner: Runner) -> Outcome:
+    return runner.run(Command(words, timeout=QUERY_SECONDS))
 
 
 class Note(NamedTuple):
@@ -221,103 +218,103 @@ def follow(
     Raises:
         StepError: the job can never start, or the scheduler stays silent.
     """
-    status = Status(record.state, exit_code=record.exit_code) if record.state else None
-    tails: dict[str, OutputTail] = {}
-    pause = due = silent_since = 0.0
-    while not (status and status.over):
-        if time.monotonic() >= due:
-            found = state_of(record, runner)
-            pause = min(LAST_POLL, max(FIRST_POLL, pause * SLOWER))
-            if found is None and not silent_since:
-                silent_since = time.monotonic()
-                yield Note(
-                    "the scheduler does not answer; this does not affect the job; asking again"
-                )
-            elif found is None:
-                _refuse_silence(record, silent_since)
-            elif silent_since:
-                silent_since = 0.0
-                yield Note("the scheduler answers again")
-            if found and found != status:
-                status, pause = found, FIRST_POLL
-                if status.outputs:  # the scheduler forgets them minutes after the end
-                    record = record._replace(outputs=status.outputs)
-                    keep(record, places)
-                yield status
-                _refuse_hopeless(record, status, runner, places, withdraw=withdraw)
-            due = time.monotonic() + pause
-        # Before the job runs, a file of this name may be an older job's.
-        for line in _lines(record, tails) if status and status.state != "waiting" else ():
-            if exit_code_in(line, record.id) is not None:
-                due = 0.0
-            yield line
-        time.sleep(_TICK)
-    yield from _late_lines(record, tails)
-    keep(record._replace(state=status.state, exit_code=status.exit_code), places)
-    yield status._replace(outputs=status.outputs or record.outputs)
+    yield from _Follower(record, runner, places, withdraw).events()
 
 
-def _lines(record: Submitted, tails: dict[str, OutputTail], *, last: bool = False) -> Iterator[str]:
-    """New lines of a job's output."""
-    for file in record.files:
-        yield from tails.setdefault(file, OutputTail(file)).lines(last=last)
+class _Follower:
+    def __init__(self, record: Submitted, runner: Runner, places: Places, withdraw: bool) -> None:
+        self.record, self.runner, self.places, self.withdraw = record, runner, places, withdraw
+        ended = Status(record.state, exit_code=record.exit_code) if record.state else None
+        self.status: Status | None = ended
+        self.output = _Output()
+        self.pause = self.due = self.silent_since = 0.0
 
+    def events(self) -> Iterator[str | Note | Status]:
+        while not (self.status and self.status.over):
+            if time.monotonic() >= self.due:
+                yield from self.poll()
+            # Before the job runs, a file of this name may be an older job's.
+            if self.status and self.status.state != "waiting":
+                for line in self.output.lines(self.record.files):
+                    if exit_code_in(line, self.record.id) is not None:
+                        self.due = 0.0
+                    yield line
+            time.sleep(_TICK)
+        yield from self.output.late_lines(self.record.files)
+        state, code = self.status.state, self.status.exit_code
+        keep(self.record._replace(state=state, exit_code=code), self.places)
+        yield self.status._replace(outputs=self.status.outputs or self.record.outputs)
 
-def _late_lines(record: Submitted, tails: dict[str, OutputTail]) -> Iterator[str]:
-    """Output that arrives after the end of the job."""
-    deadline = time.monotonic() + OUTPUT_SECONDS
-    quiet = 0
-    while quiet < 2 and time.monotonic() < deadline:
-        lines = [*_lines(record, tails)]
-        yield from lines
-        quiet = 0 if lines else quiet + 1
-        time.sleep(_TICK)
-    yield from _lines(record, tails, last=True)
+    def poll(self) -> Iterator[Note | Status]:
+        """Ask for the status; yields it if it is new."""
+        found = find_status(self.record, self.runner)
+        self.pause = min(LAST_POLL, max(FIRST_POLL, self.pause * SLOWER))
+        yield from self.notes(silent=found is None)
+        if found and found != self.status:
+            self.status, self.pause = found, FIRST_POLL
+            if found.outputs:  # the scheduler forgets them minutes after the end
+                self.record = self.record._replace(outputs=found.outputs)
+                keep(self.record, self.places)
+            yield found
+            if reason := found.hopeless(self.record.dialect):
+                raise self.hopeless(f"{reason} ({found.reason})")
+        self.due = time.monotonic() + self.pause
 
+    def notes(self, *, silent: bool) -> Iterator[Note]:
+        now = time.monotonic()
+        if not silent and self.silent_since:
+            self.silent_since = 0.0
+            yield Note("the scheduler answers again")
+        elif silent and not self.silent_since:
+            self.silent_since = now
+            yield Note("the scheduler does not answer; this does not affect the job; asking again")
+        elif silent and now - self.silent_since > PATIENCE_SECONDS:
+            raise StepError(
+                f"the scheduler has not answered for {PATIENCE_SECONDS:.0f} seconds",
+                where=f"job {self.record.id}",
+                remedy="the job is still running; follow it later: hvdenv job --follow"
+                f" {self.record.id}",
+            )
 
-def _refuse_silence(record: Submitted, since: float) -> None:
-    if time.monotonic() - since > PATIENCE_SECONDS:
-        raise StepError(
-            f"the scheduler has not answered for {PATIENCE_SECONDS:.0f} seconds",
+    def hopeless(self, reason: str) -> StepError:
+        record = self.record
+        remedy = f"cancel it ({' '.join(record.words(record.dialect.cancel))}) and submit it"
+        if self.withdraw:
+            cancel(record, self.runner)
+            keep(record._replace(state="cancelled"), self.places)
+            remedy = "hvdenv cancelled it; submit it again"
+        return StepError(
+            f"it cannot start: {reason}",
             where=f"job {record.id}",
-            remedy=f"the job goes on; follow it later: hvdenv job --follow {record.id}",
+            remedy=f"{remedy} with other values",
         )
 
 
-def _refuse_hopeless(
-    record: Submitted, status: Status, runner: Runner, places: Places, *, withdraw: bool
-) -> None:
-    reason = never_starts(status, record.dialect)
-    if not reason:
-        return
-    remedy = f"cancel it ({' '.join(cancel_words(record))}) and submit it"
-    if withdraw:
-        cancel(record, runner)
-        keep(record._replace(state="cancelled"), places)
-        remedy = "hvdenv cancelled it; submit it again"
-    raise StepError(
-        f"it cannot start: {reason} ({status.reason})",
-        where=f"job {record.id}",
-        remedy=f"{remedy} with other values",
-    )
+class _Output:
+    """The output of a job: files that grow on another machine and may not exist yet."""
 
+    def __init__(self) -> None:
+        self._tails: dict[str, OutputTail] = {}
 
-def keep(record: Submitted, places: Places) -> None:
-    """Write the record of a job.
+    def lines(self, files: tuple[str, ...], *, last: bool = False) -> Iterator[str]:
+        """New lines."""
+        for file in files:
+            yield from self._tails.setdefault(file, OutputTail(file)).lines(last=last)
 
-    Raises:
-        StepError: HVDENV_HOME cannot be written.
-    """
-    values = encode(record)
-    write_json(places.jobs / f"{record.scheduler}-{number_of(record.id)}.json", values)
-
-
-def _call(words: tuple[str, ...], runner: Runner) -> Outcome:
-    return runner.run(Command(words, timeout=QUERY_SECONDS))
+    def late_lines(self, files: tuple[str, ...]) -> Iterator[str]:
+        """Lines that arrive after the end of the job."""
+        deadline = time.monotonic() + OUTPUT_SECONDS
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:
+            lines = [*self.lines(files)]
+            yield from lines
+            quiet = 0 if lines else quiet + 1
+            time.sleep(_TICK)
+        yield from self.lines(files, last=True)
 
 
 class OutputTail:
-    """Reads a file that grows on another machine and may not exist yet."""
+    """Reads a file that grows."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -348,12 +345,9 @@ def _shown(line: bytes) -> str:
     return clean(shown.decode("utf-8", "replace"))
 
 
-def _last_lines(path: str) -> str:
+def _end(path: str) -> str:
     """The end of a file; empty if it cannot be read."""
-    try:
-        with open_file(path, OUTPUT) as stream:
-            stream.seek(0, 2)
-            stream.seek(max(0, stream.tell() - LINE_LIMIT))
-            return stream.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    with suppress(OSError), open_file(path, OUTPUT) as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - LINE_LIMIT))
+        return stream.read().decode("utf-8", "replace")
+    return ""

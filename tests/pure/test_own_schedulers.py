@@ -17,7 +17,7 @@ from hvdenv.model.dialect import Answer
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, decode
-from hvdenv.sites import answers
+from hvdenv.sites import status
 from hvdenv.sites.allocation import find_allocation, interactive, refuse_unknown
 from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
 from hvdenv.sites.hosts import Host
@@ -50,13 +50,15 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(UsageError, match="PJM does not support qos"):
         check(job._replace(qos="high"), dialect, {})
-    answer = answers.status_in("JOB_ID JOB_NAME MD ST USER\n12 x NM RUN u \n", dialect.query, "12")
+    answer = status.parse_status(
+        "JOB_ID JOB_NAME MD ST USER\n12 x NM RUN u \n", dialect.query, "12"
+    )
     assert answer
     assert answer.state == "running"
-    gone = answers.status_in("JOB_ID JOB_NAME MD ST USER\n12 x NM RUN u \n", dialect.query, "1")
+    gone = status.parse_status("JOB_ID JOB_NAME MD ST USER\n12 x NM RUN u \n", dialect.query, "1")
     assert gone
     assert gone.state == "gone"
-    assert answers.status_in("[ERR.] PJM 0103 pjstat error", dialect.query, "1") is None
+    assert status.parse_status("[ERR.] PJM 0103 pjstat error", dialect.query, "1") is None
     environ = {"PJM_JOBID": "12", "PJM_O_NODEINF": "/n"}
     found = find_allocation(environ, lambda _: "n1\nn2\n", recipe.dialects)
     assert (found.scheduler, found.hosts) == ("pjm", (Host("n1"), Host("n2")))
@@ -119,18 +121,18 @@ def test_answers_that_are_no_numbers() -> None:
     """A pattern of a site can match anything."""
     answer = Answer(state="^([A-Z]+)", states={"END": "ended"}, exit_code=r"^END (?P<code>\S*)")
     for text in ("END abc", "END ", "END " + "9" * 5000, "END \u0664"):
-        found = answers.status_in(text, answer, "1")
+        found = status.parse_status(text, answer, "1")
         assert found and found.exit_code is None
-    found = answers.status_in("END 3", answer, "1")
+    found = status.parse_status("END 3", answer, "1")
     assert found and found.exit_code == 3
 
 
 def test_a_pattern_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Answer(command="q", state=r"^(?:\S+ ?)*(x)$", states={"x": "running"})
-    monkeypatch.setattr(answers, "PATTERN_SECONDS", 0.1)
+    monkeypatch.setattr(status, "PATTERN_SECONDS", 0.1)
     with pytest.raises(RecipeError, match="a pattern takes longer"):
-        answers.status_in("a" * 60, own, "1")
-    assert answers.status_in("x", own, "1")
+        status.parse_status("a" * 60, own, "1")
+    assert status.parse_status("x", own, "1")
 
 
 def test_names_of_schedulers_are_checked(tmp_path: Path) -> None:

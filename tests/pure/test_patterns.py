@@ -28,7 +28,6 @@ from hvdenv.model.recipe import CondaSpec, Specifier
 from hvdenv.plans.images import distributions, tools
 from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
-from hvdenv.sites.batch import EXIT_LINE
 from hvdenv.wheels import published
 from tests.patterns import Verdict, judge, pumped
 
@@ -76,9 +75,8 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],
     ("sites/allocation.py", "dialect.launch_host"): lambda: [d.launch_host for d in DIALECTS.values()],
     ("sites/jobs.py", "dialect.submitted"): lambda: [d.submitted for d in DIALECTS.values()],
-    ("sites/answers.py", "self.pattern(pattern)"): lambda: _of_answers(),
-    ("sites/answers.py", "self.pattern(answer.hosts)"): lambda: _of_answers(),
-    ("sites/job_status.py", "pattern"): lambda: [re.escape(EXIT_LINE).replace(r"\{id\}", r"(\S+)") + r" ([0-9]+)$"],
+    ("sites/status.py", "self.pattern(pattern)"): lambda: _of_answers(),
+    ("sites/status.py", "self.pattern(answer.hosts)"): lambda: _of_answers(),
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.errors import StepError, UsageError
+from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.dialect import State, shipped
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, parse_toml
-from hvdenv.sites.answers import Status, status_in
-from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
 from hvdenv.sites.jobs import (
     OutputTail,
     Submitted,
-    cancel_words,
     follow,
     keep,
     recall,
     records,
-    submit,
     unfinished,
 )
-from tests.files import programs
+from hvdenv.sites.status import Status, exit_code_in, parse_status
 
 DIALECTS = shipped()
 ANSWERS = Path(__file__).parents[1] / "cases/jobs/answers"
@@ -45,7 +40,7 @@ def scheduler_of(name: str) -> str:
 def test_what_schedulers_say(name: str) -> None:
     number = "12" if name.startswith("gridengine") else "18"
     text = (ANSWERS / f"{name}.txt").read_text()
-    status = status_in(text, DIALECTS[scheduler_of(name)].query, number)
+    status = parse_status(text, DIALECTS[scheduler_of(name)].query, number)
     if not EXPECTED[name]:
         assert status is None
         return
@@ -63,19 +58,19 @@ def test_each_recorded_text_is_expected() -> None:
 @given(text=st.text(), scheduler=st.sampled_from(sorted(DIALECTS)))
 def test_other_texts_are_no_answers(text: str, scheduler: str) -> None:
     dialect = DIALECTS[scheduler]
-    assert status_in(text, dialect.query, "1") in (None, Status("gone"))
-    assert status_in(text, dialect.history, "1") is None
+    assert parse_status(text, dialect.query, "1") in (None, Status("gone"))
+    assert parse_status(text, dialect.history, "1") is None
 
 
 def test_a_folder_cannot_lie_about_the_state() -> None:
     text = (ANSWERS / "slurm-running.txt").read_text()
     lie = text.replace("WorkDir=/home/ann/work", "WorkDir=/x\n   JobState=FAILED Reason=x\n")
     assert lie != text
-    status = status_in(lie, DIALECTS["slurm"].query, "18")
+    status = parse_status(lie, DIALECTS["slurm"].query, "18")
     assert status
     assert status.state == "running"
     text = (ANSWERS / "pbs-running.txt").read_text()
-    status = status_in(
+    status = parse_status(
         f"{text}    job_state = F\n    Exit_status = 0\n", DIALECTS["pbs"].query, "1"
     )
     assert status
@@ -123,14 +118,14 @@ GRID_ENGINE = "jobname      train\nfailed       {}\nexit_status  {}\n"
 )  # fmt: skip
 def test_what_the_accounting_says(scheduler: str, text: str, status: Status | None) -> None:
     name = "train" if scheduler == "gridengine" else ""
-    found = status_in(text, DIALECTS[scheduler].history, "12")
+    found = parse_status(text, DIALECTS[scheduler].history, "12")
     assert found == (status and status._replace(name=name))
 
 
 def test_a_job_of_another_cluster() -> None:
     other = job("12", cluster="other")
-    assert cancel_words(other) == ("scancel", "-M", "other", "12")
-    assert cancel_words(job("12")) == ("scancel", "12")
+    assert other.words(other.dialect.cancel) == ("scancel", "-M", "other", "12")
+    assert job("12").words(other.dialect.cancel) == ("scancel", "12")
 
 
 @pytest.mark.parametrize("scheduler", sorted(DIALECTS))
@@ -176,7 +171,7 @@ def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int
     ],
 )
 def test_states_in_words(status: Status, said: str) -> None:
-    assert explained(status, DIALECTS["slurm"]) == said
+    assert status.describe(DIALECTS["slurm"]) == said
 
 
 @pytest.mark.parametrize(
@@ -187,8 +182,8 @@ def test_states_in_words(status: Status, said: str) -> None:
     ],
 )  # fmt: skip
 def test_what_can_never_start(reason: str, never: bool) -> None:
-    assert bool(never_starts(Status("waiting", reason), DIALECTS["slurm"])) is never
-    assert not never_starts(Status("running", reason), DIALECTS["slurm"])
+    assert bool(Status("waiting", reason).hopeless(DIALECTS["slurm"])) is never
+    assert not Status("running", reason).hopeless(DIALECTS["slurm"])
 
 
 def test_each_unhappy_end_has_a_remedy() -> None:
@@ -196,11 +191,11 @@ def test_each_unhappy_end_has_a_remedy() -> None:
         "timeout", "cancelled", "node failure", "out of memory", "preempted", "gone",
     )  # fmt: skip
     for state in unhappy:
-        what, remedy = abnormal_end(Status(state)) or ("", "")
+        what, remedy = Status(state).abnormal_end or ("", "")
         assert what and remedy
-    assert abnormal_end(Status("completed", exit_code=0)) is None
-    assert abnormal_end(Status("failed", exit_code=3)) is None
-    assert abnormal_end(Status("failed"))
+    assert Status("completed", exit_code=0).abnormal_end is None
+    assert Status("failed", exit_code=3).abnormal_end is None
+    assert Status("failed").abnormal_end
 
 
 def test_a_file_that_grows(tmp_path: Path) -> None:
@@ -268,39 +263,3 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
     *said, status = follow(ended, Runner({}), places)
     assert (said, status) == (["one", "two"], Status("failed", exit_code=3))
-
-
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf", "gridengine"])
-def test_a_host_without_the_scheduler(
-    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message does not blame partition and account."""
-    fakes = {each: f'exec /usr/bin/{each} "$@"' for each in ("env", "sh")}
-    monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", **fakes)))
-    places = Places(tmp_path / "home")
-    with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on PATH") as caught:
-        submit("#!/bin/sh\n", Submitted(scheduler, DIALECTS[scheduler], "train"), Runner(), places)
-    assert "login node" in caught.value.remedy
-    assert list(places.jobs.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("said", "message", "remedy"),
-    [
-        (
-            "sbatch: fatal: Could not establish a configuration source",
-            "cannot be reached",
-            "login node",
-        ),
-        ("sbatch: error: Invalid partition name specified", "rejected the job", "partition"),
-    ],
-)
-def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
-    said: str, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fakes = programs(tmp_path / "bin", sbatch=f"echo '{said}' >&2\nexit 1")
-    monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
-    with pytest.raises(StepError, match=message) as caught:
-        submit("#!/bin/sh\n", job(""), Runner(), Places(tmp_path / "home"))
-    assert remedy in caught.value.remedy
-    assert said in caught.value.detail

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,6 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from tests.real.conftest import Cli, hear_interrupts
 from tests.standin import Cluster
-from tests.support.terminal import Terminal
 from tests.waiting import wait_until
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
@@ -131,12 +127,6 @@ def test_a_job_is_followed_with_its_output(hvdenv: Cli, folder: Path, site: Clus
     assert f"job {number[1]} succeeded; output: " in err
 
 
-def test_the_exit_code_is_that_of_the_job(hvdenv: Cli) -> None:
-    result = hvdenv(*JOB, "--submit", "--nodes", "1", "--", "sh", "-c", "echo out; exit 3", code=3)
-    assert "out\n" in result.stdout
-    assert re.search(r"job [0-9]+ failed with exit code 3; output: .*-[0-9]+\.out", result.stderr)
-
-
 def test_slurm_gets_what_was_asked_for(hvdenv: Cli, site: Cluster) -> None:
     number = hvdenv(
         *JOB, "--submit", "--detach", "--name", "proof", "--comment", "pytorch", "--time", "90",
@@ -171,26 +161,6 @@ def test_words_and_folders_are_not_read_by_slurm(hvdenv: Cli, folder: Path, site
     assert "2 processors on nodes gpu[32-33]" in judged.stderr
 
 
-def test_folders_that_cannot_be_printed(
-    hvdenv: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strange = folder / "a\n#SBATCH --nodes=9"
-    strange.mkdir()
-    monkeypatch.chdir(strange)
-    words = ("job", "../site.toml", "--prefix", "../env")
-    result = hvdenv(*words, "--submit", "--", "true", code=2)
-    assert "change to another folder" in result.stderr
-    script = hvdenv(*words, "--", "true").stdout
-    assert "\n#SBATCH --nodes=9" not in script
-
-
-@pytest.mark.parametrize("option", ["--name", "--comment", "--output", "--account"])
-def test_no_option_adds_a_directive(hvdenv: Cli, option: str, site: Cluster) -> None:
-    result = hvdenv(*JOB, "--submit", option, "x\n#SBATCH --nodes=9", "--", "true", code=2)
-    assert f"error: {option}: " in result.stderr
-    assert queue(site) == []
-
-
 def test_a_job_that_runs_out_of_time(hvdenv: Cli, site: Cluster) -> None:
     process = submit(hvdenv, "--time", "1", "--", "sh", "-c", "echo begun; exec sleep 600")
     number = line(process, r"job ([0-9]+): running")[1]
@@ -203,15 +173,6 @@ def test_a_job_that_runs_out_of_time(hvdenv: Cli, site: Cluster) -> None:
     assert f"job {number}: it reached its time limit" in err
     assert "--time" in err
     assert code == 5
-
-
-def test_a_job_that_somebody_cancels(hvdenv: Cli, site: Cluster) -> None:
-    process = submit(hvdenv, "--", "sleep", "600")
-    number = line(process, r"job ([0-9]+): running")[1]
-    site.run(["scancel", number])
-    code, _, err = finished(process)
-    assert code == 5
-    assert f"job {number}: it was cancelled" in err
 
 
 def test_a_job_that_can_never_start_is_said_at_once(hvdenv: Cli, site: Cluster) -> None:
@@ -263,72 +224,6 @@ def test_a_scheduler_that_is_down(hvdenv: Cli, folder: Path, site: Cluster) -> N
     line(process, "the scheduler answers again")
     (folder / "go").touch()
     assert finished(process)[0] == 0
-
-
-def test_a_job_is_left_and_taken_up_again(hvdenv: Cli, site: Cluster) -> None:
-    # A rank that fails takes the others with it, which may not have begun yet.
-    together = "touch here.$SLURM_PROCID; until test -e here.0 -a -e here.1; do sleep 0.1; done"
-    script = f"echo $WHO; {together}; exit 4"
-    result = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", script)
-    number = result.stdout.strip()
-    assert re.fullmatch("[0-9]+", number)
-    assert f"hvdenv job --follow {number}" in result.stderr
-    followed = hvdenv("job", "--follow", number, code=4)
-    assert followed.stdout.count("environment\n") == 2
-    again = hvdenv("job", "--follow", number, "--quiet", code=4)
-    assert again.stdout == followed.stdout
-
-
-def test_a_job_that_the_scheduler_has_forgotten(hvdenv: Cli, site: Cluster) -> None:
-    """Its output says how it ended. The number has been given to another job since."""
-    number = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", "exit 4").stdout.strip()
-    wait_until(lambda: "JobState=FAILED" in facts(site, number), 120)
-    path = hvdenv.home / "jobs" / f"slurm-{number}.json"
-    record: dict[str, Any] = {**json.loads(path.read_text()), "name": "other"}
-    assert record["outputs"] == []
-    path.write_text(json.dumps(record))
-    assert "not known to the scheduler" in hvdenv("job", "--follow", number, code=5).stderr
-    log = hvdenv.home / "log"
-    log.write_bytes(next(Path.cwd().glob(f"*-{number}.out")).read_bytes())
-    path.write_text(json.dumps({**record, "log": str(log)}))
-    result = hvdenv("job", "--follow", number, code=4)
-    assert f"hvdenv: job {number} ended with exit code 4" in result.stdout
-
-
-def test_ctrl_c_without_a_terminal_leaves_the_job(hvdenv: Cli, site: Cluster) -> None:
-    process = submit(hvdenv, "--", "sleep", "600")
-    number = line(process, r"job ([0-9]+): running")[1]
-    process.send_signal(signal.SIGINT)
-    code, _, err = finished(process)
-    assert code == 130
-    assert f"job {number} goes on; follow it with: hvdenv job --follow {number}" in err
-    assert queue(site) == [number]
-
-
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> None:
-    words = [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "600"]
-    with Terminal(words, hvdenv.variables) as terminal:
-        terminal.wait_for(": running on")
-        os.kill(terminal.pid, signal.SIGINT)
-        terminal.wait_for("? [y/N]")
-        terminal.type(f"{answer}\n")
-        terminal.wait_for("cancelled job" if answer == "y" else "goes on")
-        assert terminal.end() == 130
-    if answer == "y":
-        wait_until(lambda: queue(site) == [], 120)
-    else:
-        assert len(queue(site)) == 1
-
-
-def test_json(hvdenv: Cli) -> None:
-    result = hvdenv(*JOB, "--submit", "--json", "--nodes", "1", "--", "sh", "-c", "echo x; exit 3", code=3)  # fmt: skip
-    ended = result.json
-    assert (ended["state"], ended["exit_code"]) == ("failed", 3)
-    assert "x\n" in result.stderr
-    printed = hvdenv(*JOB, "--json", "--", "true").json
-    assert printed["text"].startswith("#!/bin/bash\n")
-    assert (printed["nodes"], printed["node_hours"]) == (2, pytest.approx(1 / 3))
 
 
 # What a command does with `--where compute`.

@@ -1,20 +1,110 @@
-"""What schedulers report about jobs: reads their answers as their data files say."""
+"""The status of a job: read from a scheduler's answer as its data file says, and in words."""
 
 from __future__ import annotations
 
 import json
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import NamedTuple
 
 from hvdenv.errors import RecipeError
-from hvdenv.model.dialect import Answer, AnyState, State
+from hvdenv.model.dialect import Answer, AnyState, Dialect, State
 
 PATTERN_SECONDS = 5.0
+# The last line of a job's output.
+EXIT_LINE = "hvdenv: job {id} ended with exit code"
+_ENDED = re.compile(EXIT_LINE.format(id=r"(\S+)") + r" ([0-9]+)$", re.MULTILINE)
+
+# What happened to a job that did not end by itself, and what to do.
+_ENDS: Mapping[State, tuple[str, str]] = {
+    "timeout": (
+        "reached its time limit",
+        "request more time (--time), or have the program write checkpoints",
+    ),
+    "cancelled": ("was cancelled", "if you did not cancel it, contact the site's support"),
+    "node failure": (
+        "ended because a node failed or could not start it",
+        "submit it again; if that fails again, report its nodes to the site's support",
+    ),
+    "out of memory": (
+        "used more memory than it was given",
+        "set job.memory, start fewer ranks on each node, or use smaller batches",
+    ),
+    "preempted": (
+        "was preempted by another job",
+        "submit it again, or to a queue whose jobs are not preempted",
+    ),
+    "failed": ("failed, and the scheduler does not report how", "look at the end of its output"),
+    "gone": (
+        "is not known to the scheduler, and its output does not say how it ended",
+        "look at the end of its output",
+    ),
+}
+
+
+class Status(NamedTuple):
+    """What a scheduler reports about a job.
+
+    Attributes:
+        state: ``gone`` if the scheduler does not know the job, or no longer knows it.
+        reason: why it waits or ended, in the scheduler's words; may be empty.
+        exit_code: of a job that has ended, if known; 128 and the signal's number if a
+            signal ended it.
+        hosts: where it runs, as the scheduler writes it.
+    """
+
+    state: State
+    reason: str = ""
+    exit_code: int | None = None
+    outputs: tuple[str, ...] = ()
+    hosts: str = ""
+    name: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("waiting", "running")
+
+    @property
+    def abnormal_end(self) -> tuple[str, str] | None:
+        """What happened to a job that did not end by itself, and what to do; None if it did."""
+        if self.state == "failed" and self.exit_code is not None:
+            return None
+        return _ENDS.get(self.state)
+
+    def hopeless(self, dialect: Dialect) -> str:
+        """Why a waiting job can never start as submitted; empty if it can."""
+        return _meaning(dialect.hopeless, self.reason) if self.state == "waiting" else ""
+
+    def describe(self, dialect: Dialect) -> str:
+        """For people: ``waiting (Priority: other jobs come first)``."""
+        if self.state == "running":
+            return f"running on {self.hosts}" if self.hosts else "running"
+        if self.reason in ("", "NonZeroExitCode", "(null)"):
+            return self.state
+        meaning = _meaning(dialect.waiting, self.reason) if self.state == "waiting" else ""
+        return f"{self.state} ({self.reason}{f': {meaning}' if meaning else ''})"
+
+
+def _meaning(known: Mapping[str, str], reason: str) -> str:
+    """What is known about a reason, by what it begins with before a comma or colon."""
+    return known.get(reason) or known.get(re.split("[,:]", reason)[0], "")
+
+
+def exit_code_in(output: str, job: str) -> int | None:
+    """The exit code that a job's script wrote as its last line; None if it did not get there."""
+    found = _ENDED.findall(output)
+    if found and number_of(found[-1][0]) == number_of(job):
+        return int(found[-1][1])
+    return None
+
+
+def number_of(job: str) -> str:
+    """A job's id without the name of a server or cluster."""
+    return re.split("[.;]", job)[0]
 
 
 def number(text: str) -> int:
@@ -49,39 +139,16 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Status(NamedTuple):
-    """What a scheduler reports about a job.
-
-    Attributes:
-        state: ``gone`` if the scheduler does not know the job, or no longer knows it.
-        reason: why it waits or ended, in the scheduler's words; may be empty.
-        exit_code: of a job that has ended, if known; 128 and the signal's number if a
-            signal ended it.
-        hosts: where it runs, as the scheduler writes it.
-    """
-
-    state: State
-    reason: str = ""
-    exit_code: int | None = None
-    outputs: tuple[str, ...] = ()
-    hosts: str = ""
-    name: str = ""
-
-    @property
-    def over(self) -> bool:
-        return self.state not in ("waiting", "running")
-
-
-def status_in(text: str, answer: Answer, job: str) -> Status | None:
+def parse_status(text: str, answer: Answer, job: str) -> Status | None:
     """The status in an answer about a job; None if the text is not an answer."""
     with limited():
-        return _Reader(text, answer, job).status()
+        return _Reader(text.replace("\n\t", "") if answer.folded else text, answer, job).status()
 
 
-class _Reader:
-    def __init__(self, text: str, answer: Answer, job: str) -> None:
-        self.text = text.replace("\n\t", "") if answer.folded else text
-        self.answer, self.job = answer, job
+class _Reader(NamedTuple):
+    text: str
+    answer: Answer
+    job: str
 
     def status(self) -> Status | None:
         answer = self.answer
@@ -95,13 +162,14 @@ class _Reader:
         code, meant = self.exit_code()
         ended = self.ended(state, reason, code, meant)
         name = self.first(answer.name)
-        if ended == "failed" and code == 0:  # the scheduler failed, and not the program
-            code = None
-        over = ended not in ("waiting", "running")
+        if ended == "completed":
+            code = 0
+        elif meant or ended in ("waiting", "running") or (ended, code) == ("failed", 0):
+            code = None  # not of the program: the scheduler failed
         return Status(
             state=ended,
             reason=reason,
-            exit_code=0 if ended == "completed" else None if meant or not over else code,
+            exit_code=code,
             outputs=self.outputs(name),
             hosts="" if ended == "waiting" else self.hosts(),
             name=name,
@@ -110,9 +178,9 @@ class _Reader:
     def ended(self, state: AnyState, reason: str, code: int | None, meant: State | None) -> State:
         """The state, with what the reason and the exit code say about it."""
         if state in ("ended", "failed"):
-            begin = [end for start, end in self.answer.ends.items() if reason.startswith(start)]
-            if begin:
-                return begin[0]
+            for start, end in self.answer.ends.items():
+                if reason.startswith(start):
+                    return end
         if state != "ended":
             return state
         return meant or ("cancelled" if code is None else "failed" if code else "completed")
@@ -159,11 +227,7 @@ class _Reader:
         if not found:
             return ""
         text = ": ".join(each for each in found.groups() if each).strip()
-        return _unescaped(text) if self.answer.escaped else text
-
-
-def _unescaped(text: str) -> str:
-    try:
-        return str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
-        return text
+        try:
+            return str(json.loads(f'"{text}"', strict=False)) if self.answer.escaped else text
+        except ValueError:
+            return text
