@@ -22,8 +22,9 @@ from hvdenv.environments.installation import inspect_prefix
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
-from hvdenv.verification import bench, collectors
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import bench
+from hvdenv.verification.inspection import host_mpi
+from hvdenv.verification.setup import Setup
 
 RANKS, TIMEOUT = 2, 60.0
 PROGRAM = """
@@ -71,7 +72,7 @@ def main() -> None:
         RANKS,
         len(os.sched_getaffinity(0)),
         os.geteuid() == 0,
-        collectors.mpi(Setup(installation, Runner()), TIMEOUT)[0],
+        host_mpi(Setup(installation, Runner()), TIMEOUT)[0],
     )
     start = LAUNCHERS["mpirun"].start(launch)
     variables = {

@@ -26,8 +26,10 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.standalone.ranks.events import to_table
-from hvdenv.verification import collectors, ranks
-from hvdenv.verification.collection import Setup
+from hvdenv.verification.inspection import host_mpi
+from hvdenv.verification.rank_judgement import judge_run
+from hvdenv.verification.rank_start import start_ranks
+from hvdenv.verification.setup import Setup
 
 TIMEOUT = 1500.0
 PERIOD = 0.5
@@ -80,17 +82,17 @@ def measure(installation: Installation, count: int) -> Cost:
     runner = Runner()
     launch = Launch((), count, len(os.sched_getaffinity(0)), os.geteuid() == 0)
     setup = Setup(installation, runner, launch=launch)
-    mpi = collectors.mpi(setup, TIMEOUT)
+    mpi = host_mpi(setup, TIMEOUT)
     watchers = Watchers(runner.token)
     watchers.start()
     started = time.monotonic()
     try:
-        run = collectors.rank_run(setup, mpi, TIMEOUT, "torch", "Gloo")
+        run = start_ranks(setup, TIMEOUT, mpi, "torch", "Gloo")
     finally:
         watchers.stop.set()
         watchers.join()
     wall, judging = time.monotonic() - started, time.process_time()
-    judgement = ranks.judge(run)
+    judgement = judge_run(run)
     judging = time.process_time() - judging
     assert judgement.status == "pass", judgement
     assert len(watchers.seconds) == count, f"{len(watchers.seconds)} of {count} were seen"

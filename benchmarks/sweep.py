@@ -21,8 +21,10 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import Operation
-from hvdenv.verification import collectives, collectors
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import collectives
+from hvdenv.verification.inspection import host_mpi
+from hvdenv.verification.rank_start import start_ranks
+from hvdenv.verification.setup import Setup
 
 FRAMEWORKS, CONTROLLERS = ("torch", "tensorflow"), ("MPI", "Gloo")
 
@@ -38,14 +40,16 @@ def sweep(
     launch = Launch((), ranks, len(os.sched_getaffinity(0)), os.geteuid() == 0)
     exercises = (f"rounds={options.rounds}",)
     setup = Setup(installation, Runner(), launch=launch, exercises=exercises)
-    mpi = collectors.mpi(setup, options.timeout)
+    mpi = host_mpi(setup, options.timeout)
     began = time.monotonic()
-    run = collectors.rank_run(setup, mpi, options.timeout, framework, controller)
+    run = start_ranks(setup, options.timeout, mpi, framework, controller)
     run = run._replace(exercises=(collectives.EXERCISE,))
     first = run.ranks[0] if run.ranks else None
     right = sum(each.right for each in first.all(Operation)) if first else 0
     load = os.getloadavg()[0]
-    judged = [(name, each) for name, each in collectives.judge(run) if each.status == "fail"]
+    judged = [
+        (name, each) for name, each in collectives.judge_operations(run) if each.status == "fail"
+    ]
     print(
         f"{ranks} ranks, {framework} over {controller}: {right} results right on rank 0,"
         f" {len(judged)} operations wrong, {time.monotonic() - began:.0f} s, load {load:.0f}",

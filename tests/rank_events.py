@@ -14,7 +14,7 @@ from hvdenv.standalone.ranks.events import (
     Started,
     to_table,
 )
-from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.verification.rank_run import RankRun, collect
 from hvdenv.verification.received import Received
 
 

@@ -19,8 +19,8 @@ from hvdenv.places import reporting, sync_tree
 from hvdenv.plans.step import Step
 from hvdenv.reading import RESULT, read_json
 from hvdenv.schema import Table, encode
-from hvdenv.verification import collectors
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import inspection
+from hvdenv.verification.setup import Setup
 
 OBSERVE_SECONDS = 60.0
 
@@ -107,8 +107,8 @@ def _observed(state: State, record: GenerationRecord) -> Table | None:
         found = installed(state.plan.generation, record)
         found = with_modules(found, loaded["set"]) if loaded else found
         setup = Setup(found, runner)
-        mpi, _ = collectors.mpi(setup, OBSERVE_SECONDS)
-        observed: Table = encode(collectors.observe(setup, OBSERVE_SECONDS, mpi))
+        mpi, _ = inspection.host_mpi(setup, OBSERVE_SECONDS)
+        observed: Table = encode(inspection.observe(setup, OBSERVE_SECONDS, mpi))
         return observed
     except HvdenvError as error:
         state.progress.note(f"verify cannot report what has changed since: {error.message}")

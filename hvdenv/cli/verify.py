@@ -52,12 +52,12 @@ from hvdenv.session.ranks import current_allocation, requested_ranks
 from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
-from hvdenv.verification.bench import Effort
-from hvdenv.verification.collection import (
+from hvdenv.verification.parts import Progress
+from hvdenv.verification.setup import (
     DEFAULT_LAUNCHERS,
     DEFAULT_TIMEOUT,
     TWO_RANKS,
-    Progress,
+    Effort,
     Setup,
 )
 from hvdenv.verification.verify import EXERCISES, usual_ranks, verify

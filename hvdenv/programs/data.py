@@ -8,7 +8,8 @@ from itertools import combinations
 from hvdenv.programs.program import Program, Steps
 from hvdenv.reports.report import Finding
 from hvdenv.standalone.ranks.events import DataSource, Joined
-from hvdenv.verification.ranks import Rank, listed
+from hvdenv.verification.rank_judgement import listed
+from hvdenv.verification.rank_run import Rank
 
 # The part of its batches that a rank may share with another one by chance.
 _SHARED_BATCHES = 0.1

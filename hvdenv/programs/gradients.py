@@ -15,7 +15,7 @@ from hvdenv.programs.program import (
     same_after,
 )
 from hvdenv.reports.report import Finding
-from hvdenv.verification.ranks import listed
+from hvdenv.verification.rank_judgement import listed
 
 # How far projections may be from the mean of others, as a part of their length.
 _ROUNDING = 0.01

@@ -20,7 +20,8 @@ from hvdenv.programs.program import (
 )
 from hvdenv.reports.report import Finding
 from hvdenv.standalone.ranks.events import Call, FileUse, Joined, ProgramEnd, Shown
-from hvdenv.verification.ranks import Rank, breakdown, listed
+from hvdenv.verification.rank_judgement import breakdown, listed
+from hvdenv.verification.rank_run import Rank
 
 # How observe_keras.py marks callbacks.
 _DECIDE = "lets "

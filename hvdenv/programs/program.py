@@ -13,7 +13,8 @@ from hvdenv.standalone.ranks.events import (
     ProgramEnd,
     TrainingStep,
 )
-from hvdenv.verification.ranks import Rank, RankRun, listed
+from hvdenv.verification.rank_judgement import listed
+from hvdenv.verification.rank_run import Rank, RankRun
 
 # Tensors with more elements are no metrics.
 METRIC_ELEMENTS = 64

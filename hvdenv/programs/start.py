@@ -16,11 +16,12 @@ from hvdenv.programs.program import Program, finding
 from hvdenv.reports.report import Finding
 from hvdenv.runner import end_marked
 from hvdenv.standalone.ranks.events import TrainingStep
-from hvdenv.verification import collectors
 from hvdenv.verification.bench import with_fewer
-from hvdenv.verification.collection import Setup
-from hvdenv.verification.ranks import RankRun
-from hvdenv.verification.verify import ended_by_signals, with_this_process
+from hvdenv.verification.inspection import host_mpi
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import start_ranks
+from hvdenv.verification.setup import HostMpi, Setup
+from hvdenv.verification.verify import ended_by_signals
 
 EXERCISE = "program"
 DEFAULT_STEPS = 20
@@ -86,10 +87,10 @@ def prove(setup: Setup, request: Request) -> list[Finding]:
         setup: as for verify(); its runner is stopped by signals.
         request: the program.
     """
-    setup = with_this_process(setup)
+    setup = setup.of_this_process()
     with ended_by_signals(setup.runner):
         end = time.monotonic() + setup.seconds
-        mpi = collectors.mpi(setup, setup.seconds)
+        mpi = host_mpi(setup, setup.seconds)
         controller = _controller(setup, mpi)
         if not controller:
             message = "no launcher here can start ranks of this environment"
@@ -106,7 +107,7 @@ def prove(setup: Setup, request: Request) -> list[Finding]:
     return judge(Program(request.name, run, reference))
 
 
-def _controller(setup: Setup, mpi: collectors.HostMpi) -> str:
+def _controller(setup: Setup, mpi: HostMpi) -> str:
     """The controller of the first launcher that can start ranks of this environment."""
     wanted = setup.expectation.controllers or ("MPI", "Gloo")
     own = setup.launch.settings.launchers
@@ -116,7 +117,7 @@ def _controller(setup: Setup, mpi: collectors.HostMpi) -> str:
 
 
 def _observed(
-    setup: Setup, mpi: collectors.HostMpi, request: Request, controller: str, seconds: float,
+    setup: Setup, mpi: HostMpi, request: Request, controller: str, seconds: float,
     *, ends: bool = False,
 ) -> RankRun:  # fmt: skip
     """One run, which `ends` right after the steps that are observed, or goes on to an epoch's end."""
@@ -129,7 +130,7 @@ def _observed(
     word = base64.b64encode(json.dumps(spec).encode()).decode("ascii")
     ready = setup._replace(exercises=(f"{EXERCISE}={word}",))
     frameworks = setup.expectation.frameworks or ("torch",)
-    return collectors.rank_run(ready, mpi, seconds, frameworks[0], controller)
+    return start_ranks(ready, seconds, mpi, frameworks[0], controller)
 
 
 def _rates(run: RankRun) -> dict[int, float]:

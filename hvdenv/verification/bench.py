@@ -1,48 +1,52 @@
 """How fast allreduces and training steps are, compared with MPI or NCCL alone and with references.
 
 The ranks (hvdenv/standalone/ranks/bench.py, speed.py) and the yardstick
-(hvdenv/standalone/ranks/yardstick.c) measure; this module judges their figures.
+(hvdenv/standalone/ranks/yardstick.c) measure; this module starts them and judges their figures.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from hvdenv.launch.launchers import Launch
+from hvdenv import RANK_PROGRAMS
+from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.launch.placement import filled
 from hvdenv.model.cluster import (
     BANDWIDTH,
     LATENCY,
     MPI_ALONE,
+    NCCL_ALONE,
     SIZES,
     SPEED,
     UNITS,
     YARDSTICKS,
     Reference,
 )  # fmt: skip
+from hvdenv.reports.plots import size as bytes_shown
 from hvdenv.reports.report import Measurement
 from hvdenv.sites.batch import counted
-from hvdenv.standalone.ranks.events import Bench, BenchEnd, RankEvent, Speed
-from hvdenv.verification import ranks
-from hvdenv.verification.ranks import Judgement, RankRun
-
-E = TypeVar("E", bound=RankEvent)
+from hvdenv.standalone.ranks.events import Bench, BenchEnd, Speed
+from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, judge_run
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import Pair, start_program, start_ranks
+from hvdenv.verification.setup import Effort, HostMpi, Setup
 
 EXERCISES = ("bench", "speed")
-_YARDSTICK = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
-_NAMES = {size: name for name, size in SIZES.items()}
+# The shares of the time for all ranks; the rest is for the yardstick, and then for fewer ranks.
+_ALL_RANKS, _YARDSTICK = 0.35, 0.15
+_FIGURES = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
 _REMEDY = "measure again while these hosts are idle; if the result stays, see the evidence"
-
-
-class Effort(NamedTuple):
-    """For how many seconds each program of ``verify --bench`` measures, and a folder that all hosts see."""
-
-    seconds: float
-    folder: str
+_ENDS = {
+    "time": "--bench-time was too short",
+    "memory": "the ranks of one host need more memory than is free",
+}
 
 
 class Point(NamedTuple):
@@ -62,13 +66,17 @@ class Point(NamedTuple):
         return self.seconds[2]
 
     @property
+    def rate(self) -> float:
+        return self.amount / self.median
+
+    @property
     def bandwidth(self) -> float:
         """The bus bandwidth in GB/s as nccl-tests define it; 0 for one rank.
 
         Every rank must send and receive 2 (n - 1) / n of the message, whatever the algorithm,
         so the figure can be compared with the hardware's.
         """
-        return 2 * (self.ranks - 1) / self.ranks * self.amount / self.median / 1e9
+        return 2 * (self.ranks - 1) / self.ranks * self.rate / 1e9
 
 
 class Yardstick(NamedTuple):
@@ -89,13 +97,58 @@ _NONE = Yardstick(())
 
 
 class Benchmark(NamedTuple):
-    """One framework over one controller, and the yardstick, measured right after it."""
+    """One framework over one controller, and the yardstick, measured right after it.
 
+    Attributes:
+        subject: such as ``torch over MPI``.
+        run: of all ranks.
+        fewer: training steps on 1, 2, 4 ... ranks, fewer than all.
+    """
+
+    subject: str
     run: RankRun
-    yardstick: Yardstick
+    yardstick: Yardstick = _NONE
+    fewer: tuple[RankRun, ...] = ()
+
+    @property
+    def steps(self) -> list[Point]:
+        """One training step, by the number of ranks."""
+        found = []
+        for run in (*self.fewer, self.run):
+            events = [each for rank in run.ranks for each in rank.all(Speed)]
+            found += [Point(each.samples, run.size, tuple(each.seconds)) for each in events[:1]]
+        return found
+
+    @property
+    def figures(self) -> list[Measurement]:
+        found = _figures(self.subject, allreduces(self.run))
+        for point in self.steps:
+            speed = _rounded(point.rate)
+            found.append(Measurement(SPEED, speed, UNITS[SPEED], self.subject, None, point.ranks))
+        return found
 
 
-def fewer(ranks: int) -> list[int]:
+def allreduces(run: RankRun) -> list[Point]:
+    events = (each for rank in run.ranks for each in rank.all(Bench))
+    return [Point(each.size, run.size, tuple(each.seconds)) for each in events]
+
+
+def measure(setup: Setup, timeout: float, effort: Effort, mpi: HostMpi, pair: Pair) -> Benchmark:
+    """Timed allreduces and training steps on all ranks, then the yardstick, then fewer ranks."""
+    end = time.monotonic() + timeout
+    timed = setup._replace(exercises=tuple(f"{name}={effort.seconds:g}" for name in EXERCISES))
+    run = start_ranks(timed, timeout * _ALL_RANKS, mpi, *pair)
+    yardstick = _yardstick_beside(setup, timeout * _YARDSTICK, effort, mpi[0], run)
+    counts, fewer = smaller_counts(setup.launch.ranks), []
+    timed = setup._replace(exercises=(f"speed={effort.seconds:g}",))
+    for done, count in enumerate(counts):
+        share = max((end - time.monotonic()) / (len(counts) - done), 1.0)
+        launch = with_fewer(setup.launch, count)
+        fewer.append(start_ranks(timed._replace(launch=launch), share, mpi, *pair))
+    return Benchmark(pair.subject, run, yardstick, tuple(fewer))
+
+
+def smaller_counts(ranks: int) -> list[int]:
     return [2**power for power in range(ranks.bit_length()) if 2**power < ranks]
 
 
@@ -110,26 +163,24 @@ def with_fewer(launch: Launch, ranks: int) -> Launch:
     )
 
 
-def parse_yardstick(text: str) -> tuple[Point, ...]:
-    found = []
-    for line in text.splitlines():
-        if match := _YARDSTICK.search(line):
-            table = json.loads(match[1])
-            found.append(Point(table["size"], table["ranks"], tuple(table["seconds"])))
-    return tuple(found)
+def _yardstick_beside(
+    setup: Setup, timeout: float, effort: Effort, mpi: Mpi, run: RankRun
+) -> Yardstick:
+    """The yardstick for the largest message of a run, on GPUs if the run was on GPUs."""
+    points = allreduces(run)
+    if not points:
+        return Yardstick((), "the ranks gave no figures in time")
+    on_gpus = any(each.device for rank in run.ranks for each in rank.all(Bench))
+    name = NCCL_ALONE if on_gpus else MPI_ALONE
+    gpus = gpu_libraries(run) if on_gpus else ()
+    if gpus is None:
+        problem = "the ranks loaded no libnccl and libcudart that a program could open"
+        return Yardstick((), problem, name=name)
+    found = measure_yardstick(setup, timeout, effort, mpi, points[-1].amount, gpus)
+    return found._replace(name=name)
 
 
-def allreduces(run: RankRun) -> tuple[Point, ...]:
-    return tuple(Point(each.size, run.size, tuple(each.seconds)) for each in _events(run, Bench))
-
-
-def steps(run: RankRun) -> Point | None:
-    for each in _events(run, Speed):
-        return Point(each.samples, run.size, tuple(each.seconds))
-    return None
-
-
-def libraries_of_gpus(run: RankRun) -> tuple[str, str] | None:
+def gpu_libraries(run: RankRun) -> tuple[str, str] | None:
     """The NCCL or RCCL and the runtime with which the ranks used their GPUs; None without."""
     path = run.ranks[0].path
     loaded = path.libraries if path else {}
@@ -141,43 +192,70 @@ def libraries_of_gpus(run: RankRun) -> tuple[str, str] | None:
     return found if all(found) else None
 
 
-def _events(run: RankRun, kind: type[E]) -> Iterator[E]:
-    for rank in run.ranks:
-        yield from rank.all(kind)
+def measure_yardstick(
+    setup: Setup, timeout: float, effort: Effort, mpi: Mpi, largest: int, gpus: Sequence[str] = ()
+) -> Yardstick:
+    """The speed of MPI alone on the same ranks, by a program compiled with its own compiler.
+
+    With libraries of GPUs, the speed of NCCL alone: MPI only starts and connects the ranks.
+    """
+    name, mpirun, compiler = setup.launcher("MPI"), setup.which("mpirun"), setup.which("mpicc")
+    if mpirun and (beside := Path(mpirun).with_name("mpicc")).exists():
+        compiler = str(beside)  # not another MPI's
+    if not setup.can_start("MPI", (mpi, mpirun)):
+        return Yardstick((), "no launcher here starts programs with MPI")
+    if not compiler:
+        return Yardstick((), "there is no mpicc in the environment or on PATH")
+    try:
+        Path(effort.folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="yardstick-", dir=effort.folder) as folder:
+            program = f"{folder}/yardstick"
+            argv = (compiler, "-O2", "-o", program, str(RANK_PROGRAMS / "yardstick.c"), "-ldl")
+            built = setup.run(argv, timeout)
+            if built.returncode:
+                return Yardstick((), f"{compiler} does not compile", built.tail(20))
+            words = (program, f"{effort.seconds:g}", str(largest), str(int(timeout) + 1))
+            launch = setup.launch._replace(program=(*words, *gpus), mpi=mpi)
+            outcome = start_program(setup, name, launch, timeout)
+    except OSError as error:
+        return Yardstick((), f"it cannot be compiled in {effort.folder}: {error.strerror}")
+    points = parse_yardstick(outcome.output)
+    if not points or points[0].ranks != launch.ranks:
+        size = f"{points[0].ranks} ranks" if points else "no figures"
+        problem = f"{name} ran what {compiler} compiled: {size} (exit {outcome.returncode})"
+        return Yardstick((), problem, outcome.tail(20))
+    return Yardstick(points)
 
 
-def measurements(
-    benchmarks: Mapping[tuple[str, str], Benchmark | None],
-    smaller: Mapping[tuple[str, str], Sequence[RankRun] | None],
-) -> Iterator[Measurement]:
-    """All figures of a report, by framework and controller, and the yardstick's medians."""
-    done = {key: benchmark for key, benchmark in benchmarks.items() if benchmark}
-    for key, benchmark in done.items():
-        subject = " over ".join(key)
-        yield from _of_allreduces(allreduces(benchmark.run), subject)
-        yield from _of_steps([*(smaller.get(key) or ()), benchmark.run], subject)
-    for name, points in _together([each.yardstick for each in done.values()]).items():
-        yield from _of_allreduces(points, name)
+def parse_yardstick(text: str) -> tuple[Point, ...]:
+    tables = [json.loads(match[1]) for match in _FIGURES.finditer(text)]
+    return tuple(Point(each["size"], each["ranks"], tuple(each["seconds"])) for each in tables)
 
 
-def _of_allreduces(points: Sequence[Point], subject: str) -> Iterator[Measurement]:
+def measurements(benchmarks: Sequence[Benchmark]) -> Iterator[Measurement]:
+    """All figures of a report, by framework and controller, and the yardsticks' medians."""
+    for each in benchmarks:
+        yield from each.figures
+    for name, points in _yardsticks(benchmarks).items():
+        yield from _figures(name, points)
+
+
+def _figures(subject: str, points: Sequence[Point]) -> list[Measurement]:
+    found = []
     for point in points:
         about = (subject, point.amount, point.ranks)
-        yield Measurement(LATENCY, _rounded(point.median * 1e6), UNITS[LATENCY], *about)
+        found.append(Measurement(LATENCY, _rounded(point.median * 1e6), UNITS[LATENCY], *about))
         if point.ranks > 1:
-            yield Measurement(BANDWIDTH, _rounded(point.bandwidth), UNITS[BANDWIDTH], *about)
+            bandwidth = _rounded(point.bandwidth)
+            found.append(Measurement(BANDWIDTH, bandwidth, UNITS[BANDWIDTH], *about))
+    return found
 
 
-def _of_steps(runs: Sequence[RankRun], subject: str) -> Iterator[Measurement]:
-    for point in filter(None, map(steps, runs)):
-        speed = _rounded(point.amount / point.median)
-        yield Measurement(SPEED, speed, UNITS[SPEED], subject, None, point.ranks)
-
-
-def _together(yardsticks: Sequence[Yardstick]) -> dict[str, list[Point]]:
+def _yardsticks(benchmarks: Sequence[Benchmark]) -> dict[str, list[Point]]:
     """By name, the medians of all runs of a yardstick."""
     found: dict[str, dict[int, list[Point]]] = {}
-    for each in sorted(yardsticks, key=lambda each: YARDSTICKS.index(each.name)):
+    measured = [each.yardstick for each in benchmarks]
+    for each in sorted(measured, key=lambda each: YARDSTICKS.index(each.name)):
         sizes = found.setdefault(each.name, {})
         for point in each.points:
             sizes.setdefault(point.amount, []).append(point)
@@ -194,92 +272,84 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def judge(
-    subject: str, benchmark: Benchmark, smaller: Sequence[RankRun], references: Sequence[Reference]
-) -> Judgement:
-    """Judge the figures of one framework and controller.
-
-    Args:
-        subject: such as ``torch over MPI``.
-        smaller: training steps with fewer ranks.
-        references: of the recipe.
-    """
-    whole, yardstick = benchmark
-    for run in (whole, *smaller):
-        if broken := _broken(run):
-            message = f"with {counted(run.size, 'rank')}: {broken.message}"
-            return broken._replace(message=message)
-    points, runs = allreduces(whole), [*smaller, whole]
-    figures = [*_of_allreduces(points, subject), *_of_steps(runs, subject)]
-    message = "; ".join([*_sentences(points, yardstick), *_scaling(runs)])
-    evidence = "\n".join([*_listed(points, yardstick), *_ends(whole)])
-    return _judged(subject, figures, whole, references, message, evidence)
+def judge_speed(benchmark: Benchmark, references: Sequence[Reference]) -> Judgement:
+    """Judge the figures of one framework and controller, against the recipe's references."""
+    for run in (benchmark.run, *benchmark.fewer):
+        if broken := _breakdown(run):
+            return broken._replace(message=f"with {counted(run.size, 'rank')}: {broken.message}")
+    points, yardstick = allreduces(benchmark.run), benchmark.yardstick
+    ends = [each for rank in benchmark.run.ranks for each in rank.all(BenchEnd)]
+    evidence = [*_listed(points, yardstick)]
+    evidence += [f"{bytes_shown(e.size)} and more were not measured: {_ENDS[e.why]}" for e in ends]
+    figures = Judgement(
+        "pass",
+        "; ".join([*_extremes(points, yardstick), *_scaling(benchmark.steps)]),
+        "\n".join(evidence),
+    )
+    return _compared(benchmark.subject, benchmark.figures, figures, benchmark.run, references)
 
 
 def judge_yardsticks(
     benchmarks: Sequence[Benchmark], references: Sequence[Reference]
 ) -> Iterator[tuple[str, Judgement]]:
-    for name, points in _together([each.yardstick for each in benchmarks]).items():
+    for name, points in _yardsticks(benchmarks).items():
         first = next(each for each in benchmarks if each.yardstick.name == name)
         if points:
-            message, evidence = "; ".join(_sentences(points)), "\n".join(_listed(points))
-            figures = list(_of_allreduces(points, name))
-            yield name, _judged(name, figures, first.run, references, message, evidence)
+            figures = Judgement("pass", "; ".join(_extremes(points)), "\n".join(_listed(points)))
+            yield name, _compared(name, _figures(name, points), figures, first.run, references)
         else:
             why = f"there is no yardstick: {first.yardstick.problem}"
             yield name, Judgement("skip", why, first.yardstick.evidence)
 
 
-def _broken(run: RankRun) -> Judgement | None:
-    whole = ranks.judge(run)
+def _breakdown(run: RankRun) -> Judgement | None:
+    whole = judge_run(run)
     if whole.status == "fail":
         return whole
-    return next(
-        (found for name in run.exercises if (found := ranks.judge_exercise(run, name))), None
-    )
+    return next((found for name in run.exercises if (found := judge_exercise(run, name))), None)
 
 
-def _judged(
+def _compared(
     subject: str,
     figures: Sequence[Measurement],
+    passed: Judgement,
     run: RankRun,
     references: Sequence[Reference],
-    message: str,
-    evidence: str,
 ) -> Judgement:
-    """Compare with the references for this subject, number of ranks and number of hosts."""
+    """The judgement on figures after a comparison with the references for this subject, number
+    of ranks and number of hosts."""
     nodes = len({rank.host for rank in run.ranks})
+    counts = [*smaller_counts(run.size), run.size]
     wrong, missing = [], []
     for reference in references:
-        if reference.subject != subject or reference.nodes not in (None, nodes):
+        ranks = reference.ranks or run.size
+        known = counts if reference.measure == SPEED else [run.size]
+        elsewhere = reference.nodes not in (None, nodes) or ranks not in known
+        if reference.subject != subject or elsewhere:
             continue
-        counts = [*fewer(run.size), run.size] if reference.measure == SPEED else [run.size]
-        if reference.ranks not in (None, *counts):
-            continue
-        wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or run.size)
+        wanted = (reference.measure, SIZES.get(reference.size or ""), ranks)
         found = next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
         if found is None:
-            missing.append(_what(reference))
-        elif problem := outside(found, reference):
-            wrong.append(f"{_what(reference)} {problem}")
+            missing.append(_measured(reference))
+        elif problem := missed(found, reference):
+            wrong.append(f"{_measured(reference)} {problem}")
+    evidence = f"{passed.message}\n{passed.evidence}"
     if wrong:
-        return Judgement("fail", "; ".join(wrong), f"{message}\n{evidence}", _REMEDY)
+        return Judgement("fail", "; ".join(wrong), evidence, _REMEDY)
     if missing:
         why = "there is a reference, but no figure, for "
-        remedy = "allow more time with --time; the evidence shows where it ended"
-        return Judgement("unproven", why + "; ".join(missing), f"{message}\n{evidence}", remedy)
-    return Judgement("pass", message, evidence)
+        remedy = "allow more time with --bench-time; the evidence shows where it ended"
+        return Judgement("unproven", why + "; ".join(missing), evidence, remedy)
+    return passed
 
 
-def outside(value: float, reference: Reference) -> str:
+def missed(value: float, reference: Reference) -> str:
     """How a value misses its reference; empty if it does not."""
     unit = reference.unit
-    for bound, word, misses in (
-        (reference.lower, "less", float.__lt__), (reference.upper, "more", float.__gt__)
-    ):  # fmt: skip
+    for bound, word, sign in ((reference.lower, "less", 1), (reference.upper, "more", -1)):
         limit = None if bound is None else reference.value * (1 + bound)
-        if limit is not None and misses(float(value), limit):
-            found, allowed = ranks.apart(value, limit, 4)
+        if limit is not None and sign * value < sign * limit:
+            found, allowed = apart(value, limit, 4)
             return (
                 f"is {found} {unit}, {word} than {allowed}"
                 f" ({reference.value:g} {unit} {100 * (bound or 0):+.0f} %)"
@@ -287,20 +357,16 @@ def outside(value: float, reference: Reference) -> str:
     return ""
 
 
+def _measured(reference: Reference) -> str:
+    size = f" at {bytes_shown(SIZES[reference.size])}" if reference.size else ""
+    return reference.measure + size + (f" with {reference.ranks} ranks" if reference.ranks else "")
+
+
 def _shown(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _what(reference: Reference) -> str:
-    size = f" at {_named(SIZES[reference.size])}" if reference.size else ""
-    return reference.measure + size + (f" with {reference.ranks} ranks" if reference.ranks else "")
-
-
-def _named(size: int) -> str:
-    return re.sub(r"(?<=\d)(?=[KM])", " ", _NAMES[size])
-
-
-def _sentences(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
+def _extremes(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
     """The highest bandwidth and the lowest latency, which are at the ends."""
     if not points:
         yield "no allreduce was measured"
@@ -308,7 +374,7 @@ def _sentences(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterato
     for point in dict.fromkeys((points[-1], points[0])):
         last, share = point is points[-1], _share(point, yardstick)
         fast = f"{_shown(point.bandwidth)} GB/s" if last and point.ranks > 1 else ""
-        text = f"{_named(point.amount)}: {fast or f'{_shown(point.median * 1e6)} us'}"
+        text = f"{bytes_shown(point.amount)}: {fast or f'{_shown(point.median * 1e6)} us'}"
         yield f"{text}, {share:.0f} % of {yardstick.name}" if share and last else text
 
 
@@ -318,15 +384,17 @@ def _share(point: Point, yardstick: Yardstick) -> float:
     return 100 * next(beside, 0.0) / point.median
 
 
-def _scaling(runs: Sequence[RankRun]) -> Iterator[str]:
+def _scaling(steps: Sequence[Point]) -> Iterator[str]:
     """How much faster all ranks train than one."""
-    speeds = {point.ranks: point.amount / point.median for point in filter(None, map(steps, runs))}
-    most = max(speeds, default=1)
-    if 1 in speeds and most > 1:
-        times = speeds[most] / speeds[1]
-        yield f"{most} ranks train {times:.2g} times as fast as 1 ({100 * times / most:.0f} %)"
-    elif most in speeds:
-        yield f"{_shown(speeds[most])} samples/s"
+    if not steps:
+        return
+    first, last = steps[0], steps[-1]
+    if first.ranks == 1 and last.ranks > 1:
+        times = last.rate / first.rate
+        share = 100 * times / last.ranks
+        yield f"{last.ranks} ranks train {times:.2g} times as fast as 1 ({share:.0f} %)"
+    else:
+        yield f"{_shown(last.rate)} samples/s"
 
 
 def _listed(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
@@ -335,15 +403,6 @@ def _listed(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[s
     )
     for point in points:
         least, low, middle, high, _ = (f"{1e6 * each:.1f}" for each in point.seconds)
-        line = f"{_named(point.amount):>8} {middle:>10} {least:>10} {low:>9} {high:>9}"
+        line = f"{bytes_shown(point.amount):>8} {middle:>10} {least:>10} {low:>9} {high:>9}"
         share = _share(point, yardstick)
         yield f"{line} {point.bandwidth:8.3f}" + (f" {share:13.0f} %" if share else "")
-
-
-def _ends(run: RankRun) -> Iterator[str]:
-    whys = {
-        "time": "--bench-time was too short",
-        "memory": "the ranks of one host need more memory than is free",
-    }
-    for end in _events(run, BenchEnd):
-        yield f"{_named(end.size)} and more were not measured: {whys[end.why]}"

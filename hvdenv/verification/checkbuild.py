@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hvdenv.errors import CheckBuildError
 from hvdenv.masking import plain
 
-_SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Available Frameworks": (("TensorFlow", "PyTorch", "MXNet"),),
-    "Available Controllers": (("MPI", "Gloo"),),
+_SECTIONS: dict[str, tuple[list[str], ...]] = {
+    "Available Frameworks": (["TensorFlow", "PyTorch", "MXNet"],),
+    "Available Controllers": (["MPI", "Gloo"],),
     "Available Tensor Operations": (
-        ("NCCL", "DDL", "CCL", "MPI", "Gloo"),
-        ("NCCL", "DDL", "MLSL", "MPI", "Gloo"),
+        ["NCCL", "DDL", "CCL", "MPI", "Gloo"],
+        ["NCCL", "DDL", "MLSL", "MPI", "Gloo"],
     ),
 }
 # The rows of frameworks, by the names of their modules.
@@ -25,10 +24,6 @@ ROWS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
 _TITLE = re.compile(r"\s*Horovod v(?P<version>\d+\.\d[\w.+!-]*):\s*")
 _SECTION = re.compile(r"\s*(?P<name>Available \w+(?: \w+)*):\s*")
 _ROW = re.compile(r"\s*\[(?P<mark>.?)\] (?P<name>\w+)\s*")
-_REMEDY = (
-    "run `PYTHONUNBUFFERED=1 horovodrun --verbose --check-build` with the environment's own"
-    " horovodrun, and report its whole output"
-)
 
 
 class CheckBuild(NamedTuple):
@@ -50,53 +45,24 @@ def parse(text: str) -> CheckBuild:
     Other lines before, in and after the table are ignored.
 
     Raises:
-        CheckBuildError: the text is not one whole table: a title, a section or a row
-            is missing, cut, unknown, out of order or there twice.
+        ValueError: the table is not whole; the message says what is missing.
     """
-    version = ""
-    tables: list[tuple[str, dict[str, bool]]] = []
-    for number, line in enumerate(plain(text).split("\n"), 1):
-        if title := _TITLE.fullmatch(line):
-            if version:
-                raise _error("a second title line", number)
+    version, sections = "", list[str]()
+    rows: list[list[tuple[str, str]]] = [[]]
+    for line in plain(text).split("\n"):
+        if not version and (title := _TITLE.fullmatch(line)):
             version = title["version"]
         elif section := _SECTION.fullmatch(line):
-            tables.append((section["name"], {}))
+            sections.append(section["name"])
+            rows.append([])
         elif row := _ROW.fullmatch(line):
-            _take_row(tables, row, number)
+            rows[-1].append((row["name"], row["mark"]))
     if not version:
-        raise _error(
-            "the line `Horovod v...:` is missing" if text.strip() else "there is no output"
-        )
-    _require_whole(tables)
-    return CheckBuild(version, *(rows for _, rows in tables))
-
-
-def _take_row(tables: list[tuple[str, dict[str, bool]]], row: re.Match[str], number: int) -> None:
-    if not tables:
-        raise _error(f"the row {row['name']} is before any section", number)
-    name, rows = tables[-1]
-    if row["name"] in rows:
-        raise _error(f"the row {row['name']} is twice under {name}", number)
-    if row["mark"] not in ("X", " "):
-        raise _error(f"the mark of the row {row['name']} is neither [X] nor [ ]", number)
-    rows[row["name"]] = row["mark"] == "X"
-
-
-def _require_whole(tables: list[tuple[str, dict[str, bool]]]) -> None:
-    for (name, known), (found, rows) in zip(_SECTIONS.items(), tables, strict=False):
-        if found != name:
-            raise _error(f"the section {found} is where {name} should be")
-        if tuple(rows) not in known:
-            got = ", ".join(rows) or "none"
-            raise _error(f"the rows under {name} are {got}; they should be {', '.join(known[0])}")
-    if len(tables) != len(_SECTIONS):
-        raise _error(f"{len(tables)} sections instead of {len(_SECTIONS)}")
-
-
-def _error(what: str, line: int = 0) -> CheckBuildError:
-    return CheckBuildError(
-        f"this is not a complete output of horovodrun --check-build: {what}",
-        where=f"line {line}" if line else "",
-        remedy=_REMEDY,
-    )
+        raise ValueError("the line `Horovod v...:` is missing" if text.strip() else "no output")
+    if sections != list(_SECTIONS) or rows[0]:
+        raise ValueError(f"its sections are {', '.join(sections) or 'missing'}")
+    for (name, known), found in zip(_SECTIONS.items(), rows[1:], strict=True):
+        if [row for row, _ in found] not in known or any(mark not in "X " for _, mark in found):
+            shown = ", ".join(f"[{mark}] {row}" for row, mark in found)
+            raise ValueError(f"the rows under {name} are {shown or 'missing'}")
+    return CheckBuild(version, *({row: mark == "X" for row, mark in each} for each in rows[1:]))

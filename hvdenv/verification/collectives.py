@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hvdenv.masking import clean
 from hvdenv.reports.report import Status
 from hvdenv.standalone.ranks.events import Operation
-from hvdenv.verification import ranks
-from hvdenv.verification.ranks import Judgement, RankRun, listed
+from hvdenv.verification.rank_judgement import Judgement, judge_exercise, listed
+from hvdenv.verification.rank_run import RankRun
 
 EXERCISE = "collectives"
 
@@ -45,7 +45,7 @@ class Report(NamedTuple):
     outcome: Operation
 
 
-def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
+def judge_operations(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
     """What a run proves: each operation that is wrong, or that all are right.
 
     Args:
@@ -63,7 +63,7 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
         if (found := _wrong(reports[name]))
     }
     yield from wrong.items()
-    if broken := ranks.judge_exercise(run, EXERCISE):
+    if broken := judge_exercise(run, EXERCISE):
         yield "", broken
     elif silent := [rank.name for rank in run.ranks if not rank.all(Operation)]:
         yield "", Judgement("fail", f"{listed(silent)} reported nothing", "", _REMEDY)

@@ -11,7 +11,8 @@ from hvdenv.launch.launchers import Kind, Mpi
 from hvdenv.masking import clean
 from hvdenv.reports.report import RankRecord, Status
 from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
-from hvdenv.verification.ranks import Judgement, Rank, RankRun, causes_by_rank, slow
+from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
+from hvdenv.verification.rank_run import Rank, RankRun
 
 # Within a host only; what remains of a list goes between hosts as well.
 _WITHIN = {
@@ -40,7 +41,7 @@ class Transports(NamedTuple):
         return bool(self.between) and all(_TCP.match(one) for one in self.between)
 
 
-def of_mpi(logged: Mapping[str, Sequence[str]]) -> Transports:
+def mpi_transports(logged: Mapping[str, Sequence[str]]) -> Transports:
     """How MPI sends, from what its libraries logged."""
     pml, providers = "".join(logged.get("pml", ())[-1:]), tuple(logged.get("provider", ()))
     if pml == "ob1":
@@ -69,7 +70,7 @@ def _ucx(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def of_nccl(logged: Mapping[str, Sequence[str]]) -> Transports:
+def nccl_transports(logged: Mapping[str, Sequence[str]]) -> Transports:
     """How NCCL sends, from what it said; ``NET/`` is what goes between hosts."""
     ways = tuple("SHM" if "shared memory" in way else way.strip() for way in logged.get("via", ()))
     nets = tuple(way.removeprefix("NET/") for way in ways if way.startswith("NET/"))
@@ -120,7 +121,7 @@ def nccl_release(number: int) -> str:
     return f"{number // wide}.{number % wide // 100}.{number % 100}"
 
 
-def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") -> Judgement:
+def judge_path(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") -> Judgement:
     """Whether the data of a run with right reductions went the way that it should.
 
     Args:
@@ -182,7 +183,7 @@ def _carried(run: RankRun) -> str:
     if transports := _transports(run, run.ranks):
         text += f" ({transports})"
     if uses_nccl(run):
-        nccl = of_nccl(_all_logged(run.ranks)).name or "no transport named"
+        nccl = nccl_transports(_all_logged(run.ranks)).name or "no transport named"
         text += f", NCCL {_nccl_at_run(run)} on GPUs ({nccl})"
     return text
 
@@ -191,18 +192,16 @@ def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
     """How ranks send tensors in the memory of the host; empty if they did not report it."""
     paths = _paths(ranks)
     if run.controller == "MPI" or "MPI" in run.operations:
-        return of_mpi(_all_logged(ranks)).name or "this MPI does not report how it sends"
+        return mpi_transports(_all_logged(ranks)).name or "this MPI does not report how it sends"
     interfaces = sorted({path.variables.get("HOROVOD_GLOO_IFACE", "") for path in paths} - {""})
     return f"TCP on {', '.join(interfaces) or 'any interface'}" if paths else ""
 
 
-def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
-    if not run:
-        return
-    slowest, note = slow(run) or (None, "")
+def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
+    slowest, note = slow_rank(run) or (None, "")
     for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
         joined = rank.result or rank.last(Joined)
-        nccl = of_nccl(_all_logged([rank])).name if uses_nccl(run) else ""
+        nccl = nccl_transports(_all_logged([rank])).name if uses_nccl(run) else ""
         transports = [_transports(run, [rank]) if rank.path else "", nccl and f"NCCL {nccl}"]
         yield RankRecord(
             rank=rank.number,
@@ -282,8 +281,12 @@ def _slow(run: RankRun) -> str:
         return ""
     names, logged = ", ".join(sorted(set.union(*fast))), _all_logged(run.ranks)
     if uses_nccl(run):
-        return f"NCCL uses TCP although the hosts have {names}" if of_nccl(logged).only_tcp else ""
-    if run.operations == {"MPI"} and of_mpi(logged).only_tcp:
+        return (
+            f"NCCL uses TCP although the hosts have {names}"
+            if nccl_transports(logged).only_tcp
+            else ""
+        )
+    if run.operations == {"MPI"} and mpi_transports(logged).only_tcp:
         return f"MPI uses TCP although the hosts have {names}"
     return ""
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hvdenv.standalone.ranks.events import Training
-from hvdenv.verification.ranks import Judgement, RankRun, apart, judge_exercise, listed
+from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, listed
+from hvdenv.verification.rank_run import RankRun
 
 EXERCISE = "training"
 
@@ -25,7 +26,7 @@ class Outcome(NamedTuple):
     facts: Training
 
 
-def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
+def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     """What the training of a run proves.
 
     Returns the judgement on all parts together, under an empty name; and one under its name for

@@ -1,4 +1,4 @@
-"""Verify an environment: collectors first, then checks, then one report."""
+"""Verify an environment: find out, start ranks, judge once, report."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
-from typing import Any
+from typing import NamedTuple
 
 from hvdenv import __version__
+from hvdenv.errors import HvdenvError, InterruptedRunError
 from hvdenv.launch import orphans
-from hvdenv.launch.placement import influences
-from hvdenv.reports.report import Finding, Measurement, Report
-from hvdenv.runner import ENDING, Runner, end_marked, environment, handled
-from hvdenv.verification import bench, collectives, training
-from hvdenv.verification.checks import REBUILD, damaged, table
-from hvdenv.verification.collection import (
-    Collection,
-    Failed,
-    Key,
-    Progress,
-    Setup,
-    Shell,
-    bug,
-    collected,
-    is_of_ranks,
-    judge,
-)
-from hvdenv.verification.collectors import FILES_OF_RANKS, Extension
-from hvdenv.verification.datapath import records
-from hvdenv.verification.ranks import RankRun, listed
+from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement, Report, Row, proven
+from hvdenv.runner import ENDING, Runner, end_marked, handled
+from hvdenv.verification import bench, collectives, datapath, inspection, rank_checks, training
+from hvdenv.verification import installation_checks as checks
+from hvdenv.verification.checkbuild import ROWS
+from hvdenv.verification.evidence import Evidence, found, gather
+from hvdenv.verification.inspection import Extensions
+from hvdenv.verification.installation_checks import REBUILD, is_damaged
+from hvdenv.verification.parts import Parts, Progress
+from hvdenv.verification.rank_judgement import Judgement, listed
+from hvdenv.verification.rank_start import FILES_OF_RANKS, PAIRS, Pair
+from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Setup
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
 EXERCISES = (collectives.EXERCISE, training.EXERCISE)
@@ -53,97 +46,23 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
         on_event: told what runs and what fails, from several threads.
     """
     began = time.monotonic()
-    setup = with_this_process(setup)
-    with ended_by_signals(setup.runner):
-        collection = Collection(setup, on_event)
-        collection.run()
-        results = collection.results
-        found = [*judge(setup, results), *collection.unjudged()]
-        findings = _with_first_remedy(found, setup, results)
+    setup = setup.of_this_process()
+    with Parts(setup, on_event) as parts, ended_by_signals(setup.runner):
+        evidence = gather(setup, parts)
+        findings = [*judge_evidence(setup, evidence), *_unjudged(parts)]
+        findings = with_first_remedy(findings, setup, evidence)
         try:
-            findings += _orphans(setup, results)
+            findings += _orphans(setup, evidence)
         except Exception as error:
-            findings.append(bug("orphans", "hosts", error))
+            findings.append(_bug("orphans", "hosts", error))
     seconds = time.monotonic() - began
-    return _report(setup, results, findings, collection.measurements, seconds)
-
-
-def with_this_process(setup: Setup) -> Setup:
-    """The setup with the cores, the user and the variables of this process."""
-    cores = len(os.sched_getaffinity(0))
-    mine, passed = influences(environment()), influences(setup.runner.given)
-    return setup._replace(
-        launch=setup.launch._replace(root=os.geteuid() == 0, cores=cores),
-        cores=cores,
-        shell=Shell(passed, tuple(name for name in mine if name not in passed)),
-    )
-
-
-def _report(
-    setup: Setup,
-    results: Mapping[Key, Any],
-    findings: Sequence[Finding],
-    measured: Sequence[Measurement],
-    seconds: float,
-) -> Report:
-    extensions = collected("extension", results)
-    runs: dict[tuple[str, str], RankRun | None] = collected("rank_run", results)
-    speeds = bench.measurements(collected("bench_run", results), collected("speed_runs", results))
-    total = Measurement("verify", round(seconds, 3), "s")
-    return Report(
-        recipe=setup.installation.recipe,
-        prefix=setup.installation.prefix,
-        host=socket.gethostname(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - seconds)),
-        seconds=seconds,
-        findings=tuple(findings),
-        measurements=(*measured, *speeds, total),
-        table=()
-        if isinstance(extensions, Failed)
-        else tuple(table(setup.expectation, extensions, findings)),
-        ranks=tuple(record for (name, _), run in runs.items() for record in records(name, run)),
-        environment=dict(_environment(setup, results)),
-    )
+    return _report(setup, evidence, findings, parts.measurements, seconds)
 
 
 def usual_ranks(cores: int, gpus: int = 0) -> int:
     """How many ranks verify starts by default; two of them cannot share a GPU under NCCL."""
     ranks = _RANKS_WITH_ROOM if cores >= _RANKS_WITH_ROOM else _USUAL_RANKS
     return min(ranks, gpus) if gpus > 1 else ranks
-
-
-def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str, str]]:
-    extensions = [each for each in results.values() if isinstance(each, Extension)]
-    yield "hvdenv", __version__
-    for name, field in (("Python", "python_version"), ("horovod", "version")):
-        versions = dict.fromkeys(filter(None, (getattr(each.facts, field) for each in extensions)))
-        if versions:
-            yield name, ", ".join(versions)
-    for each in extensions:
-        if each.facts.installed:
-            yield each.framework, each.facts.installed
-    mpi = results.get(Key("mpi"))
-    if mpi and not isinstance(mpi, Failed) and mpi[1]:
-        yield "mpirun", mpi[1]
-    if setup.installation.generation:
-        yield "generation", os.path.basename(setup.installation.generation)
-    yield "ranks", str(setup.launch.ranks)
-    if setup.launch.hosts:
-        yield "hosts", ", ".join(host.name for host in setup.launch.hosts)
-    yield "cores", str(setup.cores)
-    yield "kernel", os.uname().release
-
-
-def _orphans(setup: Setup, results: Mapping[Key, Any]) -> Iterator[Finding]:
-    """Ends processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
-    runner = setup.runner
-    runs = [value for key, value in results.items() if key.name == "rank_run"]
-    failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
-    if not failed and not runner.stopped:
-        end_marked(runner.token)  # what a rank may have started
-        return
-    seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
-    yield from orphans.end([host.name for host in setup.launch.hosts], runner, seconds)
 
 
 @contextmanager
@@ -162,24 +81,283 @@ def ended_by_signals(runner: Runner) -> Iterator[None]:
         raise
 
 
-def _with_first_remedy(
-    findings: list[Finding], setup: Setup, results: Mapping[Key, Any]
+class Check(NamedTuple):
+    """A check that is to be made, with what it needs.
+
+    Attributes:
+        about: the rows of the table that its findings are about if they do not state them.
+    """
+
+    name: str
+    subject: str
+    findings: Callable[[], Iterable[Finding]]
+    about: About = EVERYTHING
+
+
+def judge_evidence(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
+    """The findings of all checks; an error is one finding, whatever it keeps from being judged."""
+    reported: set[int] = set()
+    missed: dict[str, None] = {}
+    for check in _checks(setup, evidence):
+        try:
+            for each in check.findings():
+                yield each._replace(about=check.about) if each.about == EVERYTHING else each
+        except InterruptedRunError:
+            missed[check.name] = None
+        except Exception as error:
+            if id(error) not in reported:
+                yield _error(check, error)
+            reported.add(id(error))
+    if missed:
+        message = f"it was ended before it could judge: {', '.join(missed)}"
+        remedy = "run it again and leave it the time that it needs"
+        yield Finding("interrupted", "verify", "error", message, remedy=remedy)
+
+
+def _checks(setup: Setup, evidence: Evidence) -> Iterator[Check]:
+    """All checks of an environment, in the order of their findings.
+
+    They ask for results of `evidence` only as they run, because these may be errors.
+    """
+    expectation, installation = setup.expectation, setup.installation
+    changed, observed = evidence.changed_files, evidence.observed
+    image, horovodrun = evidence.image_mpi, evidence.horovodrun
+    yield Check(
+        "check-build", "horovodrun --check-build",
+        lambda: checks.check_build(
+            evidence.build_table.result(), evidence.all_extensions, expectation
+        ),
+    )  # fmt: skip
+    if changed:
+        yield Check("files", "files", lambda: checks.check_files(changed.result()))
+    if observed:
+        yield Check("drift", "drift", lambda: checks.check_drift(observed.result()))
+    yield Check("variables", "variables", lambda: checks.check_variables(setup))
+    yield Check(
+        "rendezvous", "rendezvous", lambda: checks.check_rendezvous(evidence.rendezvous.result())
+    )
+    yield Check(
+        "frameworks", "frameworks",
+        lambda: checks.check_any_framework(evidence.all_extensions, expectation),
+    )  # fmt: skip
+    yield Check(
+        "shadowing", "shadowing",
+        lambda: checks.check_shadowing(
+            evidence.libraries.result(), inspection.hidden_modules(installation), expectation,
+            installation,
+        ),
+    )  # fmt: skip
+    for framework in FRAMEWORKS:
+        yield _check_of_extension(setup, evidence, framework)
+    for pair in PAIRS:
+        yield _check_of_pair(setup, evidence, pair)
+    if horovodrun:
+        yield Check(
+            "horovodrun", "horovodrun --mpi",
+            lambda: rank_checks.check_horovodrun(horovodrun.result()),
+        )  # fmt: skip
+    if image:
+        runs = [*evidence.started_runs.values()]
+        yield Check(
+            "mpi", "image",
+            lambda: rank_checks.check_image_mpi(image.result(), evidence.mpi.result(), runs),
+        )  # fmt: skip
+    yield Check(
+        "operation", "operation",
+        lambda: rank_checks.check_operations(
+            evidence.all_extensions, evidence.started_runs, expectation
+        ),
+    )  # fmt: skip
+    for pair in evidence.benchmarks:
+        yield _check_of_speed(setup, evidence, pair)
+    if setup.effort:
+        done = [each for future in evidence.benchmarks.values() if (each := found(future))]
+        yield Check(
+            "yardstick", "yardstick", lambda: rank_checks.check_yardsticks(done, expectation)
+        )
+
+
+def _check_of_extension(setup: Setup, evidence: Evidence, framework: str) -> Check:
+    return Check(
+        "extension", framework,
+        lambda: checks.check_extension(
+            evidence.extensions[framework].result(), setup.expectation
+        ),
+        About((framework,)),
+    )  # fmt: skip
+
+
+def _check_of_pair(setup: Setup, evidence: Evidence, pair: Pair) -> Check:
+    run = evidence.runs.get(pair)
+    return Check(
+        "allreduce", pair.subject,
+        lambda: rank_checks.check_pair(
+            setup, pair, evidence.extensions[pair.framework].result(), evidence.mpi.result(),
+            run.result() if run else None,
+        ),
+        _rows(evidence, pair),
+    )  # fmt: skip
+
+
+def _check_of_speed(setup: Setup, evidence: Evidence, pair: Pair) -> Check:
+    return Check(
+        "bench", pair.subject,
+        lambda: rank_checks.check_speed(evidence.benchmarks[pair].result(), setup.expectation),
+        _rows(evidence, pair),
+    )  # fmt: skip
+
+
+def _rows(evidence: Evidence, pair: Pair) -> About:
+    """The rows of the table that a pair stands for: also the operations that its ranks used."""
+    run = evidence.started_runs.get(pair)
+    used = tuple(sorted(datapath.operations(run))) if run else ()
+    return About((pair.framework,), (pair.controller,), used or (pair.controller,))
+
+
+def _error(check: Check, error: Exception) -> Finding:
+    if not isinstance(error, HvdenvError):
+        return _bug(check.name, check.subject, error)._replace(about=check.about)
+    text = f"{error.where}: {error.message}" if error.where else error.message
+    judgement = Judgement("error", text, error.detail, error.remedy)
+    return Finding(check.name, check.subject, *judgement, check.about)
+
+
+def _bug(check: str, subject: str, error: Exception) -> Finding:
+    """The finding for an error in hvdenv itself, which keeps the rest of the report."""
+    return Finding(
+        check=check,
+        subject=subject,
+        status="error",
+        message=f"the check could not run: {type(error).__name__}: {error}",
+        evidence="".join(traceback.format_exception(error)),
+        remedy="this is a bug in hvdenv: report it with the evidence",
+    )
+
+
+def _unjudged(parts: Parts) -> Iterator[Finding]:
+    """What failed in runs of ranks that were interrupted, so that no check judges them."""
+    pairs = {pair.subject: pair for pair in PAIRS}
+    for label, message in parts.unjudged:
+        about = EVERYTHING
+        if pair := pairs.get(label):
+            about = About((pair.framework,), (pair.controller,), (pair.controller,))
+        yield Finding("interrupted", label, "fail", message, about=about)
+
+
+def with_first_remedy(
+    findings: Sequence[Finding], setup: Setup, evidence: Evidence
 ) -> list[Finding]:
     """The findings with what to try first: other files, or ranks without the user's variables."""
-    changed_files = results.get(Key("changed_files"))
-    if isinstance(changed_files, Failed) or not damaged(changed_files or ()):
-        return list(map(partial(_with_clean, setup), findings))
-    remedy, found = f"files are damaged: {REBUILD}", []
-    for each in sorted(findings, key=lambda one: one.check != "files"):
-        bad = each.check != "files" and each.status in ("fail", "error")
-        found.append(each._replace(remedy=remedy) if bad else each)
-    return found
+    changed_files = found(evidence.changed_files)
+    if not changed_files or not is_damaged(changed_files):
+        return [_with_clean(setup, each) for each in findings]
+    remedy = f"files are damaged: {REBUILD}"
+    return [
+        each._replace(remedy=remedy)
+        if each.check != "files" and each.status in ("fail", "error")
+        else each
+        for each in sorted(findings, key=lambda each: each.check != "files")
+    ]
 
 
 def _with_clean(setup: Setup, finding: Finding) -> Finding:
     """A finding about ranks that failed under variables of the user's shell."""
     passed = [name for name in setup.shell.passed if name not in FILES_OF_RANKS]
-    if not passed or finding.status not in ("fail", "error") or not is_of_ranks(finding.check):
+    of_ranks = finding.check in rank_checks.NAMES
+    if not passed or not of_ranks or finding.status not in ("fail", "error"):
         return finding
     first = f"first try without {listed(passed)} of your shell: `{setup.without_shell}`"
     return finding._replace(remedy="; otherwise: ".join(filter(None, (first, finding.remedy))))
+
+
+def _orphans(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
+    """Ends processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
+    runner = setup.runner
+    runs = [found(run) for run in evidence.runs.values()]
+    failed = any(run is None or run.returncode for run in runs)
+    if not failed and not runner.stopped:
+        end_marked(runner.token)  # what a rank may have started
+        return
+    seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
+    yield from orphans.end([host.name for host in setup.launch.hosts], runner, seconds)
+
+
+def _report(
+    setup: Setup,
+    evidence: Evidence,
+    findings: Sequence[Finding],
+    measured: Sequence[Measurement],
+    seconds: float,
+) -> Report:
+    extensions = {name: each for name, one in evidence.extensions.items() if (each := found(one))}
+    benchmarks = [done for one in evidence.benchmarks.values() if (done := found(one))]
+    runs = evidence.started_runs
+    return Report(
+        recipe=setup.installation.recipe,
+        prefix=setup.installation.prefix,
+        host=socket.gethostname(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - seconds)),
+        seconds=seconds,
+        findings=tuple(findings),
+        measurements=(
+            *measured,
+            *bench.measurements(benchmarks),
+            Measurement("verify", round(seconds, 3), "s"),
+        ),
+        table=tuple(table(setup, extensions, findings))
+        if len(extensions) == len(FRAMEWORKS)
+        else (),
+        ranks=tuple(
+            record
+            for pair, run in runs.items()
+            for record in datapath.rank_records(pair.framework, run)
+        ),
+        environment=dict(_environment(setup, evidence, extensions)),
+    )
+
+
+def table(setup: Setup, extensions: Extensions, findings: Sequence[Finding]) -> Iterator[Row]:
+    """What was expected, built and proven, in the rows of Horovod's own table."""
+    expectation = setup.expectation
+    usable = [extension for extension in extensions.values() if extension.usable]
+
+    def stated(names: Sequence[str] | None, name: str) -> bool | None:
+        return None if names is None else name in names
+
+    for name in ("tensorflow", "torch", "mxnet"):
+        expected = stated(expectation.frameworks, name)
+        marks = (extensions[name].present, proven(findings, "frameworks", name))
+        yield Row("Frameworks", ROWS[name], expected, *marks)
+    for name in CONTROLLERS:
+        expected = stated(expectation.controllers, name)
+        marks = (any(e.built(name) for e in usable), proven(findings, "controllers", name))
+        yield Row("Controllers", name, expected, *marks)
+    for name in OPERATIONS:
+        expected = stated(expectation.operations, name)
+        marks = (any(e.built(name) for e in usable), proven(findings, "operations", name))
+        if expected or any(e.built(name) is not None for e in usable):
+            yield Row("Tensor Operations", name, expected, *marks)
+
+
+def _environment(
+    setup: Setup, evidence: Evidence, extensions: Extensions
+) -> Iterator[tuple[str, str]]:
+    """What ran: names with a version or a number."""
+    facts = [each.facts for each in extensions.values()]
+    yield "hvdenv", __version__
+    if pythons := dict.fromkeys(each.python_version for each in facts if each.python_version):
+        yield "Python", ", ".join(pythons)
+    if horovods := dict.fromkeys(each.version for each in facts if each.version):
+        yield "horovod", ", ".join(horovods)
+    for each in extensions.values():
+        if each.facts.installed:
+            yield each.framework, each.facts.installed
+    if (mpi := found(evidence.mpi)) and mpi[1]:
+        yield "mpirun", mpi[1]
+    if setup.installation.generation:
+        yield "generation", os.path.basename(setup.installation.generation)
+    yield "ranks", str(setup.launch.ranks)
+    if setup.launch.hosts:
+        yield "hosts", ", ".join(host.name for host in setup.launch.hosts)
+    yield "cores", str(setup.cores)
+    yield "kernel", os.uname().release

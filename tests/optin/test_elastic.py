@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
-from hvdenv.verification.collection import Setup
+from hvdenv.verification.setup import Setup
 from tests.real.conftest import cli, cluster, home, local_prefix, original, runner
 from tests.real.doctored import PATIENCE
 from tests.standin import Cluster

@@ -24,7 +24,7 @@ import pytest
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, parse_toml
-from hvdenv.verification.collection import Setup
+from hvdenv.verification.setup import Setup
 from tests.real.conftest import Cli, cli, home, local_prefix, original, runner
 
 __all__ = ["cli", "home", "local_prefix", "original", "runner"]

@@ -21,10 +21,9 @@ from hvdenv.plans.plan import candidates, make_plan, site_python, steps_of
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
-from hvdenv.verification import bench, checks
+from hvdenv.verification import bench, rank_checks
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
-from hvdenv.verification.collection import COLLECTORS
-from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.rank_run import RankRun
 from tests import rank_events
 from tests.commands import Hvdenv
 from tests.rank_events import event, exited, good
@@ -64,6 +63,7 @@ def point(name: str, seconds: float, ranks: int = 2) -> Point:
 GOOD = run(2, *measured(**{"1KiB": 85e-6, "64MiB": 0.016}), speed(128, 0.05))
 ONE = run(1, speed(64, 0.045))
 MPI = Yardstick((point("1KiB", 3e-6), point("64MiB", 0.012)))
+BENCHMARK = Benchmark(SUBJECT, GOOD, MPI, (ONE,))
 REFERENCE = Reference("allreduce bandwidth", SUBJECT, 4.0, "GB/s", "64MiB", lower=-0.1)
 
 
@@ -94,8 +94,7 @@ def test_the_yardstick_is_read_whatever_is_around_it() -> None:
 
 
 def test_all_figures_become_measurements() -> None:
-    benchmarks = {("torch", "MPI"): Benchmark(GOOD, MPI), ("torch", "Gloo"): None}
-    found = list(bench.measurements(benchmarks, {("torch", "MPI"): (ONE,)}))
+    found = list(bench.measurements([Benchmark(SUBJECT, GOOD, MPI, (ONE,))]))
     assert [each[1:] for each in found if each.name == "allreduce bandwidth"] == [
         (0.01205, "GB/s", SUBJECT, 1024, 2), (4.194, "GB/s", SUBJECT, 64 * MIB, 2),
         (0.3413, "GB/s", "MPI alone", 1024, 2), (5.592, "GB/s", "MPI alone", 64 * MIB, 2),
@@ -110,17 +109,15 @@ def test_all_figures_become_measurements() -> None:
 
 def test_one_rank_has_no_bandwidth() -> None:
     alone = run(1, *measured(**{"1KiB": 1e-3}), speed(64, 0.05))
-    found = bench.measurements({("torch", "MPI"): Benchmark(alone, Yardstick(()))}, {})
-    assert {each.name for each in found} == {"allreduce latency", "training speed"}
-    judgement = bench.judge(SUBJECT, Benchmark(alone, Yardstick(())), (), ())
-    assert judgement.message == "1 KiB: 1000 us; 1280 samples/s"
+    benchmark = Benchmark(SUBJECT, alone)
+    names = {each.name for each in bench.measurements([benchmark])}
+    assert names == {"allreduce latency", "training speed"}
+    assert bench.judge_speed(benchmark, ()).message == "1 KiB: 1000 us; 1280 samples/s"
 
 
 def test_the_yardsticks_of_several_runs_are_one() -> None:
     runs = [Yardstick((point("1MiB", s),)) for s in (1.0, 9.0, 2.0)]
-    found = bench.measurements(
-        {("torch", str(n)): Benchmark(GOOD, each) for n, each in enumerate(runs)}, {}
-    )
+    found = bench.measurements([Benchmark(SUBJECT, GOOD, each) for each in runs])
     assert [e.value for e in found if e.subject == "MPI alone" and e.unit == "us"] == [2e6]
 
 
@@ -128,7 +125,7 @@ def test_the_yardsticks_of_several_runs_are_one() -> None:
 
 
 def test_good_figures() -> None:
-    judgement = bench.judge(SUBJECT, Benchmark(GOOD, MPI), (ONE,), (REFERENCE,))
+    judgement = bench.judge_speed(BENCHMARK, (REFERENCE,))
     assert judgement.status == "pass"
     assert judgement.message == (
         "64 MiB: 4.19 GB/s, 75 % of MPI alone; 1 KiB: 85 us; 2 ranks train 1.8 times as fast as 1 (90 %)"
@@ -140,7 +137,7 @@ def test_good_figures() -> None:
 
 def test_what_was_not_measured_is_told() -> None:
     ended = run(2, *measured(**{"64MiB": 0.016}), BenchEnd(256 * MIB, "memory"))
-    judgement = bench.judge(SUBJECT, Benchmark(ended, MPI), (), ())
+    judgement = bench.judge_speed(Benchmark(SUBJECT, ended, MPI), ())
     assert judgement.evidence.endswith(
         "256 MiB and more were not measured: the ranks of one host need more memory than is free"
     )
@@ -152,11 +149,11 @@ def test_what_was_not_measured_is_told() -> None:
 def test_bounds_of_references(case: dict[str, Any]) -> None:
     bounds = {name: case[name] for name in ("lower", "upper") if name in case}
     reference = Reference("allreduce bandwidth", SUBJECT, case["value"], "GB/s", "64MiB", **bounds)
-    assert bench.outside(case["found"], reference) == case["said"]
+    assert bench.missed(case["found"], reference) == case["said"]
 
 
 def judged(*references: Reference) -> tuple[str, str]:
-    return bench.judge(SUBJECT, Benchmark(GOOD, MPI), (ONE,), references)[:2]
+    return bench.judge_speed(BENCHMARK, references)[:2]
 
 
 def test_a_figure_that_misses_its_reference_fails() -> None:
@@ -194,7 +191,7 @@ def test_ranks_that_break_are_told_and_not_their_figures(broken: str) -> None:
     dead = {"code": -9, "signal": "SIGKILL", "stage": "speed", "detail": ""}
     whole = run(2, *measured(**{"1KiB": 1e-3}), **dead) if broken == "all" else GOOD
     smaller = ONE if broken == "all" else run(2, **dead)._replace(exercises=("speed",))
-    judgement = bench.judge(SUBJECT, Benchmark(whole, MPI), (smaller,), ())
+    judgement = bench.judge_speed(Benchmark(SUBJECT, whole, MPI, (smaller,)), ())
     assert judgement.status == "fail"
     assert judgement.message.startswith("with 2 ranks: rank 1 on n1")
     assert judgement.message.endswith("was ended by SIGKILL, in speed")
@@ -203,30 +200,30 @@ def test_ranks_that_break_are_told_and_not_their_figures(broken: str) -> None:
 @pytest.mark.parametrize(("wanted", "status"), [(5.5, "pass"), (10, "fail")])
 def test_mpi_alone_has_references_of_its_own(wanted: float, status: str) -> None:
     reference = REFERENCE._replace(subject="MPI alone", value=wanted)
-    ((_, judgement),) = bench.judge_yardsticks([Benchmark(GOOD, MPI)], (reference,))
+    ((_, judgement),) = bench.judge_yardsticks([BENCHMARK], (reference,))
     assert judgement.status == status
     assert "64 MiB: 5.59 GB/s; 1 KiB: 3 us" in judgement.message + judgement.evidence
 
 
 def test_without_a_yardstick_it_is_said_why() -> None:
     none = Yardstick((), "there is no mpicc", "words")
-    ((name, judgement),) = bench.judge_yardsticks([Benchmark(GOOD, none)], ())
+    ((name, judgement),) = bench.judge_yardsticks([Benchmark(SUBJECT, GOOD, none)], ())
     assert name == "MPI alone"
     assert judgement[:3] == ("skip", "there is no yardstick: there is no mpicc", "words")
     assert list(bench.judge_yardsticks([], ())) == []
-    assert "MPI alone" not in bench.judge(SUBJECT, Benchmark(GOOD, none), (), ()).message
+    assert "MPI alone" not in bench.judge_speed(Benchmark(SUBJECT, GOOD, none), ()).message
 
 
 def test_gpus_have_a_yardstick_of_their_own() -> None:
     nccl = MPI._replace(name="NCCL alone")
-    assert "75 % of NCCL alone" in bench.judge(SUBJECT, Benchmark(GOOD, nccl), (), ()).message
-    both = {("torch", "MPI"): Benchmark(GOOD, nccl), ("tensorflow", "MPI"): Benchmark(GOOD, MPI)}
+    both = [Benchmark(SUBJECT, GOOD, nccl), BENCHMARK]
+    assert "75 % of NCCL alone" in bench.judge_speed(both[0], ()).message
     wanted = REFERENCE._replace(subject="NCCL alone", value=10)
-    judged = dict(bench.judge_yardsticks(list(both.values()), (wanted,)))
+    judged = dict(bench.judge_yardsticks(both, (wanted,)))
     assert {name: each.status for name, each in judged.items()} == {
         "MPI alone": "pass", "NCCL alone": "fail",
     }  # fmt: skip
-    told = {each.subject for each in bench.measurements(both, {})}
+    told = {each.subject for each in bench.measurements(both)}
     assert {"MPI alone", "NCCL alone"} <= told
 
 
@@ -244,24 +241,24 @@ def test_gpus_have_a_yardstick_of_their_own() -> None:
 def test_the_libraries_of_gpus(
     libraries: dict[str, list[str]], found: tuple[str, str] | None
 ) -> None:
-    assert bench.libraries_of_gpus(run(2, DataPath(libraries=libraries))) == found
+    assert bench.gpu_libraries(run(2, DataPath(libraries=libraries))) == found
 
 
 def test_the_checks_have_findings_of_their_own() -> None:
     expectation = Expectation(references=(REFERENCE._replace(value=9),))
-    given = (bench.Effort(1, "/tmp"), expectation)
-    done = Benchmark(GOOD, MPI)
-    (finding,) = checks.benchmark(*given, done, (ONE,), "torch", "MPI")
+    (finding,) = rank_checks.check_speed(BENCHMARK, expectation)
     assert finding[:3] == ("bench", SUBJECT, "fail")
-    assert list(checks.benchmark(*given, None, None, "torch", "MPI")) == []
-    runs = {("torch", "MPI"): done, ("torch", "Gloo"): None}
-    (finding,) = checks.yardstick(*given, runs)
+    (finding,) = rank_checks.check_yardsticks([BENCHMARK], expectation)
     assert finding[:3] == ("yardstick", "MPI alone", "pass")
 
 
 def test_fewer_ranks() -> None:
-    assert COLLECTORS["bench_run"].alone and COLLECTORS["speed_runs"].alone
-    assert [bench.fewer(count) for count in (1, 2, 6, 8)] == [[], [1], [1, 2, 4], [1, 2, 4]]
+    assert [bench.smaller_counts(count) for count in (1, 2, 6, 8)] == [
+        [],
+        [1],
+        [1, 2, 4],
+        [1, 2, 4],
+    ]
     hosts = (Host("a", 4), Host("b", 4))
     launch = Launch((), 8, hosts=hosts, hostfile="hosts", ranks_per_node=4)
     one, four = bench.with_fewer(launch, 1), bench.with_fewer(launch, 4)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.errors import CheckBuildError
 from hvdenv.verification.checkbuild import CheckBuild, parse
 
 CASES = Path(__file__).parents[1] / "cases" / "checkbuild"
 GOOD = sorted((CASES / "good").glob("*.txt"))
 BAD = sorted((CASES / "bad").glob("*.txt"))
+REFUSED = "is missing|no output|its sections are|the rows under"
 
 FRAMEWORKS = ("TensorFlow", "PyTorch", "MXNet")
 CONTROLLERS = ("MPI", "Gloo")
@@ -63,12 +63,8 @@ def test_known_texts(path: Path) -> None:
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
 def test_anything_else_is_refused(path: Path) -> None:
-    with pytest.raises(CheckBuildError) as caught:
+    with pytest.raises(ValueError, match=REFUSED):
         parse(read(path))
-    assert caught.value.message.startswith(
-        "this is not a complete output of horovodrun --check-build: "
-    )
-    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
@@ -79,7 +75,7 @@ def test_a_cut_text_never_gives_another_table(path: Path) -> None:
     for length in range(len(whole)):
         text = whole[:length].decode(errors="replace")
         if length < last_row:
-            with pytest.raises(CheckBuildError):
+            with pytest.raises(ValueError, match=REFUSED):
                 parse(text)
         else:
             assert parse(text) == expected
@@ -96,7 +92,7 @@ def test_a_line_left_out_is_refused(build: CheckBuild, data: st.DataObject) -> N
     lines = render(build).splitlines()
     numbers = [number for number, line in enumerate(lines) if line.strip()]
     del lines[data.draw(st.sampled_from(numbers))]
-    with pytest.raises(CheckBuildError):
+    with pytest.raises(ValueError, match=REFUSED):
         parse("\n".join(lines))
 
 
@@ -108,6 +104,6 @@ def test_other_lines_do_not_matter(build: CheckBuild, noise: str, at: int) -> No
 
 
 @given(st.text())
-def test_nothing_but_an_hvdenv_error(text: str) -> None:
-    with pytest.raises(CheckBuildError):
+def test_any_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=REFUSED):
         parse(text)

@@ -8,19 +8,18 @@ import pytest
 
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.environments.manifest import Difference
-from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import About, Finding, Row
 from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
-from hvdenv.verification import collection, collectors
+from hvdenv.verification import installation_checks as checks
+from hvdenv.verification import rank_checks
 from hvdenv.verification.checkbuild import ROWS, parse
-from hvdenv.verification.checks import table
-from hvdenv.verification.collection import CHECKS, Failed, Key, Setup, Shell
-from hvdenv.verification.collectors import BuildTable, Extension, missing_rows
-from hvdenv.verification.ranks import RankRun
-from hvdenv.verification.verify import _with_first_remedy
+from hvdenv.verification.inspection import BuildTable, Extension, missing_rows
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import Pair, trains
+from hvdenv.verification.setup import HostMpi, Setup, Shell
+from hvdenv.verification.verify import table
 from tests.rank_events import good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
@@ -81,18 +80,13 @@ def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
     return run(*good(size, logged=logged, **changed), size=size, controller=controller)
 
 
-def ask(check: str, **arguments: Any) -> list[Finding]:
-    return list(CHECKS[check](**arguments))
-
-
 def check_build(found: BuildTable, expectation: Expectation = LOCAL, **changed: Any) -> Finding:
-    arguments = {"extensions": all_three(**changed), "expectation": expectation}
-    (finding,) = ask("check-build", build_table=found, **arguments)
+    (finding,) = checks.check_build(found, all_three(**changed), expectation)
     return finding
 
 
 def judge_extension(found: Extension, expectation: Expectation = LOCAL) -> list[Finding]:
-    return ask("extension", extension=found, expectation=expectation, framework=found.framework)
+    return list(checks.check_extension(found, expectation))
 
 
 def setup(**changed: Any) -> Setup:
@@ -101,10 +95,11 @@ def setup(**changed: Any) -> Setup:
 
 
 def judge_allreduce(
-    found: Extension, run: RankRun | None, mpi: tuple[Mpi, str] = MPI, **changed: Any
+    found: Extension, run: RankRun | None, mpi: HostMpi = MPI, **changed: Any
 ) -> list[Finding]:
-    about = {"framework": found.framework, "controller": "MPI"}
-    return ask("allreduce", extension=found, rank_run=run, setup=setup(**changed), mpi=mpi, **about)
+    pair = Pair(found.framework, "MPI")
+    findings = rank_checks.check_pair(setup(**changed), pair, found, mpi, run)
+    return [each for each in findings if each.check == "allreduce"]
 
 
 def without(row: str) -> str:
@@ -177,9 +172,9 @@ def test_missing_rows() -> None:
 
 def test_some_framework_has_to_be_there() -> None:
     nothing = {name: absent(name) for name in ROWS}
-    assert not ask("frameworks", extensions=all_three(), expectation=ANYTHING)
-    assert not ask("frameworks", extensions=nothing, expectation=LOCAL)
-    (finding,) = ask("frameworks", extensions=nothing, expectation=ANYTHING)
+    assert not list(checks.check_any_framework(all_three(), ANYTHING))
+    assert not list(checks.check_any_framework(nothing, LOCAL))
+    (finding,) = checks.check_any_framework(nothing, ANYTHING)
     assert finding.status == "fail"
     assert "/env/horovod/torch.so" in finding.evidence
 
@@ -255,10 +250,7 @@ def shadowing(
     installation: Installation = BUILT,
     hiding: dict[str, str] | None = None,
 ) -> list[Finding]:
-    return ask(
-        "shadowing", libraries=libraries, hiding=hiding, expectation=expectation,
-        installation=installation,
-    )  # fmt: skip
+    return list(checks.check_shadowing(libraries, hiding or {}, expectation, installation))
 
 
 def test_shadowing_is_for_what_is_asked_for() -> None:
@@ -344,8 +336,8 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
     (wrong,) = judge_allreduce(extension("torch"), rank_run(size=1, failed=1), launch=launch)
     assert wrong.status == "fail"
     found = {"torch": extension("torch")}
-    seen = ask("operation", extensions=found, rank_runs={("torch", "MPI"): rank_run(size=1)},
-               expectation=Expectation(operations=("MPI",)))  # fmt: skip
+    runs = {Pair("torch", "MPI"): rank_run(size=1)}
+    seen = rank_checks.check_operations(found, runs, Expectation(operations=("MPI",)))
     assert [each.status for each in seen] == ["unproven"]
 
 
@@ -357,24 +349,20 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
         (Mpi("Open MPI", "5.0.1"), rank_run(), {"pass": "the ranks are right nevertheless"}),
         (Mpi("unknown"), rank_run(failed=1), {"skip": "no mpirun in the image"}),
         # It is judged for images that an mpirun starts.
-        (None, rank_run(), {}),
         (Mpi("Open MPI", "5.0.1"), rank_run()._replace(launcher="srun"), {}),
     ],
 )
-def test_the_mpi_of_an_image_and_the_hosts(
-    image: Mpi | None, run: RankRun, found: dict[str, str]
-) -> None:
-    runs = {("torch", "MPI"): run, ("mxnet", "MPI"): None}
+def test_the_mpi_of_an_image_and_the_hosts(image: Mpi, run: RankRun, found: dict[str, str]) -> None:
     host = (Mpi("Open MPI", "4.1.8"), "/usr/bin/mpirun")
-    judged = ask("mpi", image_mpi=image, mpi=host, rank_runs=runs)
+    judged = list(rank_checks.check_image_mpi(image, host, [run]))
     assert [each.status for each in judged] == list(found)
     assert all(found[each.status] in each.message for each in judged)
 
 
 def operations(found: Extension, run: RankRun, expectation: Expectation) -> dict[str, str]:
-    runs = {("torch", "MPI"): run, ("torch", "Gloo"): None}
-    arguments = {"extensions": {"torch": found}, "expectation": expectation}
-    return {f.subject: f.status for f in ask("operation", rank_runs=runs, **arguments)}
+    runs = {Pair("torch", "MPI"): run}
+    findings = rank_checks.check_operations({"torch": found}, runs, expectation)
+    return {each.subject: each.status for each in findings}
 
 
 def test_operations() -> None:
@@ -382,9 +370,8 @@ def test_operations() -> None:
     with_nccl = extension("torch", built={"NCCL": 21602})
     found = operations(with_nccl, rank_run(), expected)
     assert found == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
-    failed = {("torch", "MPI"): rank_run(failed=1)}
-    arguments = {"extensions": {"torch": with_nccl}, "expectation": expected}
-    *_, finding = ask("operation", rank_runs=failed, **arguments)
+    failed = {Pair("torch", "MPI"): rank_run(failed=1)}
+    *_, finding = rank_checks.check_operations({"torch": with_nccl}, failed, expected)
     message = "it was built, but the ranks over MPI failed"
     assert finding == Finding(
         "operation", "MPI in torch", "unproven", message, remedy="see allreduce",
@@ -399,8 +386,8 @@ def test_operations() -> None:
 
 def test_nccl_on_a_host_with_gpus_is_not_proven_either() -> None:
     found = extension("torch", built={"NCCL": 21602}, gpus=4)
-    arguments = {"rank_runs": {}, "expectation": Expectation(operations=("NCCL",))}
-    (finding,) = ask("operation", extensions={"torch": found}, **arguments)
+    expected = Expectation(operations=("NCCL",))
+    (finding,) = rank_checks.check_operations({"torch": found}, {}, expected)
     assert finding.status == "unproven"
     assert "there are GPUs" in finding.message
 
@@ -412,7 +399,8 @@ def test_table() -> None:
         Finding("operation", "MPI in torch", "pass", "", about=About((), (), ("MPI",))),
     ]
     expectation = Expectation(("torch",), None, ("MPI",))
-    rows = table(expectation, all_three(tensorflow=absent("tensorflow")), passed)
+    mine = setup(expectation=expectation)
+    rows = table(mine, all_three(tensorflow=absent("tensorflow")), passed)
     assert list(rows) == [
         Row("Frameworks", "TensorFlow", False, False, False),
         Row("Frameworks", "PyTorch", True, True, False),
@@ -425,31 +413,6 @@ def test_table() -> None:
         Row("Tensor Operations", "MPI", True, True, True),
         Row("Tensor Operations", "Gloo", False, True, False),
     ]
-
-
-def test_a_check_that_raises_is_an_error_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(installation: Installation) -> list[Finding]:
-        raise ZeroDivisionError("by zero")
-
-    monkeypatch.setitem(CHECKS, "broken", check)
-    (finding,) = collection.ask(Key("broken"), setup(), {})
-    assert (finding.check, finding.status) == ("broken", "error")
-    assert finding.message == "the check could not run: ZeroDivisionError: by zero"
-    assert "raise ZeroDivisionError" in finding.evidence
-
-
-def test_a_collector_that_fails_is_an_error_of_every_check_that_needs_it() -> None:
-    error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
-    results = {
-        Key("mpi"): MPI,
-        Key("extension", "torch"): extension("torch"),
-        Key("rank_run", "torch", "MPI"): Failed(error),
-    }
-    (finding,) = collection.ask(Key("allreduce", "torch", "MPI"), setup(), results)
-    assert finding == Finding(
-        "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another",
-        About(("torch",), ("MPI",), ("MPI",)),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -478,15 +441,13 @@ def test_each_framework_trains_over_one_of_the_expected_controllers(
         f"{framework} {each}"
         for framework in frameworks
         for each in startable
-        if collectors._trains(framework, each, startable, expectation)
+        if trains(framework, each, startable, expectation)
     ]
 
 
 def said_of(shell: Shell, installation: Installation = BUILT) -> list[Finding]:
-    launchers = ("srun", *LAUNCHERS)
-    return ask(
-        "variables", setup=setup(), shell=shell, launchers=launchers, installation=installation
-    )
+    mine = setup(shell=shell, launchers=("srun", *LAUNCHERS))
+    return list(checks.check_variables(mine._replace(installation=installation)))
 
 
 def test_variables_that_the_activation_unsets_are_named() -> None:
@@ -524,25 +485,6 @@ def test_variables_that_are_dropped_are_named() -> None:
     assert finding.message == dropped
 
 
-def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first() -> None:
-    shell = Shell({"HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "t.json"})
-    mine = setup(shell=shell, without_shell="hvdenv verify --clean local")
-    remedy = "rebuild Horovod"
-    failed = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy=remedy)
-    passed = failed._replace(status="pass", remedy="")
-    imported = failed._replace(check="extension")  # in a process without these variables
-    found = _with_first_remedy([failed, passed, imported], mine, {})
-    assert found[0].remedy == (
-        "first try without HOROVOD_AUTOTUNE of your shell: `hvdenv verify --clean local`;"
-        " otherwise: rebuild Horovod"
-    )
-    assert found[1:] == [passed, imported]
-    only_file = setup(shell=Shell({"HOROVOD_TIMELINE": "t.json"}))
-    assert _with_first_remedy([failed], only_file, {}) == [failed]
-    lost = {Key("changed_files"): [Difference("missing", "lib/x.py")]}
-    assert _with_first_remedy([failed], mine, lost)[0].remedy.startswith("files are damaged")
-
-
 @pytest.mark.parametrize(
     ("facts", "status", "message"),
     [
@@ -554,6 +496,6 @@ def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first() 
 )
 def test_holes_of_horovodrun(facts: RendezvousFacts, status: str, message: str) -> None:
     """A Horovod without the patch is not broken; one whose patch was overwritten is."""
-    (finding,) = CHECKS["rendezvous"](facts)
+    (finding,) = checks.check_rendezvous(facts)
     assert (finding.status, message in finding.message) == (status, True)
     assert (finding.status == "pass") != bool(finding.remedy or facts.error)

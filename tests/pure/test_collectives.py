@@ -14,18 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.command import Command, Outcome
-from hvdenv.launch.launchers import Launch
-from hvdenv.standalone.ranks.events import (
-    ExtensionFacts,
-    Operation,
-    Skipped,
-    Stage,
-)
-from hvdenv.verification.checks import computed
-from hvdenv.verification.collectives import judge
-from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import Judgement, RankRun
+from hvdenv.standalone.ranks.events import Operation, Skipped, Stage
+from hvdenv.verification.collectives import judge_operations
+from hvdenv.verification.rank_judgement import Judgement
+from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.received import Received, from_table
 from tests.rank_events import event, exited, good, result, run
 from tests.standalone import load
@@ -43,7 +35,7 @@ def run_of(*events: Received, size: int = 2) -> RankRun:
 
 
 def judged(*events: Received) -> dict[str, Judgement]:
-    return dict(judge(run_of(*events)))
+    return dict(judge_operations(run_of(*events)))
 
 
 @pytest.fixture
@@ -68,7 +60,7 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_all_right(recorded: Callable[[str], list[Received]], name: str) -> None:
-    ((about, judgement),) = judge(run_of(*recorded(name), size=3))
+    ((about, judgement),) = judge_operations(run_of(*recorded(name), size=3))
     assert (about, judgement.status, judgement.message) == ("", "pass", GOOD[name])
     assert (
         "reducescatter: 16 right in float16, float32, float64, int32, int64" in judgement.evidence
@@ -84,7 +76,7 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], n
             found = found._replace(right=found.right - 1, wrong=1, cases=cases)
         return message._replace(event=found)
 
-    ((about, judgement),) = judge(run_of(*map(spoilt, recorded(name)), size=3))
+    ((about, judgement),) = judge_operations(run_of(*map(spoilt, recorded(name)), size=3))
     total = 17 if name == "torch-mpi" else 19
     assert (about, judgement.status) == ("alltoall", "fail")
     assert (
@@ -168,7 +160,7 @@ def test_a_rank_that_tries_nothing_without_a_reason_is_no_pass() -> None:
 
 def test_allreduces_that_are_wrong_come_first() -> None:
     wrong = result(1, failed=1, wrong=["x"])
-    ((_, judgement),) = judge(run_of(report(0), report(1), wrong))
+    ((_, judgement),) = judge_operations(run_of(report(0), report(1), wrong))
     assert (judgement.status, judgement.message) == (
         "skip", "the ranks did not reach it: see allreduce",
     )  # fmt: skip
@@ -206,21 +198,6 @@ def test_a_wrong_case_is_never_passed(
     assert not wrong_ones or all(each.status == "fail" for each in found.values())
 
 
-EXTENSION = Extension(
-    "torch", Outcome(Command(("x",)), 0, "", 1.0), ExtensionFacts(built={"MPI": 1})
-)
-
-
-def test_the_check() -> None:
-    wrong = run_of(report(0, wrong=1, cases=["x"]), report(1))
-    (finding,) = computed(EXTENSION, wrong, "torch", "MPI")
-    assert (finding.check, finding.subject) == ("collectives", "alltoall, torch over MPI")
-    (finding,) = computed(EXTENSION, run_of(report(0), report(1)), "torch", "MPI")
-    assert (finding.status, finding.subject) == ("pass", "torch over MPI")
-    assert list(computed(EXTENSION, wrong._replace(exercises=()), "torch", "MPI")) == []
-    assert list(computed(EXTENSION, None, "torch", "MPI")) == []
-
-
 NEEDS_MORE: dict[str, Any] = {
     "right": 0,
     "skipped": [["", "it takes three", 14]],
@@ -245,16 +222,14 @@ def test_what_more_ranks_prove_elsewhere_is_skipped() -> None:
         *(report(rank, "process sets", **NEEDS_MORE) for rank in (0, 1)), report(0), report(1)
     )
     for ranks, status in ((2, "unproven"), (4, "skip")):
-        found = {f.subject: f for f in computed(EXTENSION, few, "torch", "MPI", Launch((), ranks))}
-        assert found["process sets, torch over MPI"].status == status
+        assert dict(judge_operations(few, ranks))["process sets"].status == status
 
 
 def test_what_gpus_would_prove_is_unproven_whatever_runs_elsewhere() -> None:
     lacking = {**NEEDS_MORE, "unproven": "on GPUs only"}
     run = run_of(*(report(rank, "join", **lacking) for rank in (0, 1)), report(0), report(1))
     for ranks in (2, 4):
-        found = {f.subject: f for f in computed(EXTENSION, run, "torch", "MPI", Launch((), ranks))}
-        join = found["join, torch over MPI"]
+        join = dict(judge_operations(run, ranks))["join"]
         assert (join.status, join.remedy) == ("unproven", "verify on a node with GPUs")
 
 
@@ -428,7 +403,7 @@ def test_a_known_fault_of_horovod_names_its_patch(
         report(rank, operation, wrong=1, cases=[f"{case}: got 2, wanted 1"]) for rank in range(2)
     ]
     run = run_of(*events)._replace(controller=controller)
-    remedy = dict(judge(run))[operation].remedy
+    remedy = dict(judge_operations(run))[operation].remedy
     assert re.findall(r"the patch (\S+),", remedy) == ([patch] if patch else [])
 
 

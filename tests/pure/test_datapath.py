@@ -16,11 +16,14 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.reports.report import Finding
+from hvdenv.runner import Runner
 from hvdenv.schema import parse_toml
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent, Result, Started
-from hvdenv.verification import checks, datapath
-from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import Rank, RankRun, collect
+from hvdenv.verification import datapath, rank_checks
+from hvdenv.verification.inspection import Extension
+from hvdenv.verification.rank_run import Rank, RankRun, collect
+from hvdenv.verification.rank_start import Pair
+from hvdenv.verification.setup import Setup
 from tests import rank_events
 from tests.rank_events import event, exited, result, started
 from tests.standalone import load
@@ -48,7 +51,7 @@ def test_what_libraries_print(name: str) -> None:
     assert case["source"].startswith(("recorded here", "after "))
     values = seen_in(case["output"]).values
     assert values == case["seen"]
-    mpi, nccl = datapath.of_mpi(values), datapath.of_nccl(values)
+    mpi, nccl = datapath.mpi_transports(values), datapath.nccl_transports(values)
     assert mpi.name == case.get("mpi", "")
     assert nccl.name == case.get("nccl", "")
     assert (nccl if nccl.name else mpi).only_tcp == case["only_tcp"]
@@ -76,8 +79,8 @@ def test_an_event_keeps_its_size() -> None:
 @given(st.text(max_size=3000))
 def test_any_output_can_be_read(text: str) -> None:
     values = seen_in(text).values
-    assert isinstance(datapath.of_mpi(values).name, str)
-    assert isinstance(datapath.of_nccl(values).name, str)
+    assert isinstance(datapath.mpi_transports(values).name, str)
+    assert isinstance(datapath.nccl_transports(values).name, str)
 
 
 def test_loaded_libraries(tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def with_event(rank: Rank, last: RankEvent) -> Rank:
 
 
 def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
-    judgement = datapath.judge(ranks, OPEN_MPI, meant)
+    judgement = datapath.judge_path(ranks, OPEN_MPI, meant)
     assert judgement.status in ("pass", "skip") or judgement.remedy
     return judgement.status, judgement.message
 
@@ -237,10 +240,10 @@ def test_the_way_and_a_gpu_that_ranks_share() -> None:
 
 
 def test_what_to_do_about_tcp() -> None:
-    by_horovodrun = datapath.judge(SLOW._replace(launcher="horovodrun-mpi"), OPEN_MPI, {})
+    by_horovodrun = datapath.judge_path(SLOW._replace(launcher="horovodrun-mpi"), OPEN_MPI, {})
     assert "use the launcher mpirun" in by_horovodrun.remedy
     asked = run(rank(0, **FAST, variables={"OMPI_MCA_btl": "tcp,self"}), rank(1, **FAST))
-    assert "OMPI_MCA_btl=tcp,self" in datapath.judge(asked, OPEN_MPI, {}).remedy
+    assert "OMPI_MCA_btl=tcp,self" in datapath.judge_path(asked, OPEN_MPI, {}).remedy
 
 
 def test_nccl_is_proven_by_what_it_says_on_every_rank() -> None:
@@ -284,11 +287,13 @@ def findings_of(check: str, ranks: RankRun, **mca: str) -> Sequence[Finding]:
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
     if check == "operation":
         expectation = Expectation(operations=("NCCL", "MPI"))
-        runs = {("torch", "MPI"): ranks}
-        return list(checks.operations({"torch": extension}, runs, expectation))
+        runs = {Pair("torch", "MPI"): ranks}
+        return list(rank_checks.check_operations({"torch": extension}, runs, expectation))
     launch = Launch((), 2, settings=Settings(mca=mca))
-    installation = Installation("", "", ())
-    return list(checks.data_path(ranks, (OPEN_MPI, ""), launch, installation, "torch", "MPI"))
+    setup = Setup(Installation("", "", ()), Runner(), launch=launch)
+    pair, mpi = Pair("torch", "MPI"), (OPEN_MPI, "")
+    findings = rank_checks.check_pair(setup, pair, extension, mpi, ranks)
+    return [each for each in findings if each.check == check]
 
 
 def test_operations_of_runs_on_gpus() -> None:
@@ -323,14 +328,13 @@ def test_the_path_is_judged_where_the_values_are_right() -> None:
 
 
 def test_records_of_ranks() -> None:
-    (first, second) = datapath.records("torch", run(rank(0, logged=TCP), on_gpu(1, "n1", "7")))
+    (first, second) = datapath.rank_records("torch", run(rank(0, logged=TCP), on_gpu(1, "n1", "7")))
     assert (first.name, first.run, first.pid) == ("rank 0 on n0", "torch over MPI", 100)
     assert (first.device, first.data_path) == ("cpu", "pml ob1, btl self, tcp")
     assert (first.status, first.local_rank, first.seconds) == ("pass", 0, 4.0)
     assert second.device == "cuda:1"
     path = "this MPI does not report how it sends; NCCL P2P/IPC"
-    assert [each.data_path for each in datapath.records("torch", ON_GPUS)] == [path] * 2
-    assert list(datapath.records("torch", None)) == []
+    assert [each.data_path for each in datapath.rank_records("torch", ON_GPUS)] == [path] * 2
 
 
 @pytest.mark.parametrize(
@@ -359,14 +363,17 @@ def test_every_rank_has_to_run_from_the_image() -> None:
     """One that reports nothing, or another image, is none that did."""
     mount = f"hvdenv:{'a' * 64}"
     inside = rank(0, files=f"fuse.squashfuse_ll {mount}")
-    assert "ran from the image" in datapath.judge(run(inside, inside), OPEN_MPI, {}, mount).message
+    assert (
+        "ran from the image"
+        in datapath.judge_path(run(inside, inside), OPEN_MPI, {}, mount).message
+    )
     for files in ("lustre mds1:/scratch", f"fuse hvdenv:{'b' * 64}", ""):
         ranks = run(inside, rank(1, host="n1", files=files))
-        found = datapath.judge(ranks, OPEN_MPI, {}, mount)
+        found = datapath.judge_path(ranks, OPEN_MPI, {}, mount)
         assert found.status == "fail"
         assert found.message.startswith("1 of 2 ranks did not run from the image: rank 1 on n1")
         assert "--no-image" in found.remedy
-    assert "image" not in datapath.judge(run(inside, inside), OPEN_MPI, {}).message
+    assert "image" not in datapath.judge_path(run(inside, inside), OPEN_MPI, {}).message
     silent = run(*(each._replace(events=()) for each in (rank(0), rank(1))))
-    assert datapath.judge(silent, OPEN_MPI, {}, mount).status == "fail"
+    assert datapath.judge_path(silent, OPEN_MPI, {}, mount).status == "fail"
     assert judged(silent)[0] == "skip"

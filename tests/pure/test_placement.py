@@ -28,7 +28,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host
-from hvdenv.verification.collectors import for_ranks
+from hvdenv.verification.rank_start import variables_for_ranks
 
 LOCAL = load_recipe("local").recipe
 SITE = LOCAL._replace(
@@ -297,7 +297,7 @@ def test_what_loads_other_code_is_named_and_reaches_both_or_none(
     shell = {"PATH": "/bin", **dict.fromkeys(LOADING, "/x")}
     assert influences(shell).keys() == LOADING
     activated = {"PATH", *({"PYTHONPATH"} - {*unset})}
-    of_verify = for_ranks(launcher, shell, activated, unset).keys()
+    of_verify = variables_for_ranks(launcher, shell, activated, unset).keys()
     away = hidden(launcher, shell, activated, patched=False)
     of_run = {*of_shell(shell)} - {*unset, *away}
     assert of_verify == of_run
@@ -308,11 +308,16 @@ def test_what_loads_other_code_is_named_and_reaches_both_or_none(
 def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
     """All but what activate.sh unsets, and files that the ranks would write to."""
     environ = {**SHELL, "PYTHONPATH": "/x", "HOROVOD_TIMELINE": "t.json"}
-    kept = for_ranks(launcher, environ, {"PATH"}, UNSET)
+    kept = variables_for_ranks(launcher, environ, {"PATH"}, UNSET)
     away = hidden(launcher, environ, {"PATH"}, patched=False)
-    assert for_ranks(launcher, environ, {"PATH"}, UNSET, patched=True).keys() == SHELL.keys()
+    assert (
+        variables_for_ranks(launcher, environ, {"PATH"}, UNSET, patched=True).keys() == SHELL.keys()
+    )
     assert kept.keys() == SHELL.keys() - {*away}
-    assert for_ranks(launcher, environ, {"PATH", "PYTHONPATH"}).keys() == {*kept, "PYTHONPATH"}
+    assert variables_for_ranks(launcher, environ, {"PATH", "PYTHONPATH"}).keys() == {
+        *kept,
+        "PYTHONPATH",
+    }
     if launcher == "horovodrun-gloo":
         assert {"LD_PRELOAD", "MINE"} <= {*away} and "HOROVOD_FUSION_THRESHOLD" in kept
     else:

@@ -32,17 +32,9 @@ from hvdenv.standalone.ranks.events import (
     Training,
     to_table,
 )
-from hvdenv.verification.datapath import records
-from hvdenv.verification.ranks import (
-    Rank,
-    RankRun,
-    apart,
-    causes_by_rank,
-    collect,
-    judge,
-    judge_exercise,
-    listener,
-)
+from hvdenv.verification.datapath import rank_records
+from hvdenv.verification.rank_judgement import apart, causes_by_rank, judge_exercise, judge_run
+from hvdenv.verification.rank_run import Rank, RankRun, collect, listener
 from hvdenv.verification.received import Received, from_table, read
 from tests.rank_events import (
     event,
@@ -211,7 +203,7 @@ def test_how_a_crash_began_is_kept_though_its_backtrace_is_long() -> None:
 
 
 def test_good_run() -> None:
-    judgement = judge(run(*good(3), size=3))
+    judgement = judge_run(run(*good(3), size=3))
     assert judgement.status == "pass"
     assert "3 ranks on n1 agree on 30 reductions" in judgement.message
 
@@ -229,17 +221,17 @@ def test_good_run() -> None:
 def test_a_slow_rank_is_named_and_fails_nothing(seconds: tuple[float, ...], said: str) -> None:
     size = len(seconds)
     events = [result(number, size, busy=busy) for number, busy in enumerate(seconds)]
-    judgement = judge(run(*good(size), *events, size=size))
+    judgement = judge_run(run(*good(size), *events, size=size))
     assert judgement.status == "pass"
     assert said in judgement.message
     assert ("took" in judgement.message) == bool(said)
-    notes = [record.note for record in records("torch", run(*good(size), *events, size=size))]
+    notes = [record.note for record in rank_records("torch", run(*good(size), *events, size=size))]
     assert [note in judgement.message for note in notes if note] == [True] * bool(said)
 
 
 def test_a_slow_rank_is_named_in_every_format() -> None:
     events = [result(number, busy=busy) for number, busy in enumerate((0.04, 1.5))]
-    ranks_ = tuple(records("torch", run(*good(2), *events)))
+    ranks_ = tuple(rank_records("torch", run(*good(2), *events)))
     finding = Finding("allreduce", "torch over MPI", "pass", "right")
     report = Report("local", "/env", "n1", "2026", 1.0, (finding,), ranks=ranks_)
     assert report.verdict == "pass"
@@ -519,7 +511,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures(name: str) -> None:
     failed, message, evidence = FAILURES[name]
-    judgement = judge(failed)
+    judgement = judge_run(failed)
     assert judgement.status == "fail"
     assert message in judgement.message
     assert evidence in judgement.evidence
@@ -550,7 +542,7 @@ def test_why_each_rank_failed(name: str, causes: tuple[str, ...]) -> None:
 def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first() -> None:
     """The first to break was killed; that others then find nobody explains nothing."""
     secondary = exited(0, code=1, tail="ncclAllReduce failed: unhandled system error")
-    judgement = judge(run(started(0), started(1), secondary, KILLED))
+    judgement = judge_run(run(started(0), started(1), secondary, KILLED))
     assert judgement.message == "rank 1 on n1: was ended by SIGKILL"
 
 
@@ -560,7 +552,7 @@ def test_a_kill_is_explained_by_what_the_launcher_reports_of_that_rank() -> None
         (1, ": a process was killed by the system (Killed): usually memory ran out"),
         (0, ""),
     ):
-        judgement = judge(run(started(0), started(1), KILLED, tail=said.format(task)))
+        judgement = judge_run(run(started(0), started(1), KILLED, tail=said.format(task)))
         assert judgement.message.startswith("rank 1 on n1: was ended by SIGKILL" + cause)
         assert ("memory" in judgement.message) == (task == 1)
 
@@ -572,7 +564,7 @@ def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:
         exited(0, code=-9, signal="SIGKILL", ended_by="deadline"),
     ]
     said = "mpirun noticed that process rank 0 with PID 0 on node n1 exited on signal 9 (Killed)."
-    judgement = judge(run(*late, size=1, tail=said, returncode=137, timeout=60.0))
+    judgement = judge_run(run(*late, size=1, tail=said, returncode=137, timeout=60.0))
     assert (
         judgement.message == "rank 0 on n1: did not finish within 60 s; results came from no rank"
     )
@@ -581,7 +573,8 @@ def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:
 
 def test_ranks_of_the_same_environment_are_not_told_apart() -> None:
     assert (
-        judge(run(*good(), extension(0), extension(1, python="/copy/bin/python"))).status == "pass"
+        judge_run(run(*good(), extension(0), extension(1, python="/copy/bin/python"))).status
+        == "pass"
     )
 
 
@@ -591,7 +584,7 @@ def test_ranks_of_the_same_environment_are_not_told_apart() -> None:
 )
 def test_under_srun_the_right_pmi_is_named(library: str, wanted: str) -> None:
     argv = ("srun", "-n", "2", "--mpi=none", "x")
-    judgement = judge(run(*alone(library), launcher="srun", argv=argv))
+    judgement = judge_run(run(*alone(library), launcher="srun", argv=argv))
     assert "each reports that it is alone" in judgement.message
     assert "srun was started with --mpi=none" in judgement.remedy
     assert f'launch.srun_mpi in the recipe to "{wanted}"' in judgement.remedy
@@ -604,7 +597,7 @@ def test_hosts_may_have_different_numbers_of_ranks() -> None:
         return [started(rank, host), right, exited(rank, host=host)]
 
     events = [*on("n1", 0, 0, 2), *on("n1", 1, 1, 2), *on("n2", 2, 0, 1)]
-    assert judge(run(*events, size=3, hosts=("n1", "n2"))).status == "pass"
+    assert judge_run(run(*events, size=3, hosts=("n1", "n2"))).status == "pass"
 
 
 def test_a_rank_that_leaves_in_the_middle_of_an_exercise() -> None:
@@ -622,15 +615,15 @@ def test_other_hosts_have_local_ranks_of_their_own() -> None:
     n1 = [started(0), result(0, local_size=1), exited(0)]
     there = result(1, host="n2", local_rank=0, local_size=1)
     n2 = [started(1, "n2"), there, exited(1, host="n2")]
-    assert judge(run(*n1, *n2)).status == "pass"
+    assert judge_run(run(*n1, *n2)).status == "pass"
 
 
 def test_an_old_horovod_that_does_not_name_its_controller() -> None:
-    assert judge(run(*good(logged={}))).status == "pass"
+    assert judge_run(run(*good(logged={}))).status == "pass"
     unknown = good(logged={}, mpi_enabled=None, gloo_enabled=None)
-    assert judge(run(*unknown)).status == "unproven"
+    assert judge_run(run(*unknown)).status == "unproven"
     other = good(logged={}, mpi_enabled=False, gloo_enabled=True)
-    assert judge(run(*other)).status == "fail"
+    assert judge_run(run(*other)).status == "fail"
 
 
 def test_operations_are_those_that_horovod_names() -> None:

@@ -1,10 +1,11 @@
-"""The table says no more than the findings, in every format."""
+"""The findings of all checks, and a table that says no more than they do, in every format."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, get_args
 from xml.etree import ElementTree
 
@@ -13,19 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.environments.manifest import Difference
-from hvdenv.errors import InterruptedRunError, StepError
+from hvdenv.errors import IncompatibleError, InterruptedRunError, StepError
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
 from hvdenv.standalone.ranks.events import Operation, RankEvent, RendezvousFacts, Training
 from hvdenv.verification.checkbuild import ROWS
-from hvdenv.verification.checks import OPERATIONS, table
-from hvdenv.verification.collection import CHECKS, CONTROLLERS, Failed, Key, judge
-from hvdenv.verification.collectors import BuildTable, Extension, Observed
 from hvdenv.verification.drift import Library, Linked, Mpirun, Observation, Python
-from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.evidence import Evidence, known
+from hvdenv.verification.inspection import BuildTable, Extension, Observed
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import Pair
+from hvdenv.verification.setup import CONTROLLERS, OPERATIONS, Setup, Shell
+from hvdenv.verification.verify import judge_evidence, table, with_first_remedy
 from tests.pure.test_checks import (
     ALL_ROWS,
-    LOCAL,
     MPI,
     all_three,
     build_table,
@@ -56,7 +58,7 @@ ABOUTS = st.just(EVERYTHING) | st.builds(
 )
 FINDINGS = st.builds(
     Finding,
-    st.sampled_from(("allreduce", "operation", *CHECKS)),
+    st.sampled_from(("allreduce", "operation", "extension", "drift", "files")),
     st.just("x"),
     st.sampled_from(("pass", "pass", *get_args(Status))),
     st.just("y"),
@@ -70,7 +72,7 @@ PROOFS = [
 
 
 def reported(findings: list[Finding], extensions: Mapping[str, Extension] | None = None) -> Report:
-    rows = table(LOCAL, extensions or all_three(), findings)
+    rows = table(setup(), extensions or all_three(), findings)
     return Report("local", "/env", "n1", "2026", 1.0, tuple(findings), table=tuple(rows))
 
 
@@ -133,11 +135,24 @@ def in_junit(text: str) -> set[tuple[str, str]]:
     }
 
 
-RUNS: dict[tuple[str, str], Any] = {
-    (framework, controller): rank_run(controller)
-    for framework in ("torch", "tensorflow")
-    for controller in CONTROLLERS
-}
+def failed(error: Exception) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
+
+
+GOOD = Evidence(
+    mpi=known(MPI),
+    libraries=known(all_three()),
+    rendezvous=known(RendezvousFacts(patched=True)),
+    build_table=known(build_table(text(*ALL_ROWS))),
+    extensions={name: known(each) for name, each in all_three().items()},
+    runs={
+        Pair(framework, controller): known(rank_run(controller))
+        for framework in ("torch", "tensorflow")
+        for controller in CONTROLLERS
+    },
+)
 OVER_GLOO = {"Controllers/Gloo", "Tensor Operations/Gloo"}
 OVER_MPI = {"Controllers/MPI", "Tensor Operations/MPI"}
 TORCH_OVER_MPI = {"Frameworks/PyTorch", *OVER_MPI}
@@ -151,27 +166,24 @@ def spoilt(what: RankEvent, *exercises: str) -> RankRun:
     return found._replace(ranks=ranks, exercises=exercises)
 
 
-def judged(changed: Mapping[Key, Any]) -> Report:
-    """What verify reports of a good installation, if collectors have these results instead."""
-    extensions = {
-        name: changed.get(Key("extension", name), each) for name, each in all_three().items()
-    }
-    results: dict[Key, Any] = {
-        Key("mpi"): MPI, Key("hiding"): None, Key("horovodrun_run"): None, Key("changed_files"): None, Key("observed"): None, Key("image_mpi"): None,
-        Key("libraries"): extensions, Key("build_table"): build_table(text(*ALL_ROWS)),
-        Key("rendezvous"): RendezvousFacts(patched=True),
-        **{Key("extension", name): each for name, each in extensions.items()},
-        **{Key("rank_run", "mxnet", controller): None for controller in CONTROLLERS},
-        **{Key("rank_run", *key): run for key, run in RUNS.items()},
-        **changed,
-    }  # fmt: skip
-    return reported(list(judge(setup(), results)), extensions)
+def judged(evidence: Evidence) -> Report:
+    extensions = {name: each.result() for name, each in evidence.extensions.items()}
+    return reported(list(judge_evidence(setup(), evidence)), extensions)
 
 
-MPI_RUN = Key("rank_run", "torch", "MPI")
+def over_mpi(run: Future[RankRun]) -> Evidence:
+    """With this instead of the run of torch over MPI."""
+    return GOOD._replace(runs={**GOOD.runs, Pair("torch", "MPI"): run})
+
+
+def with_torch(**changed: Any) -> Evidence:
+    torch = known(extension("torch", **changed))
+    return GOOD._replace(extensions={**GOOD.extensions, "torch": torch})
+
+
 WRONG = Operation("broadcast", 1, 9, ["float32"], cases=["float32 1114113: got 1, wanted 2"])
 DIVERGED = Training("DistributedOptimizer", 1.0, losses=[1.0, 2.0])
-BROKEN = Failed(StepError("no answer"))
+BROKEN = failed(StepError("no answer"))
 HERE = Observation(
     "n1", Python("3.11", "/bin/python3"), mpirun=Mpirun("/bin/mpirun", "Open MPI", "4.1.8")
 )
@@ -179,45 +191,101 @@ LINKED = {"torch": Linked({"libmpi.so.40": Library("/lib/libmpi.so.40")})}
 OTHER_MPI = HERE._replace(mpirun=Mpirun("/bin/mpirun", "Open MPI", "5.0.1"), extensions=LINKED)
 OTHER_PYTHON = HERE._replace(python=Python("3.12", "/bin/python3"))
 SHADOWED = all_three(torch=extension("torch", shadowed={"torch": "/module"}))
-# By what is wrong: the results of collectors, and the rows that are then not proven.
-CASES: dict[str, tuple[dict[Key, Any], set[str]]] = {
-    "nothing": ({}, set()),
-    "allreduces": ({MPI_RUN: rank_run(failed=1)}, TORCH_OVER_MPI),
-    "collectives": ({MPI_RUN: spoilt(WRONG, "collectives")}, TORCH_OVER_MPI),
-    "training": ({MPI_RUN: spoilt(DIVERGED, "training")}, TORCH_OVER_MPI),
-    "ranks that could not be started": ({MPI_RUN: BROKEN}, TORCH_OVER_MPI),
-    "an import": (
-        {Key("extension", "torch"): extension("torch", error="ImportError: x")}, {"Frameworks/PyTorch"}
+ANOTHER_HOROVODRUN = build_table(text(*ALL_ROWS, version="0.27.0"))
+LOST = [Difference("missing", "lib/x.py")]
+MPI_CHANGED = Observed(HERE._replace(extensions=LINKED), OTHER_MPI)
+# By what is wrong: the evidence, and the rows that are then not proven.
+CASES: dict[str, tuple[Evidence, set[str]]] = {
+    "nothing": (GOOD, set()),
+    "allreduces": (over_mpi(known(rank_run(failed=1))), TORCH_OVER_MPI),
+    "collectives": (over_mpi(known(spoilt(WRONG, "collectives"))), TORCH_OVER_MPI),
+    "training": (over_mpi(known(spoilt(DIVERGED, "training"))), TORCH_OVER_MPI),
+    "ranks that could not be started": (over_mpi(BROKEN), TORCH_OVER_MPI),
+    # They used the operation of their controller.
+    "ranks that end too early": (
+        over_mpi(known(run(exited(0, code=-9, signal="SIGKILL"), size=2))), TORCH_OVER_MPI
     ),
-    "an extension": (
-        {Key("extension", "torch"): extension("torch", built={"Gloo": 0})}, {"Frameworks/PyTorch", *OVER_GLOO},
+    "an import": (with_torch(error="ImportError: x"), {"Frameworks/PyTorch"}),
+    "an extension": (with_torch(built={"Gloo": 0}), {"Frameworks/PyTorch", *OVER_GLOO}),
+    "a row of horovodrun": (
+        GOOD._replace(build_table=known(build_table(without("C/MPI")))), OVER_MPI
     ),
-    "a row of horovodrun": ({Key("build_table"): build_table(without("C/MPI"))}, OVER_MPI),
-    "another horovodrun": ({Key("build_table"): build_table(text(*ALL_ROWS, version="0.27.0"))}, ALL),
-    "no table of horovodrun": ({Key("build_table"): BuildTable(None, "empty", outcome())}, set()),
-    "files": ({Key("changed_files"): [Difference("missing", "lib/x.py")]}, ALL),
-    "files that could not be compared": ({Key("changed_files"): BROKEN}, ALL),
-    "another MPI": ({Key("observed"): Observed(HERE._replace(extensions=LINKED), OTHER_MPI)}, OVER_MPI),
-    "another Python": ({Key("observed"): Observed(HERE, OTHER_PYTHON)}, ALL),
-    "a package in front": ({Key("libraries"): SHADOWED}, {"Frameworks/PyTorch"}),
-    "servers of horovodrun": ({Key("rendezvous"): RendezvousFacts(True, ["CVE-2026-1"])}, set()),
-    "an interrupt": ({Key("changed_files"): Failed(InterruptedRunError())}, ALL),
+    "another horovodrun": (GOOD._replace(build_table=known(ANOTHER_HOROVODRUN)), ALL),
+    "no table of horovodrun": (
+        GOOD._replace(build_table=known(BuildTable(None, "empty", outcome()))), set()
+    ),
+    "files": (GOOD._replace(changed_files=known(LOST)), ALL),
+    "files that could not be compared": (GOOD._replace(changed_files=BROKEN), ALL),
+    "another MPI": (GOOD._replace(observed=known(MPI_CHANGED)), OVER_MPI),
+    "another Python": (GOOD._replace(observed=known(Observed(HERE, OTHER_PYTHON))), ALL),
+    "a package in front": (GOOD._replace(libraries=known(SHADOWED)), {"Frameworks/PyTorch"}),
+    "servers of horovodrun": (
+        GOOD._replace(rendezvous=known(RendezvousFacts(True, ["CVE-2026-1"]))), set()
+    ),
+    "an interrupt": (GOOD._replace(changed_files=failed(InterruptedRunError())), ALL),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_failed_is_not_proven(name: str) -> None:
-    changed, lost = CASES[name]
-    report = judged(changed)
+    evidence, lost = CASES[name]
+    report = judged(evidence)
     assert {"/".join(each) for each in proven_rows(report)} == ALL - lost
     assert bool(lost) <= (report.verdict in ("fail", "error"))
 
 
-def test_ranks_that_end_too_early_used_the_operation_of_their_controller() -> None:
-    crashed = run(exited(0, code=-9, signal="SIGKILL"), size=2)
-    assert {
-        "/".join(each) for each in proven_rows(judged({MPI_RUN: crashed}))
-    } == ALL - TORCH_OVER_MPI
+def test_an_error_is_one_finding_whatever_it_keeps_from_being_judged() -> None:
+    error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
+    (finding,) = errors_of(over_mpi(failed(error)))
+    assert finding == Finding(
+        "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another",
+        About(("torch",), ("MPI",), ("MPI",)),
+    )  # fmt: skip
+    everything = failed(ZeroDivisionError("by zero"))
+    unknown = dict.fromkeys(GOOD.extensions, everything)
+    (finding,) = errors_of(GOOD._replace(libraries=everything, extensions=unknown))
+    assert (finding.check, finding.about) == ("check-build", EVERYTHING)
+    assert finding.message == "the check could not run: ZeroDivisionError: by zero"
+    assert "a bug in hvdenv" in finding.remedy
+
+
+def errors_of(evidence: Evidence) -> list[Finding]:
+    return [each for each in judge_evidence(setup(), evidence) if each.status == "error"]
+
+
+def test_checks_that_were_interrupted_are_one_finding() -> None:
+    stopped = failed(InterruptedRunError())
+    (finding,) = errors_of(GOOD._replace(rendezvous=stopped, changed_files=stopped))
+    assert finding.check == "interrupted"
+    assert finding.message == "it was ended before it could judge: files, rendezvous"
+
+
+FAILED = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy="rebuild Horovod")
+WITHOUT = (
+    "first try without HOROVOD_AUTOTUNE of your shell: `hvdenv verify --clean local`;"
+    " otherwise: rebuild Horovod"
+)
+
+
+@pytest.mark.parametrize(
+    ("finding", "variables", "remedy"),
+    [
+        (FAILED, ("HOROVOD_AUTOTUNE", "HOROVOD_TIMELINE"), WITHOUT),
+        (FAILED._replace(status="pass", remedy=""), ("HOROVOD_AUTOTUNE",), ""),
+        # In a process without these variables, and a file that verify's ranks do not write.
+        (FAILED._replace(check="extension"), ("HOROVOD_AUTOTUNE",), FAILED.remedy),
+        (FAILED, ("HOROVOD_TIMELINE",), FAILED.remedy),
+    ],
+)
+def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first(
+    finding: Finding, variables: tuple[str, ...], remedy: str
+) -> None:
+    shell = Shell(dict.fromkeys(variables, "1"))
+    mine: Setup = setup(shell=shell, without_shell="hvdenv verify --clean local")
+    (found,) = with_first_remedy([finding], mine, GOOD)
+    assert found == finding._replace(remedy=remedy)
+    (found,) = with_first_remedy([FAILED], mine, GOOD._replace(changed_files=known(LOST)))
+    assert found.remedy.startswith("files are damaged")
 
 
 def test_proof_needs_a_pass() -> None:

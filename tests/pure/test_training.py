@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hvdenv.standalone.ranks.events import Training
-from hvdenv.verification.ranks import RankRun
-from hvdenv.verification.training import judge
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.training import judge_parts
 from tests.rank_events import event, exited, result, run, started
 from tests.standalone import load
 
@@ -45,7 +45,7 @@ def trained(size: int, *changes: Change) -> RankRun:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_good_training(size: int) -> None:
-    ((part, judgement),) = judge(trained(size))
+    ((part, judgement),) = judge_parts(trained(size))
     assert (part, judgement.status) == ("", "pass")
     assert judgement.message == (
         f"parameters are equal on {size} ranks; DistributedOptimizer:"
@@ -97,7 +97,7 @@ FAILURES: dict[str, tuple[list[Change], str]] = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_is_wrong_is_said(name: str) -> None:
     changes, message = FAILURES[name]
-    ((part, judgement),) = judge(trained(2, *changes))
+    ((part, judgement),) = judge_parts(trained(2, *changes))
     assert (part, judgement.status) == ("", "fail")
     assert judgement.message.startswith(f"DistributedOptimizer: {message}")
     assert judgement.remedy
@@ -106,7 +106,7 @@ def test_what_is_wrong_is_said(name: str) -> None:
 
 
 def test_all_that_is_wrong_is_in_the_evidence() -> None:
-    ((_, judgement),) = judge(trained(3, on_all(difference=1.0), on(2, losses=[0.5, 0.6])))
+    ((_, judgement),) = judge_parts(trained(3, on_all(difference=1.0), on(2, losses=[0.5, 0.6])))
     assert judgement.message.endswith("; and 2 more, see the evidence")
     assert "the loss does not fall on rank 2 on n2" in judgement.evidence
     assert "the loss is not averaged on rank 2 on n2" in judgement.evidence
@@ -115,12 +115,12 @@ def test_all_that_is_wrong_is_in_the_evidence() -> None:
 def test_what_cannot_work_is_skipped_with_its_reason() -> None:
     reason = "Horovod 0.28.1 supports Keras 2 only"
     skips = on_all(part="Keras fit", seconds=0.1, skip=reason)
-    ((part, judgement),) = judge(trained(2, lambda _, own: own.clear(), skips))
+    ((part, judgement),) = judge_parts(trained(2, lambda _, own: own.clear(), skips))
     assert (part, judgement.status, judgement.message) == ("Keras fit", "skip", reason)
 
 
 def test_silence_is_no_success() -> None:
-    ((_, judgement),) = judge(trained(2, lambda _, own: own.clear()))
+    ((_, judgement),) = judge_parts(trained(2, lambda _, own: own.clear()))
     assert (judgement.status, judgement.message) == ("fail", "no rank reported anything")
 
 
@@ -131,7 +131,7 @@ def test_a_rank_that_reports_twice_is_not_two_ranks() -> None:
     silent = good.ranks[1]._replace(
         events=tuple(each for each in good.ranks[1].events if not isinstance(each, Training))
     )
-    ((_, judgement),) = judge(good._replace(ranks=(twice, silent)))
+    ((_, judgement),) = judge_parts(good._replace(ranks=(twice, silent)))
     assert (judgement.status, "not all ranks" in judgement.message) == ("fail", True)
 
 
@@ -139,7 +139,7 @@ def test_ranks_that_did_not_come_to_it() -> None:
     broken = exited(1, host="n1", code=-9, signal="SIGKILL", stage="training", detail="Keras fit")
     whole = trained(2)
     rank = whole.ranks[1]._replace(events=(*whole.ranks[1].events, broken.event))
-    ((_, judgement),) = judge(whole._replace(ranks=(whole.ranks[0], rank)))
+    ((_, judgement),) = judge_parts(whole._replace(ranks=(whole.ranks[0], rank)))
     assert judgement.status == "fail"
     assert "rank 1 on n1: was ended by SIGKILL, in training (Keras fit)" in judgement.message
 

@@ -22,8 +22,8 @@ from hvdenv.environments.installation import Installation
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import TOKEN_VARIABLE, Runner
-from hvdenv.verification import collectors, ranks
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import inspection, rank_run, rank_start
+from hvdenv.verification.setup import Setup
 
 # How much longer than on an idle machine things take: what hangs is told from it by waiting.
 PATIENCE = float(os.environ.get("HVDENV_TEST_PATIENCE", "1"))
@@ -102,7 +102,7 @@ def run_ranks(
     timeout: float = TIMEOUT,
     exercises: tuple[str, ...] = (),
     framework: str = "torch",
-) -> ranks.RankRun:
+) -> rank_run.RankRun:
     """Ranks as verify starts them; nothing else is looked at."""
     cores = len(os.sched_getaffinity(0))
     setup = Setup(
@@ -111,8 +111,8 @@ def run_ranks(
         launch=Launch((), size, cores, os.geteuid() == 0),
         exercises=exercises,
     )
-    mpi = collectors.mpi(setup, timeout)
-    return collectors.rank_run(setup, mpi, timeout, framework, controller)
+    mpi = inspection.host_mpi(setup, timeout)
+    return rank_start.start_ranks(setup, timeout, mpi, framework, controller)
 
 
 def found(report: Report, check: str) -> Mapping[str, Finding]:

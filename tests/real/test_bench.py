@@ -13,9 +13,9 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Network, Reference
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
-from hvdenv.verification import collectors
-from hvdenv.verification.bench import Effort
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import inspection
+from hvdenv.verification.bench import measure_yardstick
+from hvdenv.verification.setup import Effort, Setup
 from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.doctored import TIMEOUT, found
 from tests.standin import Cluster
@@ -75,9 +75,9 @@ def test_a_compiler_that_does_not_do(
     mpicc.chmod(0o755)
     mpirun.symlink_to(original.program("mpirun"))
     other = original._replace(path=(str(mpicc.parent), *original.path))
-    yardstick = collectors.measure_yardstick(
-        Setup(other, runner, launch=LAUNCH), Effort(0.1, str(tmp_path)),
-        collectors.mpi(Setup(original, runner), TIMEOUT)[0], TIMEOUT, 1024,
+    yardstick = measure_yardstick(
+        Setup(other, runner, launch=LAUNCH), TIMEOUT, Effort(0.1, str(tmp_path)),
+        inspection.host_mpi(Setup(original, runner), TIMEOUT)[0], 1024,
     )  # fmt: skip
     assert yardstick.points == ()
     assert yardstick.problem.startswith(problem.format(mpicc=mpicc))
@@ -132,8 +132,8 @@ def test_the_yardstick_on_what_stands_for_gpus(
         command = Command((*argv, str(tmp_path / "pretended.c")), original.env)
         assert runner.run(command).returncode == 0
     setup = Setup(original, runner, launch=LAUNCH, launchers=("mpirun",))
-    yardstick = collectors.measure_yardstick(
-        setup, Effort(0.2, str(tmp_path)), collectors.mpi(setup, TIMEOUT)[0], TIMEOUT, 1024,
+    yardstick = measure_yardstick(
+        setup, TIMEOUT, Effort(0.2, str(tmp_path)), inspection.host_mpi(setup, TIMEOUT)[0], 1024,
         (str(library), str(library)),
     )  # fmt: skip
     if problem:
@@ -153,9 +153,7 @@ def test_the_yardstick_on_two_hosts(
         network=Network(use=(cluster.interface,)),
     )
     setup = Setup(original, runner, launch=launch, launchers=("mpirun",))
-    mpi, _ = collectors.mpi(setup, TIMEOUT)
-    yardstick = collectors.measure_yardstick(
-        setup, Effort(0.2, str(tmp_path)), mpi, TIMEOUT, 1 << 20
-    )
+    mpi, _ = inspection.host_mpi(setup, TIMEOUT)
+    yardstick = measure_yardstick(setup, TIMEOUT, Effort(0.2, str(tmp_path)), mpi, 1 << 20)
     assert yardstick.points, yardstick
     assert {point.ranks for point in yardstick.points} == {2}

@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 
 from hvdenv import RANK_PROGRAMS
-from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.launchers import Launch
 from hvdenv.runner import Runner
-from hvdenv.standalone.ranks.events import ExtensionFacts, Operation
+from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import collectives
-from hvdenv.verification.checks import computed
-from hvdenv.verification.collection import Setup
-from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import usual_ranks, verify
 from tests.real.conftest import Cli
 from tests.real.doctored import TIMEOUT, found, run_ranks, without_check_build
@@ -73,7 +70,7 @@ def test_what_does_wrong_is_found(
     wrong_run: Callable[[str], RankRun], framework: str, operation: str, where: str, what: str
 ) -> None:
     run = wrong_run(framework)
-    judgement = dict(collectives.judge(run))[operation]
+    judgement = dict(collectives.judge_operations(run))[operation]
     assert judgement.status == "fail"
     assert judgement.message.startswith(f"wrong on {where.format(host=run.ranks[0].host)}, in ")
     assert what in judgement.message
@@ -82,7 +79,7 @@ def test_what_does_wrong_is_found(
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_nothing_else_is_wrong(wrong_run: Callable[[str], RankRun], framework: str) -> None:
     named = {operation for other, operation, *_ in WRONG if other == framework}
-    judged = collectives.judge(wrong_run(framework))
+    judged = collectives.judge_operations(wrong_run(framework))
     assert {name for name, each in judged if each.status == "fail"} == named
 
 
@@ -111,15 +108,10 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
         "    return _real(tensor + (rank() == 2), *args, **kwargs)\n"
     )
     run = run_ranks(copy(fault), runner, "Gloo", size=3, exercises=("collectives",))
-    extension = Extension(
-        "torch", Outcome(Command(()), 0, "", 0.0), ExtensionFacts(built={"Gloo": 1})
-    )
-    findings = {f.subject: f for f in computed(extension, run, "torch", "Gloo")}
-    wrong = findings["alltoall, torch over Gloo"]
-    assert (wrong.check, wrong.status) == ("collectives", "fail")
-    assert "wrong on each of 3 ranks, in " in wrong.message
-    named = {f"{name}, torch over Gloo" for name in ("alltoall", "process sets")}
-    assert findings.keys() <= named
+    judged = dict(collectives.judge_operations(run))
+    assert judged["alltoall"].status == "fail"
+    assert "wrong on each of 3 ranks, in " in judged["alltoall"].message
+    assert judged.keys() <= {"alltoall", "process sets"}
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +213,7 @@ def test_right_sums_over_sockets_that_are_full_and_no_proof_of_process_sets(
     """Without the patch gloo-reducescatter nearly all reducescatters on rank 0 are wrong here."""
     slow = original._replace(env=(*original.env, ("LD_PRELOAD", str(full_socket))))
     run = run_ranks(slow, runner, "Gloo", exercises=(collectives.EXERCISE,), timeout=300)
-    judged = dict(collectives.judge(run))
+    judged = dict(collectives.judge_operations(run))
     assert {name: each.status for name, each in judged.items()} == {
         "": "pass", "process sets": "unproven",
     }  # fmt: skip

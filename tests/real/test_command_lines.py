@@ -15,7 +15,7 @@ import pytest
 
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
-from hvdenv.verification import ranks
+from hvdenv.verification import rank_judgement
 from tests.real.conftest import Cli
 from tests.real.test_launch_traps import start, told_of
 from tests.standin import Cluster
@@ -154,5 +154,5 @@ def test_ranks_of_verify(original: Installation, cluster: Cluster, launcher: str
     launch = told_of(cluster)._replace(variables=tuple(VARIABLES.items()))
     runner = Runner({**cluster.environ, **VARIABLES, "HOROVOD_MINE": MARK})
     with watched():
-        judgement = ranks.judge(start(original, runner, launcher, launch))
+        judgement = rank_judgement.judge_run(start(original, runner, launcher, launch))
     assert judgement.status == "pass", judgement

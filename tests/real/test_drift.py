@@ -20,8 +20,9 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites import module_shell
-from hvdenv.verification import checks, collectors
-from hvdenv.verification.collection import COLLECTORS, Setup
+from hvdenv.verification import inspection
+from hvdenv.verification.installation_checks import check_drift
+from hvdenv.verification.setup import Setup
 from tests.modulesystems import KINDS, cache_folder, install, write_module
 from tests.real.doctored import TIMEOUT, make_copy, purelib
 
@@ -44,8 +45,8 @@ def libmpi(built: Installation) -> Path:
 def record(built: Installation, runner: Runner) -> None:
     """Write the record as the end of a build does."""
     setup = Setup(built, runner)
-    mpi, _ = collectors.mpi(setup, TIMEOUT)
-    seen = collectors.observe(setup, TIMEOUT, mpi)
+    mpi, _ = inspection.host_mpi(setup, TIMEOUT)
+    seen = inspection.observe(setup, TIMEOUT, mpi)
     path = Path(built.generation, generations.RECORD)
     generations.write_record(path, GenerationRecord(hvdenv="0.1.0", observed=encode(seen)))
 
@@ -53,7 +54,8 @@ def record(built: Installation, runner: Runner) -> None:
 def drift(now: Installation, runner: Runner) -> list[Finding]:
     """The findings of verify's check."""
     setup = Setup(now, runner)
-    return list(checks.drift(collectors.observed(setup, TIMEOUT, collectors.mpi(setup, TIMEOUT))))
+    mpi, _ = inspection.host_mpi(setup, TIMEOUT)
+    return list(check_drift(inspection.observed(setup, TIMEOUT, mpi)))
 
 
 def the_failure(now: Installation, runner: Runner) -> Finding:
@@ -224,13 +226,7 @@ def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) ->
     )
 
 
-def test_what_hvdenv_did_not_build_has_nothing_to_compare(original: Installation) -> None:
-    applies = COLLECTORS["observed"].applies
-    assert applies(installation=original)
-    assert not applies(installation=original._replace(generation=""))
-
-
 def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:
     setup = Setup(built._replace(python="/bin/true"), runner)
     with pytest.raises(StepError, match="could not be observed"):
-        collectors.observe(setup, TIMEOUT, Mpi("unknown"))
+        inspection.observe(setup, TIMEOUT, Mpi("unknown"))

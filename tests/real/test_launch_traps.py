@@ -14,8 +14,8 @@ from hvdenv.model.cluster import Launch as Settings
 from hvdenv.model.cluster import Network
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
-from hvdenv.verification import collectors, datapath, ranks
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import datapath, inspection, rank_judgement, rank_run, rank_start
+from hvdenv.verification.setup import Setup
 from tests.real.doctored import purelib, run_ranks
 from tests.standin import Cluster
 
@@ -30,12 +30,12 @@ def told_of(cluster: Cluster) -> Launch:
 
 def start(
     installation: Installation, runner: Runner, launcher: str, launch: Launch = ON_BOTH
-) -> ranks.RankRun:
+) -> rank_run.RankRun:
     """Ranks of torch, as verify starts them; nothing else is looked at."""
     setup = Setup(installation, runner, launch=launch, launchers=(launcher,))
     controller = "Gloo" if launcher == "horovodrun-gloo" else "MPI"
-    mpi = collectors.mpi(setup, SECONDS)
-    return collectors.rank_run(setup, mpi, SECONDS, "torch", controller)
+    mpi = inspection.host_mpi(setup, SECONDS)
+    return rank_start.start_ranks(setup, SECONDS, mpi, "torch", controller)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_right_ranks_behind_a_proxy_that_nobody_answers_at(
     nowhere = tuple((name, "http://127.0.0.1:9") for name in ("http_proxy", "HTTP_PROXY"))
     launch = told_of(cluster)._replace(variables=nowhere)
     run = start(original, Runner(cluster.environ), launcher, launch)
-    judgement = ranks.judge(run)
+    judgement = rank_judgement.judge_run(run)
     assert judgement.status == "pass", judgement
     assert "2 ranks on gpu32, gpu33 agree" in judgement.message
-    path = datapath.judge(run, collectors.mpi(Setup(original, Runner()), SECONDS)[0], {})
+    path = datapath.judge_path(run, inspection.host_mpi(Setup(original, Runner()), SECONDS)[0], {})
     assert path.status == "pass", path
     assert how.format(interface=cluster.interface) in path.message
 
@@ -72,7 +72,7 @@ def test_ranks_that_believe_in_gpus(
 ) -> None:
     """The way over GPUs up to the device itself, which no rank takes alone."""
     run = run_ranks(copy(PRETENDED.format(all_have=all_have)), runner, "MPI")
-    assert ranks.judge(run).status == "pass", ranks.judge(run)
+    assert rank_judgement.judge_run(run).status == "pass", rank_judgement.judge_run(run)
     gpus = [rank.path.gpu for rank in run.ranks if rank.path]
     assert [result.tests for result in run.results] == [60 if all_have else 30] * 2
     if all_have:
@@ -104,7 +104,7 @@ def test_another_environment_on_one_host(
     other.write_text(package.read_text().replace(old, new))
     cluster.on("gpu33", ["mount", "--bind", str(other), str(package)])
     try:
-        judgement = ranks.judge(start(installation, Runner(cluster.environ), "mpirun"))
+        judgement = rank_judgement.judge_run(start(installation, Runner(cluster.environ), "mpirun"))
     finally:
         cluster.on("gpu33", ["umount", str(package)])
     assert judgement.status == "fail"
@@ -121,7 +121,7 @@ def test_ssh_without_a_key(original: Installation, cluster: Cluster, tmp_path: P
     ssh.chmod(0o755)
     path = f"{tmp_path}:{cluster.environ['PATH']}"
     runner = Runner({**cluster.environ, "PATH": path})
-    judgement = ranks.judge(start(original, runner, "mpirun"))
+    judgement = rank_judgement.judge_run(start(original, runner, "mpirun"))
     assert judgement.status == "fail"
     assert "mpirun started none of 2 ranks" in judgement.message
     assert "is refused without a password" in judgement.message
@@ -136,7 +136,7 @@ def test_a_host_that_is_down(original: Installation, cluster: Cluster) -> None:
         run = start(original, Runner(cluster.environ), "mpirun")
     finally:
         cluster.on("gpu33", ["ip", "link", "set", cluster.interface, "up"])
-    judgement = ranks.judge(run)
+    judgement = rank_judgement.judge_run(run)
     assert not run.timed_out
     assert judgement.status == "fail"
     assert (
@@ -152,7 +152,7 @@ def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster:
         run = start(original, Runner(cluster.environ), "horovodrun-gloo", told_of(cluster))
     finally:
         cluster.on("gpu33", ["hostname", "gpu33"])
-    judgement = ranks.judge(run)
+    judgement = rank_judgement.judge_run(run)
     assert judgement.status == "fail"
     assert judgement.message == "the ranks are on gpu32, nowhere, not gpu32, gpu33"
     assert judgement.remedy.endswith("ssh gpu33 hostname")
@@ -160,10 +160,10 @@ def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster:
 
 
 def test_the_pmi_of_srun(original: Installation, cluster: Cluster) -> None:
-    def under(pmi: Literal["none", "pmix"]) -> ranks.Judgement:
+    def under(pmi: Literal["none", "pmix"]) -> rank_judgement.Judgement:
         settings = Settings(srun_mpi=pmi)
         launch = ON_BOTH._replace(settings=settings, placed=True, ranks_per_node=1)
-        return ranks.judge(start(original, Runner(cluster.environ), "srun", launch))
+        return rank_judgement.judge_run(start(original, Runner(cluster.environ), "srun", launch))
 
     wrong = under("none")
     assert wrong.status == "fail"

@@ -18,11 +18,9 @@ import pytest
 
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
-from hvdenv.verification import (
-    checks,  # noqa: F401
-    collectors,
-)
-from hvdenv.verification.collection import CHECKS, Setup
+from hvdenv.verification import inspection
+from hvdenv.verification.installation_checks import check_rendezvous
+from hvdenv.verification.setup import Setup
 from tests.real.doctored import purelib
 from tests.real.test_patches import prepare
 from tests.standin import Cluster
@@ -143,8 +141,8 @@ def stock(
 
 def judged(installation: Installation, runner: Runner) -> tuple[str, str]:
     """What verify says."""
-    facts = collectors.rendezvous(Setup(installation, runner), 20.0)
-    (finding,) = CHECKS["rendezvous"](facts)
+    facts = inspection.rendezvous(Setup(installation, runner), 20.0)
+    (finding,) = check_rendezvous(facts)
     return finding.status, finding.message
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from hvdenv import RANK_PROGRAMS
-from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
-from hvdenv.standalone.ranks.events import ExtensionFacts, RankEvent, Training
+from hvdenv.standalone.ranks.events import RankEvent, Training
 from hvdenv.verification import training
-from hvdenv.verification.checks import trained
-from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import Rank, RankRun, judge_exercise
+from hvdenv.verification.rank_judgement import judge_exercise
+from hvdenv.verification.rank_run import Rank, RankRun
 from tests.real.doctored import run_ranks
 from tests.standalone import load
 
@@ -86,7 +84,7 @@ def test_what_does_wrong_is_found(
     run_with_faults: Callable[[str], RankRun], framework: str, fault: str, problem: str
 ) -> None:
     run = run_with_faults(framework)
-    ((_, judgement),) = training.judge(only(run, fault))
+    ((_, judgement),) = training.judge_parts(only(run, fault))
     assert judgement.status == "fail"
     assert problem.format(host=run.ranks[0].host) in judgement.evidence
 
@@ -94,7 +92,7 @@ def test_what_does_wrong_is_found(
 def test_the_cause_comes_first(run_with_faults: Callable[[str], RankRun]) -> None:
     """What a fault does to all that follows is told after it."""
     run = run_with_faults("torch")
-    ((_, judgement),) = training.judge(only(run, "parameters"))
+    ((_, judgement),) = training.judge_parts(only(run, "parameters"))
     assert judgement.message.startswith(
         "DistributedOptimizer: parameters and buffers after broadcast_parameters are not equal: rank 1"
     )
@@ -104,7 +102,7 @@ def test_the_cause_comes_first(run_with_faults: Callable[[str], RankRun]) -> Non
 def test_without_a_fault_it_passes(
     run_with_faults: Callable[[str], RankRun], framework: str
 ) -> None:
-    judged = dict(training.judge(only(run_with_faults(framework), "none")))
+    judged = dict(training.judge_parts(only(run_with_faults(framework), "none")))
     assert judged[""].status == "pass", judged
     assert judged[""].message.startswith("parameters are equal on 2 ranks; Distributed")
     assert list(judged) == [""]
@@ -122,13 +120,6 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     """All the way from the files of Horovod to the finding."""
     fault = "def broadcast_parameters(*args, **kwargs): pass"
     run = run_ranks(copy(fault), runner, "MPI", exercises=("training",))
-    (finding,) = trained(
-        Extension("torch", Outcome(Command(()), 0, "", 0.0), ExtensionFacts(built={"MPI": 1})),
-        run, "torch", "MPI",
-    )  # fmt: skip
-    assert (finding.check, finding.subject, finding.status) == (
-        "training",
-        "torch over MPI",
-        "fail",
-    )
-    assert "after broadcast_parameters are not equal: rank 1 on" in finding.message
+    ((_, judgement),) = training.judge_parts(run)
+    assert judgement.status == "fail"
+    assert "after broadcast_parameters are not equal: rank 1 on" in judgement.message

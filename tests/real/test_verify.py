@@ -17,8 +17,9 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
-from hvdenv.verification import checks, collectors, ranks
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import inspection, rank_judgement, rank_run
+from hvdenv.verification.installation_checks import check_extension
+from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.doctored import (
     TIMEOUT,
@@ -66,7 +67,7 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
 
 def test_more_ranks_than_cores(original: Installation, runner: Runner) -> None:
     run = run_ranks(original, runner, "MPI", size=len(os.sched_getaffinity(0)) + 1)
-    assert ranks.judge(run).status == "pass", ranks.judge(run).evidence
+    assert rank_judgement.judge_run(run).status == "pass", rank_judgement.judge_run(run).evidence
 
 
 def test_no_extension_fails_though_the_table_marks_it(
@@ -97,15 +98,15 @@ def test_framework_replaced_after_the_build(
     assert finding.message.startswith("built with torch 1.0.0, but ")
 
 
-def imported(installation: Installation, runner: Runner) -> collectors.Extension:
+def imported(installation: Installation, runner: Runner) -> inspection.Extension:
     """The extension of torch as a process of its own sees it."""
     setup = Setup(installation, runner)
-    libraries = collectors.libraries(setup, TIMEOUT)
-    return collectors.extension(setup, TIMEOUT, libraries, {}, "torch")
+    libraries = inspection.extension_files(setup, TIMEOUT)
+    return inspection.import_extension(setup, TIMEOUT, libraries["torch"])
 
 
-def evidence_findings(extension: collectors.Extension) -> list[Finding]:
-    return list(checks.extension(extension, TORCH, "torch"))
+def evidence_findings(extension: inspection.Extension) -> list[Finding]:
+    return list(check_extension(extension, TORCH))
 
 
 def test_an_extension_that_crashes_on_import(
@@ -138,7 +139,7 @@ CRASHES = [
 def test_a_rank_that_dies_is_named(
     copy: Callable[..., Installation], runner: Runner, controller: str, action: str, message: str
 ) -> None:
-    judgement = ranks.judge(run_ranks(copy(on_rank_1(action)), runner, controller))
+    judgement = rank_judgement.judge_run(run_ranks(copy(on_rank_1(action)), runner, controller))
     assert judgement.status == "fail"
     assert f"rank 1 on {os.uname().nodename}" in judgement.message
     assert message in judgement.message
@@ -152,7 +153,9 @@ def test_a_rank_that_ends_without_a_result(
     copy: Callable[..., Installation], runner: Runner
 ) -> None:
     # Every rank, since Horovod on the others would notice one that is gone.
-    judgement = ranks.judge(run_ranks(copy("init = lambda: os._exit(0)"), runner, "MPI"))
+    judgement = rank_judgement.judge_run(
+        run_ranks(copy("init = lambda: os._exit(0)"), runner, "MPI")
+    )
     assert judgement.status == "fail"
     assert "exited without a result" in judgement.message
 
@@ -166,7 +169,7 @@ def test_a_rank_that_prints_garbage_does_no_harm(
         "    os.write(1, os.urandom(500)); os.write(2, b'\\r\\x1b[31m\\0')\n"
         '    print(\'@hvdenv 0123 00000000 {"event": "result", "size": 1}\', flush=True)\n'
     )
-    judgement = ranks.judge(run_ranks(copy(noise), runner, controller))
+    judgement = rank_judgement.judge_run(run_ranks(copy(noise), runner, controller))
     assert judgement.status == "pass", judgement
 
 
@@ -187,7 +190,7 @@ def test_wrong_sums_are_seen(
         f"{change}"
         "    return _real(tensor, *args, **kwargs)\n"
     )
-    judgement = ranks.judge(run_ranks(copy(fault), runner, controller))
+    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
     assert judgement.status == "fail"
     assert "allreduce gives wrong values on rank 0" in judgement.message
     assert "wanted" in judgement.evidence
@@ -209,7 +212,7 @@ def test_singletons_are_reported_as_such(
     )
     program.chmod(0o755)
     installation = original._replace(path=(str(program.parent), *original.path))
-    judgement = ranks.judge(run_ranks(installation, runner, "MPI"))
+    judgement = rank_judgement.judge_run(run_ranks(installation, runner, "MPI"))
     assert judgement.status == "fail"
     assert (
         "2 processes were started, but each reports that it is alone (size 1)" in judgement.message
@@ -230,7 +233,7 @@ def test_no_rank_outlives_who_watches_over_it(
     """kill -9 of one rank's supervisor, and of the launcher."""
     flag = tmp_path / "flag"
     installation = copy(on_rank_1(f"open({str(flag)!r}, 'w').close(); time.sleep(1000)"))
-    runs: list[ranks.RankRun] = []
+    runs: list[rank_run.RankRun] = []
     thread = threading.Thread(
         target=lambda: runs.append(run_ranks(installation, runner, controller, timeout=100))
     )
@@ -245,7 +248,7 @@ def test_no_rank_outlives_who_watches_over_it(
     _, alive = psutil.wait_procs(work, timeout=30)
     assert not alive
     thread.join()
-    judgement = ranks.judge(runs[0])
+    judgement = rank_judgement.judge_run(runs[0])
     assert judgement.status == "fail"
     assert "disappeared without reporting an exit" in judgement.message or not victim
 

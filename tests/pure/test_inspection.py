@@ -11,8 +11,10 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
-from hvdenv.verification import checks, collection, collectors
-from hvdenv.verification.collection import Setup
+from hvdenv.verification import inspection
+from hvdenv.verification.installation_checks import check_files
+from hvdenv.verification.rank_start import words_before_launcher
+from hvdenv.verification.setup import Setup
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"
@@ -35,7 +37,7 @@ def changed_files(
     generation: Path, timeout: float = 60, runner: Runner | None = None
 ) -> list[manifest.Difference]:
     installation = Installation("", "", (), generation=str(generation))
-    return collectors.changed_files(installation, runner or Runner(), timeout)
+    return inspection.changed_files(Setup(installation, runner or Runner()), timeout)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_an_edit_that_leaves_the_size_as_it_was(
 ) -> None:
     (generation / name).write_text("as  else")
     changed = changed_files(generation)
-    (finding,) = checks.files(changed_files=changed)
+    (finding,) = check_files(changed)
     assert (finding.status, finding.message) == (status, message)
 
 
@@ -81,17 +83,6 @@ def test_files_are_looked_at_no_longer_than_there_is_time(generation: Path) -> N
         changed_files(generation, runner=runner)
 
 
-def test_what_was_not_requested_is_not_judged() -> None:
-    """A check that needs a collector which was left out would end with an error."""
-    setup = Setup(Installation("/env", "/env/bin/python", ()), Runner({}))
-    functions = {name: each.function for name, each in collection.COLLECTORS.items()}
-    there = {key.name for key in collection._wanted(functions, setup)}
-    for key in collection._wanted(collection.CHECKS, setup):
-        names = collection._parameters(collection.CHECKS[key.name])
-        needed = {name if name in functions else collection._plural(name) for name in names}
-        assert needed & functions.keys() <= there, key
-
-
 @pytest.mark.parametrize(
     ("launcher", "framework", "expected", "image", "told"),
     [
@@ -108,5 +99,5 @@ def test_horovodrun_finds_out_once_whether_gloo_was_built(
 ) -> None:
     installation = Installation("/env", "/env/bin/python", (), inside=("apptainer",) * image)
     setup = Setup(installation, Runner({}), Expectation(expected))
-    words = collectors._through(setup, launcher, framework)
+    words = words_before_launcher(setup, launcher, framework)
     assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py"] * told

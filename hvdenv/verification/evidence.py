@@ -1,0 +1,202 @@
+"""What verify finds out about an environment, in the order in which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
+
+from hvdenv.environments.manifest import Difference
+from hvdenv.errors import HvdenvError
+from hvdenv.launch.launchers import Mpi
+from hvdenv.standalone.ranks.events import RendezvousFacts
+from hvdenv.verification import bench, inspection, rank_start
+from hvdenv.verification.bench import Benchmark
+from hvdenv.verification.inspection import BuildTable, Extension, Extensions, Observed
+from hvdenv.verification.parts import Parts
+from hvdenv.verification.rank_judgement import judge_run
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import PAIRS, Pair
+from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Setup
+
+# TensorFlow takes longest to import, so that its ranks should not be the last ones to start.
+_SLOWEST_FIRST = sorted(PAIRS, key=lambda pair: pair.framework != "tensorflow")
+
+T = TypeVar("T")
+
+
+class Evidence(NamedTuple):
+    """What was found out, or the error that prevented it; None for what does not apply.
+
+    Attributes:
+        libraries: what the files of extensions show.
+        extensions: what their imports show, by framework.
+        runs: of ranks, where these could be started.
+        horovodrun: ranks that `horovodrun --mpi` started, or why it cannot.
+        benchmarks: of runs that were right.
+    """
+
+    mpi: Future[HostMpi]
+    libraries: Future[Extensions]
+    rendezvous: Future[RendezvousFacts]
+    build_table: Future[BuildTable]
+    extensions: dict[str, Future[Extension]]
+    runs: dict[Pair, Future[RankRun]] = {}
+    horovodrun: Future[RankRun | HvdenvError] | None = None
+    image_mpi: Future[Mpi] | None = None
+    changed_files: Future[list[Difference]] | None = None
+    observed: Future[Observed] | None = None
+    benchmarks: dict[Pair, Future[Benchmark]] = {}
+
+    @property
+    def all_extensions(self) -> Extensions:
+        """By framework.
+
+        Raises:
+            Exception: one of them could not be found out.
+        """
+        return {name: each.result() for name, each in self.extensions.items()}
+
+    @property
+    def started_runs(self) -> dict[Pair, RankRun]:
+        """Without those that could not be started."""
+        return {pair: run for pair in PAIRS if (run := found(self.runs.get(pair)))}
+
+
+def found(future: Future[T] | None) -> T | None:
+    """What was found out; None for an error as well."""
+    return None if future is None or future.exception() else future.result()
+
+
+def known(value: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
+
+def gather(setup: Setup, parts: Parts) -> Evidence:
+    """Find out everything about an environment; what fails is an error in its future."""
+    built, inside = setup.installation.generation, setup.installation.inside
+    mpi = parts.start("mpirun --version", inspection.host_mpi)
+    libraries = parts.start("extension files", inspection.extension_files)
+    rendezvous = parts.start("servers of horovodrun", inspection.rendezvous)
+    image = "mpirun --version in the image"
+    image_mpi = parts.start(image, inspection.image_mpi) if inside else None
+    build_table = parts.start(
+        "horovodrun --check-build",
+        lambda setup, timeout: inspection.build_table(setup, timeout, libraries.result()),
+    )
+    runs = _start_runs(setup, parts, mpi, libraries)
+    horovodrun = _start_horovodrun(setup, parts, mpi, runs)
+    imports = {
+        name: _start_import(parts, library)
+        for name, library in (found(libraries) or {}).items()
+        if not any(pair.framework == name for pair in runs)
+    }
+    changed_files = observed = None
+    if built:
+        changed_files = parts.start("files against the manifest", inspection.changed_files)
+        observed = parts.start(
+            "changes since the build",
+            lambda setup, timeout: inspection.observed(setup, timeout, mpi.result()[0]),
+        )
+    parts.wait()
+    extensions = _extensions(parts, libraries, runs, imports)
+    parts.wait()
+    benchmarks = _start_benchmarks(setup, parts, mpi, runs)
+    parts.wait()
+    return Evidence(
+        mpi=mpi,
+        libraries=libraries,
+        rendezvous=rendezvous,
+        build_table=build_table,
+        extensions=extensions,
+        runs=runs,
+        horovodrun=horovodrun,
+        image_mpi=image_mpi,
+        changed_files=changed_files,
+        observed=observed,
+        benchmarks=benchmarks,
+    )
+
+
+def _start_runs(
+    setup: Setup, parts: Parts, mpi: Future[HostMpi], libraries: Future[Extensions]
+) -> dict[Pair, Future[RankRun]]:
+    there, host = found(libraries), found(mpi)
+    if there is None or host is None:
+        return {}
+
+    def start(pair: Pair) -> Future[RankRun]:
+        def run(setup: Setup, timeout: float) -> RankRun:
+            return rank_start.start_ranks(setup, timeout, host, *pair)
+
+        return parts.start(pair.subject, run, ranks=True)
+
+    return {
+        pair: start(pair)
+        for pair in _SLOWEST_FIRST
+        if rank_start.can_run(setup, pair, there[pair.framework], host)
+    }
+
+
+def _start_horovodrun(
+    setup: Setup, parts: Parts, mpi: Future[HostMpi], runs: Mapping[Pair, object]
+) -> Future[RankRun | HvdenvError] | None:
+    """For one framework."""
+    pair = next((pair for pair in PAIRS if pair in runs and pair.controller == "MPI"), None)
+    if pair is None or not rank_start.starts_by_horovodrun(setup, mpi.result()):
+        return None
+    return parts.start(
+        "horovodrun --mpi",
+        lambda setup, timeout: rank_start.start_by_horovodrun(
+            setup, timeout, mpi.result(), pair.framework
+        ),
+        ranks=True,
+    )
+
+
+def _start_import(parts: Parts, library: Extension) -> Future[Extension]:
+    return parts.start(
+        f"extension of {library.framework}",
+        lambda setup, timeout: inspection.import_extension(setup, timeout, library),
+    )
+
+
+def _extensions(
+    parts: Parts,
+    libraries: Future[Extensions],
+    runs: Mapping[Pair, Future[RankRun]],
+    imports: Mapping[str, Future[Extension]],
+) -> dict[str, Future[Extension]]:
+    """From ranks, or from a process of its own: an import takes seconds, and ranks import anyway."""
+    if error := libraries.exception():
+        failed: Future[Extension] = Future()
+        failed.set_exception(error)
+        return dict.fromkeys(FRAMEWORKS, failed)
+    extensions = {}
+    for name, library in libraries.result().items():
+        of_framework = [found(run) for pair, run in runs.items() if pair.framework == name]
+        facts = next((run.extension for run in of_framework if run and run.extension), None)
+        if facts:
+            extensions[name] = known(library._replace(facts=inspection.cleaned(facts)))
+        else:
+            extensions[name] = imports.get(name) or _start_import(parts, library)
+    return extensions
+
+
+def _start_benchmarks(
+    setup: Setup, parts: Parts, mpi: Future[HostMpi], runs: Mapping[Pair, Future[RankRun]]
+) -> dict[Pair, Future[Benchmark]]:
+    effort = setup.effort
+    if effort is None:
+        return {}
+
+    def start(pair: Pair) -> Future[Benchmark]:
+        def run(setup: Setup, timeout: float) -> Benchmark:
+            return bench.measure(setup, timeout, effort, mpi.result(), pair)
+
+        return parts.start(f"speed of {pair.subject}", run, ranks=True, alone=True)
+
+    done = {pair: run for pair, each in runs.items() if (run := found(each))}
+    return {pair: start(pair) for pair, run in done.items() if judge_run(run).status != "fail"}

@@ -1,0 +1,265 @@
+"""What programs in an environment show about it: its extensions, its MPI, its files.
+
+Each function takes the seconds that it has as `timeout`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv.command import Command, Outcome
+from hvdenv.environments import generations, manifest
+from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.environments.search_path import PYTHON_PATH
+from hvdenv.errors import InterruptedRunError, StepError
+from hvdenv.launch.launchers import Mpi, parse_mpi_version
+from hvdenv.masking import clean
+from hvdenv.schema import Problem, decode
+from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
+from hvdenv.verification import drift
+from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
+from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Setup
+
+# Files that are compared byte by byte: Horovod's, and the MPI's that it calls.
+_CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
+
+
+class BuildTable(NamedTuple):
+    """What came of ``horovodrun --check-build``.
+
+    Attributes:
+        table: None if there is no whole table in the output; `problem` says why.
+        verbose: output with ``--verbose``; only where something is missing.
+    """
+
+    table: CheckBuild | None
+    problem: str
+    outcome: Outcome
+    verbose: str = ""
+
+
+class Extension(NamedTuple):
+    """One framework's part of Horovod (hvdenv/standalone/inspect/extension.py reports it)."""
+
+    framework: str
+    outcome: Outcome
+    facts: ExtensionFacts = ExtensionFacts()
+
+    @property
+    def present(self) -> bool:
+        return bool(self.facts.size)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether its file is shorter than it says itself: to load it is to crash."""
+        return self.facts.size < self.facts.size_by_header
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is there, imports, and says what it was built with."""
+        return self.present and bool(self.facts.built) and not self.facts.error
+
+    def built(self, name: str) -> int | None:
+        return self.facts.built.get(name)
+
+
+# By framework.
+Extensions = Mapping[str, Extension]
+
+
+class Observed(NamedTuple):
+    """What an environment has, and had at the end of its build, or why nobody knows."""
+
+    was: drift.Observation | None
+    now: drift.Observation | None
+    why: str = ""
+
+
+def host_mpi(setup: Setup, timeout: float) -> HostMpi:
+    """The MPI of the mpirun that is found first."""
+    path = setup.which("mpirun")
+    if not path:
+        return Mpi("unknown"), ""
+    # The ranks need time too, even if this hangs.
+    found = parse_mpi_version(setup.run((path, "--version"), min(timeout / 3, 60.0)).output)
+    return found, f"{path} ({found.kind} {found.version})"
+
+
+def image_mpi(setup: Setup, timeout: float) -> Mpi:
+    """The MPI of the image, as its own mpirun reports it."""
+    argv = (*setup.installation.inside, "mpirun", "--version")
+    return parse_mpi_version(setup.run(argv, min(timeout / 3, 60.0)).output)
+
+
+def hidden_modules(installation: Installation) -> dict[str, str]:
+    """Files on PYTHONPATH that are imported instead of modules of Python itself."""
+    found: dict[str, str] = {}
+    folders = dict(installation.env).get(PYTHON_PATH, "").split(os.pathsep)
+    for folder in filter(os.path.isabs, () if installation.inside else folders):
+        for path in sorted(Path(folder).glob("*")):
+            name, _, ending = path.name.partition(".")
+            module = ending.endswith(("py", "so")) or (path / "__init__.py").exists()
+            if module and name in sys.stdlib_module_names:
+                found.setdefault(name, str(path))
+    return found
+
+
+def extension_files(setup: Setup, timeout: float) -> Extensions:
+    """The facts about each framework's extension that its files show; nothing is imported."""
+    return _extensions(setup, timeout, FRAMEWORKS)
+
+
+def import_extension(setup: Setup, timeout: float, library: Extension) -> Extension:
+    """The facts about an extension that an import in a process of its own shows, if it is whole."""
+    if not library.present or library.cut_off:
+        return library
+    found = _extensions(setup, timeout, (library.framework,), "--import")[library.framework]
+    if found.facts.framework:
+        return found
+    return found._replace(facts=library.facts._replace(traceback=found.outcome.tail(40)))
+
+
+def _extensions(
+    setup: Setup, timeout: float, frameworks: tuple[str, ...], *options: str
+) -> dict[str, Extension]:
+    outcome, answers = _inspect(setup, timeout, "extension", *options, *frameworks)
+    found = {name: Extension(name, outcome) for name in frameworks}
+    for table in answers:
+        facts = cleaned(decode(ExtensionFacts, table, lenient=True))
+        found[facts.framework] = Extension(facts.framework, outcome, facts)
+    return found
+
+
+def _inspect(
+    setup: Setup, timeout: float, program: str, *words: str
+) -> tuple[Outcome, Iterator[Any]]:
+    """Run a program of standalone/inspect; returns what it reports as well, to be decoded."""
+    installation = setup.installation
+    path = f"{installation.programs}/inspect/{program}.py"
+    outcome = setup.run((*installation.inside, installation.python, "-s", path, *words), timeout)
+    lines = [line.split(" ", 1) for line in outcome.output.splitlines()]
+    payloads = [each[1] for each in lines if each[0] == f"@hvdenv-{program}" and each[1:]]
+    return outcome, (json.loads(base64.b64decode(payload)) for payload in payloads)
+
+
+def cleaned(facts: ExtensionFacts) -> ExtensionFacts:
+    """The facts without secrets and control characters in what programs printed."""
+    texts: dict[str, Any] = {
+        key: clean(value) for key, value in facts._asdict().items() if isinstance(value, str)
+    }
+    return facts._replace(**texts)
+
+
+def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
+    """Whether servers of horovodrun accept requests that the advisories describe."""
+    outcome, answers = _inspect(setup, timeout, "rendezvous")
+    for table in answers:
+        return decode(RendezvousFacts, table, lenient=True)
+    return RendezvousFacts(error="the probe printed no result", traceback=outcome.tail(20))
+
+
+def build_table(setup: Setup, timeout: float, libraries: Extensions) -> BuildTable:
+    """Horovod's own table; once more with --verbose if it cannot be read or lacks a row."""
+    installation = setup.installation
+    program = installation.program("horovodrun")
+    if not program:
+        command = Command(("horovodrun", "--check-build"))
+        return BuildTable(None, "there is no horovodrun", Outcome(command, 127, "", 0.0))
+    quick = f"{installation.programs}/inspect/check_build.py"
+    present = (name for name, each in libraries.items() if each.present and not each.cut_off)
+    found = _check_build(setup, (installation.python, "-s", quick, program, *present), timeout)
+    left = timeout - found.outcome.seconds
+    if left < 1 or (found.table and not missing_rows(found.table, setup.expectation)):
+        return found
+    # As a user runs it: each framework may work in a process of its own only.
+    again = _check_build(setup, (program, "--verbose", "--check-build"), left)
+    best = again if again.table or not found.table else found
+    return best._replace(verbose=again.outcome.tail(60))
+
+
+def _check_build(setup: Setup, argv: tuple[str, ...], timeout: float) -> BuildTable:
+    # Up to 0.24.3 a pipe gets no output otherwise.
+    env = (("PYTHONUNBUFFERED", "1"), ("TF_CPP_MIN_LOG_LEVEL", "1"), ("OMP_NUM_THREADS", "1"))
+    outcome = setup.run((*setup.installation.inside, *argv), timeout, env)
+    try:
+        return BuildTable(parse(outcome.output), "", outcome)
+    except ValueError as error:
+        return BuildTable(None, str(error), outcome)
+
+
+def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
+    expected = (
+        ([ROWS[name] for name in expectation.frameworks or ()], table.frameworks),
+        (expectation.controllers or (), table.controllers),
+        (expectation.operations or (), table.tensor_operations),
+    )
+    return [name for names, rows in expected for name in names if not rows.get(name)]
+
+
+def changed_files(setup: Setup, timeout: float) -> list[manifest.Difference]:
+    """The files of a generation that differ from those at the end of its build.
+
+    Raises:
+        StepError: the time was too short.
+        InterruptedRunError: the runner was stopped.
+    """
+    end = time.monotonic() + timeout
+    folder = Path(setup.installation.generation)
+
+    def go_on() -> None:
+        if setup.runner.stopped:
+            raise InterruptedRunError
+        if time.monotonic() > end:
+            raise StepError(
+                f"not all files could be compared within {timeout:.0f} s",
+                where=str(folder),
+                remedy="check whether the file system is slow, or allow more time with --timeout",
+            )
+
+    record = generations.read_record(folder / generations.RECORD)
+    listed = manifest.read(folder / manifest.NAME, record.manifest_digest)
+    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
+
+
+def observed(setup: Setup, timeout: float, mpi: Mpi) -> Observed:
+    """What a generation has now, and what it had according to its record."""
+    record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
+    if record.observed is None:
+        built_by = record.hvdenv or "unknown"
+        return Observed(None, None, f"its build recorded nothing to compare (hvdenv {built_by})")
+    try:
+        was = drift.read(record.observed)
+    except Problem as problem:
+        return Observed(None, None, f"its record has another format: observed.{problem}")
+    return Observed(was, observe(setup, timeout, mpi))
+
+
+def observe(setup: Setup, timeout: float, mpi: Mpi) -> drift.Observation:
+    """What an environment has, with the MPI of the mpirun found first; no framework is imported.
+
+    Paths are relative to the generation of the installation.
+
+    Raises:
+        StepError: there is no answer, or none that can be read.
+    """
+    installation = setup.installation
+    outcome, answers = _inspect(setup, timeout, "observe_env", installation.generation)
+    try:
+        found = [*answers][-1]
+        found["mpirun"].update(kind=mpi.kind, version=mpi.version)
+        return drift.read(found)
+    except (IndexError, ValueError, Problem) as error:
+        raise StepError(
+            "the contents of this environment could not be observed",
+            where=installation.python,
+            detail=outcome.tail(15) if isinstance(error, IndexError) else str(error),
+            remedy=f"see whether this Python works: {installation.python} -c 'import sysconfig'",
+        ) from error

@@ -1,0 +1,399 @@
+"""Checks of an installation: each judges what programs in it showed. Nothing is run here."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from hvdenv.command import Outcome
+from hvdenv.environments.installation import Expectation, Installation, hides_variables, is_version
+from hvdenv.environments.manifest import Difference
+from hvdenv.knowledge.diagnosis import explain
+from hvdenv.launch.launchers import LAUNCHERS
+from hvdenv.launch.placement import hidden
+from hvdenv.masking import shown
+from hvdenv.reports.report import EVERYTHING, About, Finding, Status
+from hvdenv.sites.jobs import COMMAND_NOT_FOUND
+from hvdenv.standalone.ranks.events import RendezvousFacts
+from hvdenv.verification.checkbuild import ROWS, CheckBuild
+from hvdenv.verification.drift import compare
+from hvdenv.verification.inspection import (
+    BuildTable,
+    Extension,
+    Extensions,
+    Observed,
+    missing_rows,
+)
+from hvdenv.verification.rank_judgement import Judgement
+from hvdenv.verification.rank_start import FILES_OF_RANKS
+from hvdenv.verification.setup import CONTROLLERS, OPERATIONS, Setup
+
+# Of a variable's value, such as a long LD_LIBRARY_PATH.
+_VALUE = 200
+# What the import of a framework may take on a slow file system.
+_FAIR_SECONDS = 30.0
+_BUILD_WITH = (
+    "rebuild Horovod in this environment with HOROVOD_WITH_{name}=1: without this variable, a"
+    " build that makes no extension still succeeds"
+)
+# The remedy for everything that fails if files are damaged.
+REBUILD = (
+    "rebuild it: `hvdenv build RECIPE --rebuild` (with --prefix if unused files are purged there)"
+)
+
+
+def check_build(
+    found: BuildTable, extensions: Extensions, expectation: Expectation
+) -> Iterator[Finding]:
+    """Whether Horovod's own table can be read and shows what is expected."""
+    about = About()
+    if found.table is None:
+        judgement = _no_table(found)
+    else:
+        missing = missing_rows(found.table, expectation)
+        judgement = _judge_table(found.table, missing, extensions, expectation)
+        judgement = judgement._replace(
+            evidence="" if judgement.status == "pass" else _output(found)
+        )
+        about = _about(missing, (name for name in ROWS if ROWS[name] in missing))
+        if not missing:
+            about = EVERYTHING
+    yield Finding("check-build", "horovodrun --check-build", *judgement, about)
+
+
+def _about(names: Sequence[str], frameworks: Iterator[str] | tuple[str, ...]) -> About:
+    """The rows of frameworks, and of those names that are controllers or operations."""
+    controllers = tuple(name for name in CONTROLLERS if name in names)
+    return About(
+        tuple(frameworks), controllers, tuple(name for name in OPERATIONS if name in names)
+    )
+
+
+def _output(found: BuildTable) -> str:
+    return found.verbose or found.outcome.tail(40)
+
+
+def _judge_table(
+    table: CheckBuild, missing: Sequence[str], extensions: Extensions, expectation: Expectation
+) -> Judgement:
+    if missing:
+        message = f"expected, but not marked: {', '.join(missing)}"
+        remedy = "see the finding `extension`: a row is also blank if an extension does not load"
+        return Judgement("fail", message, remedy=remedy)
+    versions = {e.facts.version for e in extensions.values() if e.facts.version}
+    if versions - {table.version}:
+        packages = ", ".join(sorted(versions))
+        message = f"horovodrun belongs to Horovod {table.version}, the package is {packages}"
+        remedy = "reinstall Horovod: horovodrun and the package come from two installations"
+        return Judgement("fail", message, remedy=remedy)
+    if invented := _invented(table, extensions):
+        return Judgement(
+            "fail",
+            f"it marks {', '.join(invented)}, but the extensions report that they were built"
+            " without: the table describes another installation",
+            remedy="rely on the other findings; check which horovodrun runs here (a wrapper"
+            " script, or another installation), and reinstall Horovod",
+        )
+    notes = _notes(table.frameworks, extensions, expectation)
+    return Judgement("pass", "; ".join([f"Horovod {table.version}", *notes]))
+
+
+def _no_table(found: BuildTable) -> Judgement:
+    if "unrecognized arguments" in found.outcome.output:
+        return Judgement("skip", "this Horovod is too old for --check-build")
+    if found.outcome.returncode == COMMAND_NOT_FOUND:
+        message = "no table could be read: there is no horovodrun in this environment or on PATH"
+        remedy = "reinstall Horovod, which contains horovodrun"
+        return Judgement("fail", message, _output(found), remedy)
+    ending, last = _ending(found.outcome), found.outcome.tail(1)
+    why = (f"{ending} ({last})" if last else ending) if ending else found.problem
+    remedy = "read the last lines of the evidence; horovodrun must work in this environment"
+    return Judgement("fail", f"no table could be read: {why}", _output(found), remedy)
+
+
+def _invented(table: CheckBuild, extensions: Extensions) -> list[str]:
+    """Marked rows that every existing extension reports to be built without."""
+    present = [extension for extension in extensions.values() if extension.present]
+    if not present or not all(extension.usable for extension in present):
+        return []
+    rows = (table.controllers, table.tensor_operations)
+    marked = dict.fromkeys(name for each in rows for name in each if each[name])
+    return [name for name in marked if all(each.built(name) == 0 for each in present)]
+
+
+def _notes(
+    frameworks: Mapping[str, bool], extensions: Extensions, expectation: Expectation
+) -> Iterator[str]:
+    """What the table shows besides what is expected."""
+    for framework, row in ROWS.items():
+        if frameworks[row] and not extensions[framework].present:
+            yield f"it marks {row}, which has no extension (a known bug of Horovod)"
+        elif frameworks[row] and not expectation.asks(framework):
+            yield f"{row} was built but not requested"
+
+
+def is_damaged(changed_files: Sequence[Difference]) -> bool:
+    """Whether files are missing or empty, as a purge or a power cut leaves them."""
+    return any(d.kind == "missing" or d.detail.startswith("0 bytes ") for d in changed_files)
+
+
+def check_files(changed_files: Sequence[Difference]) -> Iterator[Finding]:
+    """Whether all files of the build are still there: scratch file systems are purged.
+
+    Files that were added, or changed outside of Horovod, are named: other checks judge them.
+    """
+    count = Counter(each.kind for each in changed_files)
+    missing, changed, extra = (count[kind] for kind in ("missing", "changed", "extra"))
+    evidence = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
+    damaged = is_damaged(changed_files)
+    of_horovod = [d for d in changed_files if "/site-packages/horovod/" in d.path]
+    if damaged or any(d.kind == "changed" for d in of_horovod):
+        counts = ((missing, "removed"), (changed, "changed"))
+        parts = [f"{n} {'file was' if n == 1 else 'files were'} {how}" for n, how in counts if n]
+        message = f"{'files are damaged: ' * damaged}{' and '.join(parts)} since the build"
+        yield Finding("files", "manifest", *Judgement("fail", message, evidence, REBUILD))
+        return
+    notes = [f"{changed} changed"] * bool(changed) + [f"{extra} added"] * bool(extra)
+    message = "; ".join(["all files of the build are present", *notes])
+    yield Finding("files", "manifest", "pass", message, evidence=evidence)
+
+
+def check_drift(observed: Observed) -> Iterator[Finding]:
+    """Whether what the environment depends on is still what it was built on."""
+    if observed.was is None or observed.now is None:
+        yield Finding("drift", "since the build", "skip", observed.why)
+        return
+    changes = compare(observed.was, observed.now)
+    hosts = f"built on {observed.was.host}, now on {observed.now.host}"
+    evidence = "\n".join([hosts, *(change.what for change in changes)])
+    harmless = [change.what for change in changes if not change.matters]
+    for change in (change for change in changes if change.matters):
+        judgement = Judgement("fail", f"{change.what}: {change.why}", evidence, change.remedy)
+        yield Finding("drift", change.subject, *judgement, change.about)
+    if len(harmless) == len(changes):
+        message = "; ".join(harmless[:3]) or "nothing has changed"
+        more = f"; {len(harmless) - 3} more harmless changes" if harmless[3:] else ""
+        yield Finding("drift", "since the build", "pass", message + more, evidence=evidence)
+
+
+def check_variables(setup: Setup) -> Iterator[Finding]:
+    """Variables of the user's shell that change what ranks do."""
+    shell, installation = setup.shell, setup.installation
+    files = [name for name in shell.passed if name in FILES_OF_RANKS]
+    unset = [name for name in shell.passed if name in installation.unset]
+    named = {name: value for name, value in shell.passed.items() if name not in files}
+    passed = {name: value for name, value in named.items() if name not in unset}
+    notes, evidence = [], [f"{n}={shown(n, value)[:_VALUE]}" for n, value in named.items()]
+    if unset:
+        notes.append(
+            f"your shell sets {' and '.join(unset)}, but ranks run without, as under `hvdenv run`"
+            " and in `hvdenv shell`; a Python that you start yourself obeys them"
+        )
+    if passed:
+        notes.append(
+            f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"
+            " --clean drops such variables in both"
+        )
+    if files:
+        notes.append(f"only `hvdenv run` passes {', '.join(files)}, which names a file of yours")
+    if shell.dropped:
+        names = ", ".join(shell.dropped)
+        notes.append(f"--clean drops {names}; `hvdenv run --clean` does the same")
+    known = [name for name in reversed(setup.launchers) if name in LAUNCHERS]
+    patched = hides_variables(installation.prefix)
+    for launcher in {LAUNCHERS[name].controller: name for name in known}.values():
+        if away := hidden(launcher, passed, (), patched=patched):
+            evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
+    if notes:
+        message = "; ".join(notes)
+        yield Finding("variables", "your shell", "pass", message, evidence="\n".join(evidence))
+
+
+def check_rendezvous(found: RendezvousFacts) -> Iterator[Finding]:
+    """Whether the servers of horovodrun refuse requests without the key of the job.
+
+    A Horovod without the patch is not broken, so that its holes are named and not judged.
+    """
+    yield Finding("rendezvous", "servers of horovodrun", *_judge_rendezvous(found), About())
+
+
+def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
+    if found.error:
+        return Judgement("skip", f"could not be probed: {found.error}", found.traceback)
+    if not found.accepted:
+        return Judgement("pass", "they refuse requests that are not signed with the job's key")
+    holes = " and ".join(found.accepted)
+    evidence = f"a request without a signature was accepted by a server on 127.0.0.1: {holes}"
+    if found.patched:
+        message = f"the patch safe-rendezvous is there, but not at work: {holes}"
+        return Judgement("fail", message, evidence, REBUILD)
+    return Judgement(
+        "skip",
+        f"whoever reaches a port of horovodrun can run code as its user ({holes})",
+        evidence,
+        "let hvdenv build Horovod 0.26.1 or newer, with its patch safe-rendezvous; otherwise start"
+        " ranks by mpirun or srun, and horovodrun only on nodes that you share with nobody",
+    )
+
+
+def check_any_framework(extensions: Extensions, expectation: Expectation) -> Iterator[Finding]:
+    """Where nothing is stated: whether at least one framework has an extension."""
+    if expectation.frameworks is None and not any(e.present for e in extensions.values()):
+        facts = [extension.facts for extension in extensions.values()]
+        lines = [f"package: {facts[0].horovod or 'not found'}"]
+        lines += [f"not there: {each.path}" for each in facts if each.path]
+        message = "Horovod has no extension for any framework"
+        remedy = _BUILD_WITH.format(name="<FRAMEWORK>")
+        judgement = Judgement("fail", message, "\n".join(lines), remedy)
+        yield Finding("frameworks", "any framework", *judgement)
+
+
+def check_shadowing(
+    libraries: Extensions,
+    hiding: Mapping[str, str],
+    expectation: Expectation,
+    installation: Installation,
+) -> Iterator[Finding]:
+    """Whether other packages come before the environment's: of PYTHONPATH, or the user's own."""
+    facts = [each.facts for name, each in libraries.items() if expectation.asks(name)]
+    remedy = (
+        "unload the module that sets it, or let the recipe use the module's package"
+        ' (provider = "present")'
+        if installation.generation
+        else "unset PYTHONPATH; --clean leaves it out here and under `hvdenv run`"
+    )
+    for package in dict.fromkeys(package for each in facts for package in each.shadowed):
+        concerned = [each for each in facts if package in each.shadowed]
+        last = concerned[-1]
+        judgement = Judgement(
+            "fail",
+            f"PYTHONPATH puts {last.shadowed[package]}/{package} before the environment's own"
+            f" {package}",
+            f"python: {last.python}\nhorovod: {last.horovod}",
+            remedy,
+        )
+        about = About(tuple(each.framework for each in concerned))
+        yield Finding("shadowing", package, *judgement, about)
+    if hiding:
+        works = any(found.facts.framework for found in libraries.values())
+        first, *others = hiding
+        more = f", and {len(others)} more" if others else ""
+        message = f"PYTHONPATH puts {hiding[first]} before Python's own module {first}{more}"
+        judgement = Judgement("pass" if works else "fail", message, "\n".join(hiding.values()))
+        yield Finding("shadowing", "Python", *judgement._replace(remedy="" if works else remedy))
+    left_out = {name: folder for each in facts for name, folder in each.left_out.items()}
+    for package, folder in left_out.items():
+        message = (
+            f"{folder}/{package} is left out, also under `hvdenv run`; a Python that is started"
+            " without PYTHONNOUSERSITE=1 imports it"
+        )
+        yield Finding("shadowing", f"{package} of the user", "pass", message)
+
+
+def check_extension(extension: Extension, expectation: Expectation) -> Iterator[Finding]:
+    """Whether a framework's extension exists, loads, and fits the framework installed."""
+    framework, facts = extension.framework, extension.facts
+    stated = framework in (expectation.frameworks or ())
+    if not extension.present and not stated and not _ending(extension.outcome):
+        return
+    evidence = "\n".join(f"{key}: {value}" for key, value in facts._asdict().items() if value)
+    problem = (
+        _absence(extension) or _misfit(extension, expectation) or _lack(extension, expectation)
+    )
+    if problem:
+        message, remedy = problem
+        evidence = facts.traceback or evidence or extension.outcome.tail(40)
+        # With hardly any time left, a good one does not finish either.
+        timeout = extension.outcome.command.timeout or 0
+        hurried = extension.outcome.timed_out and timeout < _FAIR_SECONDS
+        status: Status = "error" if hurried else "fail"
+        if not expectation.asks(framework):
+            status, message = "skip", f"not requested: {message}"
+        judgement = Judgement(status, message, evidence, remedy)
+    else:
+        built = ", ".join(name for name in OPERATIONS if extension.built(name))
+        message = f"{framework} {facts.installed}, Horovod {facts.version}: {built}"
+        if facts.built_with is None:
+            message += "; this Horovod does not record what it was built with"
+        judgement = Judgement("pass", message, evidence)
+    about = _about(_lacking(extension, expectation), (framework,))
+    yield Finding("extension", framework, *judgement, about)
+
+
+def _rebuild(extension: Extension) -> str:
+    return _BUILD_WITH.format(name=ROWS[extension.framework].upper())
+
+
+def _absence(extension: Extension) -> tuple[str, str] | None:
+    """Why the extension cannot be inspected, and what to do; None if it can."""
+    facts, name = extension.facts, extension.framework
+    if extension.cut_off:
+        return (
+            f"the extension file is truncated: {facts.path} has {facts.size} of"
+            f" {facts.size_by_header} bytes",
+            f"check whether the disk or the quota is full; {_rebuild(extension)}",
+        )
+    if ending := _ending(extension.outcome):
+        remedy = f"see the evidence; {_rebuild(extension)}"
+        if extension.outcome.timed_out:
+            remedy = "find out what took so long, or allow more time with --timeout"
+        return f"importing horovod.{name} {ending}", remedy
+    if not facts.framework:
+        return f"inspecting horovod.{name} gave no answer", "read the output in the evidence"
+    if not facts.horovod:
+        return "there is no package horovod in this environment", "install Horovod in it"
+    if not extension.present:
+        others = ", ".join(facts.others)
+        more = f"; existing ones are for another Python: {others}" if others else ""
+        return f"the extension is missing: {facts.path}{more}", _rebuild(extension)
+    return None
+
+
+def _misfit(extension: Extension, expectation: Expectation) -> tuple[str, str] | None:
+    """How the extension and the installed framework contradict each other or the recipe."""
+    facts, name = extension.facts, extension.framework
+    if facts.built_with is not None and facts.installed and facts.built_with != facts.installed:
+        built_with = facts.built_with or "(not recorded)"
+        return (
+            f"built with {name} {built_with}, but {facts.installed} is installed",
+            f"install {name} {facts.built_with}, or rebuild Horovod for {facts.installed}",
+        )
+    for package, found in ((name, facts.installed), ("horovod", facts.version)):
+        stated = expectation.versions.get(package)
+        if stated and found and not is_version(found, stated):
+            return (
+                f"{package} {found} is installed, but the recipe says {stated}",
+                "load the modules that provide it, or state in the recipe what they provide",
+            )
+    if facts.error:
+        message = f"horovod.{name} does not import: {facts.error.splitlines()[0]}"
+        known = explain(facts.traceback or facts.error)
+        if known and known.kind == "cause":
+            return f"{message} ({known.cause})", known.remedy
+        return message, _rebuild(extension)
+    return None
+
+
+def _lack(extension: Extension, expectation: Expectation) -> tuple[str, str] | None:
+    """What should have been built into the extension and was not."""
+    name = extension.framework
+    if not all(extension.built(controller) is not None for controller in CONTROLLERS):
+        return f"horovod.{name} does not report what was built into it", _rebuild(extension)
+    if missing := _lacking(extension, expectation):
+        return f"horovod.{name} was built without {', '.join(missing)}", _rebuild(extension)
+    return None
+
+
+def _lacking(extension: Extension, expectation: Expectation) -> list[str]:
+    """What is expected in a usable extension and was not built into it."""
+    wanted = dict.fromkeys([*(expectation.controllers or ()), *(expectation.operations or ())])
+    return [name for name in wanted if extension.usable and not extension.built(name)]
+
+
+def _ending(outcome: Outcome) -> str:
+    if outcome.timed_out:
+        return f"did not finish within {outcome.command.timeout:.0f} s"
+    if outcome.returncode < 0:
+        return f"was ended by {signal.Signals(-outcome.returncode).name}"
+    return f"exited with code {outcome.returncode}" if outcome.returncode else ""

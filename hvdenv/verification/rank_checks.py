@@ -1,0 +1,219 @@
+"""Checks of what ranks did: each judges runs of ranks. Nothing is run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from hvdenv.environments.installation import Expectation
+from hvdenv.errors import HvdenvError
+from hvdenv.launch.launchers import LAUNCHERS, Mpi
+from hvdenv.launch.preflight import compatible
+from hvdenv.model.cluster import NCCL_ALONE
+from hvdenv.reports.report import About, Finding
+from hvdenv.verification import bench, collectives, datapath, training
+from hvdenv.verification.bench import Benchmark
+from hvdenv.verification.inspection import Extension, Extensions
+from hvdenv.verification.rank_judgement import Judgement, judge_run
+from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import Pair
+from hvdenv.verification.setup import CONTROLLERS, NEED_MPIRUN, OPERATIONS, HostMpi, Setup
+
+# The checks below that judge ranks, which get variables of the user's shell.
+NAMES = ("allreduce", "mpi", "operation", "data-path", "collectives", "training", "bench")
+_NOT_REQUESTED = Judgement("skip", "not requested, so not tried")
+
+
+def check_pair(
+    setup: Setup, pair: Pair, extension: Extension, mpi: HostMpi, run: RankRun | None
+) -> Iterator[Finding]:
+    """Whether N ranks together compute right values, and whether their data took a good path."""
+    if not extension.present:
+        return
+    right = judge_run(run) if run else None
+    allreduce = _judge_allreduce(setup, pair, extension, mpi, run, right)
+    yield Finding("allreduce", pair.subject, *allreduce)
+    if run is None or right is None:
+        return
+    if right.status == "pass":
+        meant, mount = setup.launch.settings.mca, setup.installation.mount
+        judgement = datapath.judge_path(run, mpi[0], meant, mount)
+        yield Finding("data-path", pair.subject, *judgement)
+    if extension.built(pair.controller):
+        if collectives.EXERCISE in run.exercises:
+            judgements = collectives.judge_operations(run, setup.launch.ranks)
+            yield from _findings("collectives", pair, judgements)
+        if training.EXERCISE in run.exercises:
+            yield from _findings("training", pair, training.judge_parts(run))
+
+
+def _findings(
+    name: str, pair: Pair, judgements: Iterable[tuple[str, Judgement]]
+) -> Iterator[Finding]:
+    """A finding for each judgement; the subject of one about a part begins with the part."""
+    for part, judgement in judgements:
+        subject = f"{part}, {pair.subject}" if part else pair.subject
+        yield Finding(name, subject, *judgement)
+
+
+def _judge_allreduce(
+    setup: Setup,
+    pair: Pair,
+    extension: Extension,
+    mpi: HostMpi,
+    run: RankRun | None,
+    right: Judgement | None,
+) -> Judgement:
+    if extension.outcome.timed_out and right:
+        return right  # The ranks' problem may be why no time was left for the extension.
+    if not extension.usable:
+        return Judgement("skip", f"horovod.{pair.framework} does not load")
+    if not extension.built(pair.controller):
+        return Judgement("skip", f"horovod.{pair.framework} was built without {pair.controller}")
+    if not setup.expectation.asks(*pair):
+        return _NOT_REQUESTED
+    if run is None or right is None:
+        return _not_run(setup, pair, mpi)
+    if run.size > 1 or right.status != "pass":
+        return right
+    if setup.launch.ranks > 1:
+        message = f"{run.launcher} starts ranks of an image on one host, and one rank is no proof"
+        return Judgement("unproven", message, remedy="start two ranks on a host")
+    message = f"{right.message}; one rank is no proof"
+    return Judgement("unproven", message, remedy="use two ranks (-n 2) where there is room")
+
+
+def _not_run(setup: Setup, pair: Pair, mpi: HostMpi) -> Judgement:
+    framework, controller = pair
+    if framework == "mxnet":
+        message = "hvdenv has no rank program for mxnet"
+        return Judgement("unproven", message, remedy="run a training script of your own")
+    if setup.launcher(controller) in NEED_MPIRUN and not mpi[1]:
+        return Judgement(
+            "unproven",
+            "there is no mpirun in the environment or on PATH",
+            remedy="load the module of the MPI that Horovod was built with, or install that MPI",
+        )
+    names = [name for name, launcher in LAUNCHERS.items() if launcher.controller == controller]
+    return Judgement(
+        "unproven",
+        f"none of the launchers {', '.join(setup.launchers)} starts ranks over {controller}",
+        remedy=f"add one of these with --launcher: {', '.join(names)}",
+    )
+
+
+def check_horovodrun(run: RankRun | HvdenvError) -> Iterator[Finding]:
+    """Whether `horovodrun --mpi` starts ranks that compute the right sums."""
+    if isinstance(run, HvdenvError):
+        judgement = Judgement("skip", run.message, remedy=run.remedy)
+    else:
+        judgement = judge_run(run)
+    yield Finding("horovodrun", "horovodrun --mpi", *judgement, About(controllers=("MPI",)))
+
+
+def check_image_mpi(image: Mpi, mpi: HostMpi, runs: Sequence[RankRun]) -> Iterator[Finding]:
+    """Whether the host's mpirun can start the image's ranks; right ranks prove it."""
+    runs = [run for run in runs if run.launcher in ("mpirun", "mpiexec")]
+    if not runs:
+        return
+    if image.kind == "unknown":
+        yield Finding("mpi", "image", "skip", "no mpirun in the image reports its MPI")
+        return
+    status, message = compatible(mpi[0], image)
+    if status != "pass" and all(judge_run(run).status == "pass" for run in runs):
+        status, message = "pass", f"{message}; the ranks are right nevertheless"
+    remedy = "" if status == "pass" else "use an image with the Open MPI series of the hosts"
+    judgement = Judgement(status, message, f"on the host: {mpi[1]}", remedy)
+    yield Finding("mpi", "image", *judgement, About((), ("MPI",), ("MPI",)))
+
+
+def check_operations(
+    extensions: Extensions, runs: Mapping[Pair, RankRun], expectation: Expectation
+) -> Iterator[Finding]:
+    """Which tensor operations were seen at work; the extension check finds missing ones."""
+    for framework, extension in extensions.items():
+        if not extension.usable or not expectation.asks(framework):
+            continue
+        judged = [
+            (judge_run(run).status, run) for pair, run in runs.items() if pair[0] == framework
+        ]
+        right = [run for status, run in judged if status == "pass"]
+        failed = [run for status, run in judged if status == "fail"]
+        seen = {name for run in right if run.size > 1 for name in datapath.operations(run)}
+        # These reduce only under their controller.
+        other = {*CONTROLLERS} - {*(expectation.controllers or CONTROLLERS)}
+        for name in expectation.operations or OPERATIONS:
+            if name in seen:
+                where = "on GPUs" if name == "NCCL" else "in host memory"
+                judgement = Judgement("pass", f"it reduced tensors {where}")
+            elif expectation.operations is None and name in other:
+                judgement = _NOT_REQUESTED
+            elif not extension.built(name):
+                continue
+            elif name == "NCCL":
+                judgement = _nccl_not_seen(extension, right, failed)
+            else:
+                judgement = _not_seen(name, right, failed)
+            about = About((framework,), (), (name,))
+            yield Finding("operation", f"{name} in {framework}", *judgement, about)
+
+
+def _not_seen(name: str, right: Sequence[RankRun], failed: Sequence[RankRun]) -> Judgement:
+    """Why an operation that was built was not seen at work in runs that were right."""
+    over = {run.controller for run in failed if name in (run.controller, *run.operations)}
+    if over or (failed and name not in CONTROLLERS):
+        named = ", ".join(sorted(over)) or "a controller that could use it"
+        message = f"it was built, but the ranks over {named} failed"
+        return Judgement("unproven", message, remedy="see allreduce")
+    if any(run.size == 1 and name in run.operations for run in right):
+        return _alone(name, "where there is room")
+    return Judgement("unproven", f"it was built, but no rank used {name}")
+
+
+def _nccl_not_seen(
+    extension: Extension, right: Sequence[RankRun], failed: Sequence[RankRun]
+) -> Judgement:
+    if not extension.facts.gpus:
+        message = "NCCL was built, but this host has no GPU to use it"
+        return Judgement("unproven", message, remedy="verify on a node with GPUs")
+    if not right:
+        why = "all ranks that could use them failed" if failed else "no ranks were started"
+        message = f"NCCL was built and there are GPUs, but {why}"
+        return Judgement("unproven", message, remedy="see allreduce")
+    right = [run for run in right if run.size > 1 or not datapath.uses_nccl(run)]
+    if not right:
+        return _alone("NCCL", "on a node with two GPUs")
+    reasons = [datapath.why_no_nccl(run) for run in right]
+    status, why = max(reasons, key=lambda reason: reason[0] == "fail")
+    if status == "fail":
+        remedy = (
+            "check that the framework is built for GPUs, that its CUDA fits the driver"
+            " (nvidia-smi), and that Horovod was built with HOROVOD_GPU_OPERATIONS=NCCL"
+        )
+        return Judgement(status, why, remedy=remedy)
+    return Judgement(
+        status,
+        f"NCCL was built and there are GPUs, but {why}",
+        remedy="start at most as many ranks on a host as it has GPUs (-n, --hosts), in a job that"
+        " requests GPUs",
+    )
+
+
+def _alone(name: str, where: str) -> Judgement:
+    """The judgement of an operation that only a single rank used."""
+    message = f"{name} was used, but by one rank alone, which is no proof"
+    return Judgement("unproven", message, remedy=f"use two ranks (-n 2) {where}")
+
+
+def check_speed(benchmark: Benchmark, expectation: Expectation) -> Iterator[Finding]:
+    """How fast allreduces and training steps are, against the recipe's references."""
+    judgement = bench.judge_speed(benchmark, expectation.references)
+    yield Finding("bench", benchmark.subject, *judgement)
+
+
+def check_yardsticks(
+    benchmarks: Sequence[Benchmark], expectation: Expectation
+) -> Iterator[Finding]:
+    """How fast the network is without Horovod, against the recipe's references."""
+    for name, judgement in bench.judge_yardsticks(benchmarks, expectation.references):
+        about = About((), (), ("NCCL",)) if name == NCCL_ALONE else About((), ("MPI",), ("MPI",))
+        yield Finding("yardstick", name, *judgement, about)

@@ -1,0 +1,253 @@
+"""What ranks reported (hvdenv/standalone/ranks/rank.py), as data."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from hvdenv.masking import clean
+from hvdenv.standalone.ranks.events import (
+    DataPath,
+    Exited,
+    ExtensionFacts,
+    Joined,
+    Operation,
+    Overdue,
+    ProgramEnd,
+    RankEvent,
+    Result,
+    Stage,
+    Started,
+)
+from hvdenv.verification.received import Received, read
+
+_RANK_VARIABLES = (
+    "HOROVOD_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "SLURM_PROCID",
+)
+# An event has fewer, of several ranks at a time.
+_EVENT_LINES, _NEWS = 32, 200
+# Output of Horovod, Gloo and MPI in a rank when another one is gone.
+_GAVE_UP = re.compile(
+    r"Horovod has been shut down|Connection (?:reset|closed) by peer|Broken pipe"
+    r"|Read timeout|Socket closed|Timed out waiting"
+)
+# The last line of a traceback, without the exception's module.
+_EXCEPTION = re.compile(r"^(?:\w+\.)*(?P<text>\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
+_EXCEPTION_LENGTH = 300
+# faulthandler's stacks: one block for each thread, the innermost frame first.
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x.*$", re.MULTILINE)
+_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line \d+ in ', re.MULTILINE)
+
+E = TypeVar("E", bound=RankEvent)
+
+
+class Rank(NamedTuple):
+    """One rank and its events."""
+
+    host: str
+    pid: int
+    events: tuple[RankEvent, ...] = ()
+
+    def all(self, kind: type[E]) -> list[E]:
+        """Its events of one type."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type[E]) -> E | None:
+        """Its last event of one type."""
+        return next(iter(self.all(kind)[::-1]), None)
+
+    @property
+    def result(self) -> Result | None:
+        return self.last(Result)
+
+    @property
+    def exited(self) -> Exited | None:
+        return self.last(Exited)
+
+    @property
+    def overdue(self) -> Overdue | None:
+        return self.last(Overdue)
+
+    @property
+    def extension(self) -> ExtensionFacts | None:
+        return self.last(ExtensionFacts)
+
+    @property
+    def path(self) -> DataPath | None:
+        """How its data went (hvdenv/verification/datapath.py)."""
+        return self.last(DataPath)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What its launcher states about it."""
+        return (self.last(Started) or Started()).variables
+
+    @property
+    def number(self) -> int | None:
+        """Its number as Horovod states it, or else its launcher."""
+        if joined := self.result or self.last(Joined):
+            return joined.rank
+        numbers = (self.variables.get(name, "") for name in _RANK_VARIABLES)
+        return next((int(number) for number in numbers if number.isdigit()), None)
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        number = "unknown" if self.number is None else str(self.number)
+        return f"rank {number} on {self.host}"
+
+    @property
+    def _latest(self) -> Exited | Overdue | Stage:
+        return self.exited or self.overdue or self.last(Stage) or Stage("")
+
+    @property
+    def stage(self) -> str:
+        """The exercise, or other stage, that it reached."""
+        return self._latest.stage
+
+    @property
+    def detail(self) -> str:
+        """What it tried last within its stage."""
+        return self._latest.detail
+
+    @property
+    def doing(self) -> str:
+        """What it tried last: ``operations (alltoall int8)``."""
+        detail = self._latest.detail
+        return f"{self.stage} ({detail})" if detail else self.stage
+
+    @property
+    def ending(self) -> str:
+        """What is wrong with how it ended; empty if nothing is."""
+        exited, overdue = self.exited, self.overdue
+        if overdue and overdue.stopped:
+            return "is stopped (by SIGSTOP or a debugger)"
+        if exited is None:
+            return "hangs" if overdue else "disappeared without reporting an exit"
+        if overdue or exited.ended_by == "deadline":
+            return "hangs"
+        if exited.ended_by:
+            return "was ended by its launcher"
+        if exited.signal:
+            return f"was ended by {exited.signal}"
+        if exited.code:
+            return f"exited with code {exited.code}"
+        if not (self.result or self.last(ProgramEnd)):
+            return "exited without a result"
+        return "" if exited.stage == "shutdown" else "exited too early"
+
+    @property
+    def exception(self) -> str:
+        """The exception that ended it; empty if none did."""
+        found = [match for line in self.tail.splitlines() if (match := _EXCEPTION.match(line))]
+        return found[-1]["text"][:_EXCEPTION_LENGTH] if found else ""
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it ended because another rank was gone."""
+        failed = self.ending.startswith(("exited with", "was ended by SIGABRT"))
+        return failed and bool(_GAVE_UP.search(self.tail))
+
+    @property
+    def working_in(self) -> str:
+        """The file of its innermost Python frame when it was late; empty if no stack shows it."""
+        # On a busy host the stacks may come after the report that the rank is overdue.
+        tails = (event.tail for event in (self.overdue, self.exited) if event)
+        for stack in (stack for tail in tails for stack in _THREAD.split(tail)[1:]):
+            if "rank_work.py" in stack and (frame := _FRAME.search(stack)):
+                return frame["file"]
+        return ""
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output; its stacks, if it was late."""
+        tails = (event.tail for event in (self.overdue, self.exited) if event)
+        return clean(next(filter(None, tails), ""))
+
+
+class RankRun(NamedTuple):
+    """One start of N ranks.
+
+    Attributes:
+        launcher: its name.
+        controller: ``MPI`` or ``Gloo``: what Horovod should use.
+        argv: how the ranks were started.
+        size: how many ranks were requested.
+        ranks: those that reported.
+        returncode: the launcher's.
+        timed_out: whether the launcher had to be ended.
+        tail: last lines of the launcher's own output.
+        launched_by: path and version of the program that starts ranks.
+        timeout: seconds that the ranks had.
+        hosts: where they should be; empty if the launcher was to choose.
+        exercises: names of what they were to do after the allreduces, in this order.
+    """
+
+    launcher: str
+    controller: str
+    argv: tuple[str, ...]
+    size: int
+    ranks: tuple[Rank, ...]
+    returncode: int = 0
+    timed_out: bool = False
+    tail: str = ""
+    launched_by: str = ""
+    timeout: float = 0.0
+    hosts: tuple[str, ...] = ()
+    exercises: tuple[str, ...] = ()
+
+    @property
+    def extension(self) -> ExtensionFacts | None:
+        """What the first rank that reported it found its Horovod to be."""
+        return next((rank.extension for rank in self.ranks if rank.extension), None)
+
+    @property
+    def results(self) -> list[Result]:
+        """Those of all ranks that have one."""
+        return [rank.result for rank in self.ranks if rank.result]
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """What Horovod logged as reducing CPU tensors, on any rank."""
+        names = {result.logged.get("cpu", "") for result in self.results} - {""}
+        return frozenset({"GLOO": "Gloo"}.get(name, name) for name in names)
+
+
+def collect(messages: Sequence[Received]) -> tuple[Rank, ...]:
+    """The ranks that events came from, in the order of their numbers."""
+    events: dict[tuple[str, int], list[RankEvent]] = {}
+    for message in messages:
+        events.setdefault((message.host, message.pid), []).append(message.event)
+    ranks = [Rank(host, pid, tuple(each)) for (host, pid), each in events.items()]
+    return tuple(sorted(ranks, key=lambda rank: (rank.number or 0, rank.host, rank.pid)))
+
+
+def listener(token: str, tell: Callable[[str, str], None]) -> Callable[[str], None]:
+    """A function for each line of a launcher, which tells once what ranks do and what is wrong."""
+    recent: deque[str] = deque(maxlen=_EVENT_LINES)
+    told: set[tuple[str, str]] = set()
+
+    def take(line: str) -> None:
+        if token in line:
+            recent.append(line)
+            for message in read("\n".join(recent), token):
+                news = _news(message.event)
+                if news and news not in told and len(told) < _NEWS:
+                    told.add(news)
+                    tell(*news)
+
+    return take
+
+
+def _news(event: RankEvent) -> tuple[str, str] | None:
+    if isinstance(event, Stage):
+        return "stage", event.stage
+    if isinstance(event, Operation) and event.wrong:
+        return "failed", f"wrong values in {event.operation}"
+    return None

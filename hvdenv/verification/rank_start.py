@@ -1,0 +1,267 @@
+"""Starts ranks, and gathers what they report."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from hvdenv.command import Outcome
+from hvdenv.environments.installation import Expectation, hides_variables, mpi_prefix
+from hvdenv.environments.prefix_lock import boot_id
+from hvdenv.errors import HvdenvError, IncompatibleError
+from hvdenv.launch.container import on_this_host, start_inside
+from hvdenv.launch.launchers import Launch
+from hvdenv.launch.placement import Requested, exported, hidden, of_shell
+from hvdenv.runner import TOKEN_VARIABLE
+from hvdenv.verification import training
+from hvdenv.verification.inspection import Extension
+from hvdenv.verification.rank_judgement import judge_run
+from hvdenv.verification.rank_run import RankRun, collect, listener
+from hvdenv.verification.received import read
+from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, HostMpi, Setup
+
+# They name files of the user, which verify's ranks would overwrite.
+FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
+# Variables that launchers are told to export to ranks on other hosts.
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONNOUSERSITE", TOKEN_VARIABLE)
+_HOROVODRUN_MPI = "horovodrun-mpi"
+# With all of them, mpirun calls qrsh (plm/rsh of Open MPI 4.1, plm/ssh of PRRTE).
+_CALLS_QRSH = {"SGE_ROOT", "ARC", "PE_HOSTFILE", "JOB_ID"}
+# A lost host is noticed within 20 s, and its daemon of Open MPI 4 ends as soon instead of
+# after 8 minutes. Runs of hours should not set this.
+_KEEPALIVE = tuple(
+    (f"OMPI_MCA_oob_tcp_keepalive_{name}", str(value))
+    for name, value in (("time", 10), ("intvl", 3), ("probes", 3))
+)
+# An empty line of a rank, or the rest of an event that a launcher has torn.
+_NO_OUTPUT = re.compile(r"(?:\[[\d,]+\]<\w+>:)?\s*(?:[\w+/.]{80,})?")
+# What a launcher needs after its ranks' own deadline.
+_LAUNCHER_SECONDS = 5.0
+# Some launchers print the cause far before the end of a long explanation.
+_LAUNCHER_LINES = 200
+
+
+class Pair(NamedTuple):
+    """What a run of ranks is of."""
+
+    framework: str
+    controller: str
+
+    @property
+    def subject(self) -> str:
+        return f"{self.framework} over {self.controller}"
+
+
+PAIRS = tuple(Pair(framework, each) for framework in FRAMEWORKS for each in CONTROLLERS)
+
+
+def can_run(setup: Setup, pair: Pair, library: Extension, mpi: HostMpi) -> bool:
+    """Whether ranks of a framework are to be started over a controller, and can be."""
+    return bool(
+        pair.framework != "mxnet"
+        and library.present
+        and not library.cut_off
+        and setup.expectation.asks(*pair)
+        and setup.can_start(pair.controller, mpi)
+    )
+
+
+def start_ranks(
+    setup: Setup, timeout: float, mpi: HostMpi, framework: str, controller: str
+) -> RankRun:
+    """Allreduces on N ranks, and exercises after them.
+
+    Raises:
+        IncompatibleError: the launcher cannot start ranks of this MPI.
+    """
+    installation, expectation = setup.installation, setup.expectation
+    name, exercises = setup.launcher(controller), setup.exercises
+    startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
+    if not (setup.full or trains(framework, controller, startable, expectation)):
+        exercises = tuple(word for word in exercises if word != training.EXERCISE)
+    # Whether ranks may use GPUs; they find out themselves whether they can.
+    host_only = expectation.operations is not None and "NCCL" not in expectation.operations
+    token = uuid.uuid4().hex
+    deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
+    program = (
+        *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
+        *(token, _deadline(deadline)),
+        *(framework, controller, "host" if host_only else "gpu", *exercises),
+    )
+    launch = on_this_host(name, setup.launch, installation.inside)
+    launch = launch._replace(program=program, mpi=mpi[0])
+    through = words_before_launcher(setup, name, framework)
+    setup.tell("stage", "start-up")
+    on_line = listener(token, setup.tell)
+    outcome = start_program(
+        setup, name, launch, timeout, inside=installation.inside, through=through, on_line=on_line
+    )
+    argv = outcome.command.argv
+    run = RankRun(
+        launcher=name,
+        controller=controller,
+        argv=argv,
+        size=launch.ranks,
+        hosts=tuple(host.name for host in launch.hosts),
+        ranks=collect(read(outcome.output, token)),
+        returncode=outcome.returncode,
+        timed_out=outcome.timed_out,
+        tail=_without_events(outcome, token),
+        launched_by=mpi[1] if controller == "MPI" else argv[len(through)],
+        timeout=deadline,
+        exercises=tuple(word.partition("=")[0] for word in exercises),
+    )
+    _tell_failures(setup, run)
+    return run
+
+
+def _tell_failures(setup: Setup, run: RankRun) -> None:
+    trained = training.judge_parts(run) if training.EXERCISE in run.exercises else ()
+    judgements = [judgement for _, judgement in trained]
+    if "program" not in run.exercises:  # a program is judged by its own checks
+        judgements.insert(0, judge_run(run))
+    for judgement in judgements:
+        if judgement.status == "fail":
+            setup.tell("failed", judgement.message)
+
+
+def _deadline(seconds: float) -> str:
+    """When ranks end, as rank.py takes it."""
+    wall, steady = time.time() + seconds, time.monotonic() + seconds
+    return f"{seconds:g}@{wall:.1f}@{boot_id()}@{steady:.1f}"
+
+
+def starts_by_horovodrun(setup: Setup, mpi: HostMpi) -> bool:
+    """Whether `horovodrun --mpi` is to start ranks as well: with --full, on this host."""
+    wanted = setup.full and not setup.installation.inside
+    return wanted and mpi[0].kind == "Open MPI" and setup.launcher("MPI") != _HOROVODRUN_MPI
+
+
+def start_by_horovodrun(
+    setup: Setup, timeout: float, mpi: HostMpi, framework: str
+) -> RankRun | HvdenvError:
+    """Allreduces on two ranks that `horovodrun --mpi` starts."""
+    launch = setup.launch._replace(ranks=2, hosts=(), host_list="", hostfile="", placed=False)
+    here = setup._replace(launch=launch, launchers=(_HOROVODRUN_MPI,), exercises=())
+    try:
+        return start_ranks(here, timeout, mpi, framework, "MPI")
+    except IncompatibleError as error:  # the recipe sets what horovodrun sets, too
+        return error
+
+
+def trains(
+    framework: str, controller: str, startable: Collection[str], expectation: Expectation
+) -> bool:
+    """Whether a framework trains over a controller; over all if none is stated.
+
+    Expected frameworks take turns, so that two of them train over both controllers.
+    """
+    stated = [each for each in startable if each in (expectation.controllers or ())]
+    return not stated or controller == stated[_place(framework, expectation) % len(stated)]
+
+
+def _place(framework: str, expectation: Expectation) -> int:
+    """The place of a framework among those that are expected; 0 if none is stated."""
+    named = {framework, *(expectation.frameworks or ())}
+    return [each for each in FRAMEWORKS if each in named].index(framework)
+
+
+def words_before_launcher(setup: Setup, launcher: str, framework: str) -> tuple[str, ...]:
+    """The words before a launcher's command.
+
+    horovodrun imports TensorFlow to find out whether Gloo was built. It does so for the first
+    framework; for others, the program horovodrun.py answers.
+    """
+    installation = setup.installation
+    asked = not _place(framework, setup.expectation)
+    if launcher != "horovodrun-gloo" or installation.inside or asked:
+        return ()
+    return (installation.python, "-s", f"{installation.programs}/inspect/horovodrun.py")
+
+
+def start_program(
+    setup: Setup,
+    name: str,
+    launch: Launch,
+    timeout: float,
+    *,
+    inside: tuple[str, ...] = (),
+    through: tuple[str, ...] = (),
+    on_line: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Start a program on all ranks.
+
+    Args:
+        setup: of the environment.
+        name: of the launcher.
+        launch: what it has to know.
+        timeout: in seconds.
+        inside: words that put each rank into an image.
+        through: words before the launcher's command.
+        on_line: called with every line that it prints.
+    """
+    variables = dict(setup.installation.env)
+    activated = {"PATH", "PYTHONNOUSERSITE", *variables}
+    patched = hides_variables(setup.installation.prefix)
+    unset = setup.installation.unset
+    environ = variables_for_ranks(name, setup.runner.given, activated, unset, patched=patched)
+    names = exported(launch.settings.exports, activated, environ, Requested())
+    # The MPI that starts an image's ranks is found by PATH only.
+    seen = {"PATH": setup.path, **variables} if inside else variables
+    launch = launch._replace(
+        program=(*setup.installation.image, *launch.program),
+        start_timeout=max(int(timeout), 1),
+        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
+        mpi_prefix=mpi_prefix(seen),
+    )
+    start = start_inside(name, launch, inside, os.uname().nodename)
+    program = setup.installation.program(start.argv[0]) or start.argv[0]
+    argv = (*through, program, *start.argv[1:])
+    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
+    command = setup.command(argv, timeout, env)
+    return setup.runner.branch(environ).run(command, on_line=on_line)
+
+
+def variables_for_ranks(
+    launcher: str,
+    given: Mapping[str, str],
+    activated: Collection[str],
+    unset: Collection[str] = (),
+    *,
+    patched: bool = False,
+) -> dict[str, str]:
+    """The variables from which a launcher starts ranks: those that `hvdenv run` passes to it.
+
+    Args:
+        given: the variables of the user's shell.
+        activated: names of those that the environment sets.
+        unset: names of those that it unsets.
+        patched: whether Horovod keeps variables off command lines.
+    """
+    environ = of_shell(given)
+    exposed = hidden(launcher, environ, activated, patched=patched)
+    left_out = {*FILES_OF_RANKS, *unset, *exposed}
+    return {name: value for name, value in environ.items() if name not in left_out}
+
+
+def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Options for mpirun's ssh, which otherwise waits minutes for a host that is down.
+
+    They are not set if the user configured how mpirun reaches other hosts, nor in a job of Grid
+    Engine: there mpirun calls qrsh instead of ssh and gives it the same options, which it rejects.
+    """
+    named = (*launch.settings.mca, *environ)
+    if not launch.remote or any("plm_" in name for name in named) or environ.keys() >= _CALLS_QRSH:
+        return ()
+    options = "-o BatchMode=yes -o ConnectTimeout=10"
+    return (("OMPI_MCA_plm_rsh_args", options), ("PRTE_MCA_plm_ssh_args", options))
+
+
+def _without_events(outcome: Outcome, token: str) -> str:
+    lines = [line for line in outcome.output.splitlines() if token not in line]
+    lines = [line for line in lines if not _NO_OUTPUT.fullmatch(line)]
+    return "\n".join(lines[-_LAUNCHER_LINES:])
