@@ -65,9 +65,6 @@ def torch_faults(context: Any) -> dict[str, Fault]:
     hvd = context.hvd
     optimizer, parameters = hvd.DistributedOptimizer, hvd.broadcast_parameters
 
-    def coarse(tensor: Any) -> tuple[Any, Any]:
-        return ((tensor * 2).round() / 2).half(), tensor.dtype
-
     def no_buffers(saved: Mapping[str, Any], root_rank: int) -> None:
         parameters({name: each for name, each in saved.items() if "norm" not in name}, root_rank)
 
@@ -79,11 +76,9 @@ def torch_faults(context: Any) -> dict[str, Fault]:
         "added": (hvd, "DistributedOptimizer", always(optimizer, op=hvd.Sum)),
         "metric": (hvd, "allreduce", lambda tensor, name: tensor),
     }
-    change = (hvd.Compression.fp16, "compress", staticmethod(coarse))
     return {
         "none": Fault(ALL),
         **{name: Fault(OPTIMIZER, (change,)) for name, change in plain.items()},
-        "coarse": Fault(f"{OPTIMIZER} with Compression.fp16", (change,)),
     }
 
 
@@ -100,7 +95,7 @@ def tensorflow_faults(context: Any) -> dict[str, Fault]:
         "none": Fault(ALL),
         "variables": Fault(TAPE, ((hvd, "broadcast_variables", nothing),)),
         "alone": Fault(
-            f"{TAPE},{TAPE} with Compression.fp16,{FIT}",
+            f"{TAPE},{FIT}",
             (
                 (hvd, "DistributedGradientTape", unwrapped),
                 (callbacks.BroadcastGlobalVariablesCallback, "on_batch_end", nothing),
@@ -127,9 +122,8 @@ def run(context: Any, option: str) -> None:
     """Train with each fault in turn."""
     parts = training.PARTS[context.framework]
     for name, fault in FAULTS[context.framework](context).items():
-        concerned = [
-            each for each in parts if fault.parts == ALL or each.name in fault.parts.split(",")
-        ]
+        names = fault.parts.split(",") if fault.parts else parts
+        concerned = {each: parts[each] for each in names}
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.dict(training.PARTS, {context.framework: concerned}))
             for change in fault.changes:

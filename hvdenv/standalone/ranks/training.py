@@ -16,28 +16,16 @@ import events
 from context import Array, Context, numbers_of
 
 Data = Tuple[Array, Array]
+# A training: what a rank reports of it.
+Part = Callable[[Context], Dict[str, Any]]
 
 FEATURES, OUTPUTS = 7, 3
 PER_RANK, BATCH, EPOCHS = 12, 4, 2
 RATE, MOMENTUM = 0.25, 0.5
-# Half the relative distance of neighbouring numbers.
-FLOAT32, FLOAT16 = 2.0**-24, 2.0**-11
+# Half the relative distance of neighbouring numbers of float32.
+EPSILON = 2.0**-24
 # The latest version of Horovod, which supports Keras 2 only unless it is patched.
 LAST_RELEASE = (0, 28, 1)
-
-
-class Part(NamedTuple):
-    """One training.
-
-    Attributes:
-        name: in events; unique for a framework.
-        train: the function that trains.
-        half: whether gradients are sent as float16.
-    """
-
-    name: str
-    train: Callable[[Context, Any], Dict[str, Any]]
-    half: bool = False
 
 
 class Plan(NamedTuple):
@@ -53,7 +41,6 @@ class Plan(NamedTuple):
     steps: List[Array]
     starts: Array
     velocity: Array
-    half: bool = False
 
 
 def make_data(numpy: Any, size: int) -> Data:
@@ -72,18 +59,18 @@ def random_values(numpy: Any, rank: int, kind: str) -> Array:
     return source.uniform(-1, 1, (FEATURES + 1, OUTPUTS)).astype("float32")
 
 
-def make_plan(numpy: Any, part: Part, size: int) -> Plan:
-    """The plan of a part; rank r has the samples r, r + size and so on."""
+def make_plan(numpy: Any, size: int, keras: bool = False) -> Plan:
+    """A plan; rank r has the samples r, r + size and so on.
+
+    Keras broadcasts after the first batch, so that each rank has its own start, and no state.
+    """
     rows = numpy.arange(PER_RANK * size).reshape(PER_RANK, size).T
-    # Keras broadcasts after the first batch, so that each rank has its own start, and no state.
-    keras = part.train is keras_fit
     starting = range(size) if keras else [0] * size
     return Plan(
         data=make_data(numpy, size),
         steps=numpy.split(rows, PER_RANK // BATCH, axis=1) * EPOCHS,
         starts=numpy.stack([random_values(numpy, rank, "parameters") for rank in starting]),
         velocity=random_values(numpy, 0, "velocity") * (not keras),
-        half=part.half,
     )
 
 
@@ -99,15 +86,10 @@ def one_process(numpy: Any, plan: Plan, factor: float = 1.0) -> Array:
     return weights[0]
 
 
-def bound_of(plan: Plan) -> float:
-    """How far rounding may take a rank from one process; sums of n gradients are rounded n times."""
-    ranks = len(plan.starts)
-    return 4 * FLOAT16 * (ranks + 8) if plan.half else 64 * FLOAT32 * (ranks + 16)
-
-
 def compare(numpy: Any, plan: Plan, rank: int, got: Array) -> Dict[str, Any]:
     """Compare this rank's parameters with those of one process."""
-    bound = bound_of(plan)
+    # How far rounding may take a rank; sums of n gradients are rounded n times.
+    bound = 64 * EPSILON * (len(plan.starts) + 16)
     difference = float(abs(got - one_process(numpy, plan)).max())
     facts: Dict[str, Any] = {"difference": difference, "bound": bound, "steps": len(plan.steps)}
     if not difference <= bound:
@@ -130,11 +112,6 @@ def digest(*arrays: Array) -> str:
 
 class Skip(Exception):
     """Why a part is not trained."""
-
-
-def arguments(context: Context, part: Part) -> Dict[str, Any]:
-    """What a part passes to Horovod's optimizer or tape."""
-    return {"compression": context.hvd.Compression.fp16} if part.half else {}
 
 
 def compared(
@@ -184,7 +161,7 @@ def torch_model(context: Context) -> Any:
     return Model()
 
 
-def torch_broadcast(context: Context, part: Part) -> Tuple[Any, Any, Dict[str, str]]:
+def torch_broadcast(context: Context) -> Tuple[Any, Any, Dict[str, str]]:
     """A model and its optimizer after Horovod's broadcasts, and their checksums.
 
     Before, each rank has a learning rate and a momentum of its own, as if from a checkpoint.
@@ -194,14 +171,10 @@ def torch_broadcast(context: Context, part: Part) -> Tuple[Any, Any, Dict[str, s
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=RATE / (1 + hvd.rank()), momentum=MOMENTUM),
         named_parameters=model.named_parameters(),
-        **arguments(context, part),
     )
     velocity = random_values(context.numpy, hvd.rank(), "velocity")
     for parameter, own in ((model.weight, velocity[:-1]), (model.bias, velocity[-1])):
         optimizer.state[parameter]["momentum_buffer"] = context.tensor(own.copy())
-        # As broadcast_optimizer_state() makes them where there is no state: with compression, Horovod
-        # 0.26 cannot replace gradients that the first backward() of torch 1.12 makes.
-        parameter.grad = torch.zeros_like(parameter)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
@@ -217,11 +190,11 @@ def torch_broadcast(context: Context, part: Part) -> Tuple[Any, Any, Dict[str, s
     return model, optimizer, checksums
 
 
-def torch_script(context: Context, part: Part) -> Dict[str, Any]:
+def torch_script(context: Context) -> Dict[str, Any]:
     """hvd.DistributedOptimizer and both broadcasts."""
     numpy, torch, hvd = context.numpy, context.native, context.hvd
-    model, optimizer, checksums = torch_broadcast(context, part)
-    plan = make_plan(numpy, part, hvd.size())
+    model, optimizer, checksums = torch_broadcast(context)
+    plan = make_plan(numpy, hvd.size())
     own = [context.tensor(each) for each in own_data(context, plan)]
     loss_of = torch.nn.MSELoss()
 
@@ -242,7 +215,7 @@ def torch_script(context: Context, part: Part) -> Dict[str, Any]:
 # TensorFlow.
 
 
-def tape(context: Context, part: Part) -> Dict[str, Any]:
+def tape(context: Context) -> Dict[str, Any]:
     """hvd.DistributedGradientTape and broadcast_variables, without Keras, whose versions differ."""
     numpy, tensorflow, hvd = context.numpy, context.native, context.hvd
 
@@ -256,7 +229,7 @@ def tape(context: Context, part: Part) -> Dict[str, Any]:
     weights, velocity = variables("parameters"), variables("velocity")
     hvd.broadcast_variables(weights + velocity, root_rank=0)
     checksums = {"variables after broadcast_variables": digest(joined(weights), joined(velocity))}
-    plan = make_plan(numpy, part, hvd.size())
+    plan = make_plan(numpy, hvd.size())
     own = own_data(context, plan)
 
     def loss_of(x: Any, y: Any) -> Any:
@@ -273,7 +246,7 @@ def tape(context: Context, part: Part) -> Dict[str, Any]:
         for at in range(0, PER_RANK, BATCH):
             with tensorflow.GradientTape() as plain:
                 loss = loss_of(*(each[at : at + BATCH] for each in own))
-            both = hvd.DistributedGradientTape(plain, **arguments(context, part))
+            both = hvd.DistributedGradientTape(plain)
             for index, gradient in enumerate(both.gradient(loss, weights)):
                 velocity[index].assign(MOMENTUM * velocity[index] + gradient)
                 weights[index].assign_sub(RATE * velocity[index])
@@ -322,7 +295,7 @@ def keras_for(context: Context) -> Any:
     return package
 
 
-def keras_model(context: Context, part: Part, horovod: Any, start: Array) -> Any:
+def keras_model(context: Context, horovod: Any, start: Array) -> Any:
     """A compiled model with a rank's values."""
     keras = context.native.keras
     model = keras.Sequential([keras.layers.Dense(OUTPUTS)])
@@ -340,16 +313,15 @@ def keras_model(context: Context, part: Part, horovod: Any, start: Array) -> Any
     if numbers_of(context.version) < (2, 4):
         more["experimental_run_tf_function"] = False
     optimizer = optimizers.SGD(learning_rate=RATE, momentum=MOMENTUM)
-    optimizer = horovod.DistributedOptimizer(optimizer, **arguments(context, part))
-    model.compile(loss="mse", optimizer=optimizer, **more)
+    model.compile(loss="mse", optimizer=horovod.DistributedOptimizer(optimizer), **more)
     return model
 
 
-def keras_fit(context: Context, part: Part) -> Dict[str, Any]:
+def keras_fit(context: Context) -> Dict[str, Any]:
     """model.fit with Horovod's optimizer for Keras, and callbacks that broadcast and average."""
     numpy, hvd, horovod = context.numpy, context.hvd, keras_for(context)
-    plan = make_plan(numpy, part, hvd.size())
-    model = keras_model(context, part, horovod, plan.starts[hvd.rank()])
+    plan = make_plan(numpy, hvd.size(), keras=True)
+    model = keras_model(context, horovod, plan.starts[hvd.rank()])
     x, y = own_data(context, plan)
     checksums: Dict[str, str] = {}
     own: List[float] = []
@@ -386,28 +358,21 @@ def without_tf32(context: Context) -> None:
         getattr(context.native.config.experimental, name, lambda enabled: None)(False)
 
 
-PARTS: Dict[str, List[Part]] = {
-    "torch": [
-        Part("DistributedOptimizer", torch_script),
-        Part("DistributedOptimizer with Compression.fp16", torch_script, half=True),
-    ],
-    "tensorflow": [
-        Part("DistributedGradientTape", tape),
-        Part("DistributedGradientTape with Compression.fp16", tape, half=True),
-        Part("Keras fit", keras_fit),
-    ],
+PARTS: Dict[str, Dict[str, Part]] = {
+    "torch": {"DistributedOptimizer": torch_script},
+    "tensorflow": {"DistributedGradientTape": tape, "Keras fit": keras_fit},
 }
 
 
-def run_part(context: Context, part: Part) -> Dict[str, Any]:
+def train(context: Context, part: Part) -> Dict[str, Any]:
     """Train on the rank's device, or report why that is skipped."""
     try:
         if context.framework == "torch":
-            return part.train(context, part)
+            return part(context)
         if numbers_of(context.version) < (2,):
             raise Skip("hvdenv trains with TensorFlow 2 and newer only")
         with context.native.device(None if context.device else "/cpu:0"):
-            return part.train(context, part)
+            return part(context)
     except Skip as error:
         return {"skip": str(error)}
 
@@ -416,9 +381,9 @@ def run(context: Context, option: str) -> None:
     """Train all parts of the framework."""
     if context.device:
         without_tf32(context)
-    for part in PARTS[context.framework]:
-        context.stage("training", part.name)
+    for name, part in PARTS[context.framework].items():
+        context.stage("training", name)
         began = time.monotonic()
-        facts = run_part(context, part)
+        facts = train(context, part)
         seconds = round(time.monotonic() - began, 2)
-        context.report(events.Training(part=part.name, seconds=seconds, **facts))
+        context.report(events.Training(part=name, seconds=seconds, **facts))
