@@ -9,6 +9,7 @@ No framework is imported: the dynamic linker is asked what it would load.
 """
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -17,10 +18,9 @@ import os
 import platform
 import re
 import shutil
-import struct
 import subprocess
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -38,73 +38,33 @@ ctypes.CDLL(sys.argv[1]).MPI_Get_library_version(text, ctypes.byref(length))
 print(text.value.decode("ascii", "replace"))
 """
 SECONDS = 15
-LOAD, DYNAMIC, NOTE = 1, 2, 4
-NEEDED, STRTAB, STRSZ = 1, 5, 10
-BUILD_ID = 3
+# The head of an ELF note with a build id: lengths of its name and of the id, and its kind.
+BUILD_ID = re.compile(rb"\x04\0\0\0([\x08-\x20])\0\0\0\x03\0\0\0GNU\0")
 
 
-Segment = Tuple[int, ...]
-
-
-class Elf:
-    """Facts from the file of a library, without loading it.
+class Library:
+    """Facts from the bytes of a library, without loading it: names in it end with a zero byte.
 
     Attributes:
-        strings: names of symbols and of their versions.
         build: build id, or the size if there is none.
     """
 
     def __init__(self, path: str) -> None:
-        self.needed: List[str] = []
-        self.strings = b""
+        self.content: Any = b""
         self.build = "%d bytes" % os.path.getsize(path)
-        try:
-            with open(path, "rb") as stream:
-                content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            # 64 bits, little-endian: all machines that Horovod is built on.
-            if content[:6] == b"\x7fELF\x02\x01":
-                self._read(content)
-        except (OSError, ValueError, struct.error):
-            pass  # a truncated file, which other checks report
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as stream:
+            self.content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        note = BUILD_ID.search(self.content)
+        if note:
+            self.build = self.content[note.end() : note.end() + note.group(1)[0]].hex()
 
-    def _read(self, content: mmap.mmap) -> None:
-        (start,) = struct.unpack_from("<Q", content, 32)
-        size, count = struct.unpack_from("<HH", content, 54)
-        segments = [
-            struct.unpack_from("<IIQQQQ", content, start + size * number) for number in range(count)
-        ]
-        for kind, _, offset, _, _, length in segments:
-            if kind == DYNAMIC:
-                self._read_dynamic(content, segments, offset, length)
-            elif kind == NOTE:
-                self._read_notes(content, offset, offset + length)
-
-    def _read_dynamic(
-        self, content: mmap.mmap, segments: List[Segment], offset: int, length: int
-    ) -> None:
-        entries = list(struct.iter_unpack("<qQ", content[offset : offset + length]))
-        known = dict(entries)
-        address = known.get(STRTAB, 0)
-        for kind, _, place, begin, _, size in segments:
-            if kind == LOAD and begin <= address < begin + size:
-                first = place + address - begin
-                self.strings = content[first : first + known.get(STRSZ, 0)]
-        for tag, value in entries:
-            if tag == NEEDED:
-                self.needed.append(self.strings[value:].split(b"\0", 1)[0].decode())
-
-    def _read_notes(self, content: mmap.mmap, offset: int, end: int) -> None:
-        while offset + 12 <= end:
-            names, length, kind = struct.unpack_from("<III", content, offset)
-            name = offset + 12
-            note = name + (names + 3) // 4 * 4
-            if kind == BUILD_ID and content[name : name + names] == b"GNU\0":
-                self.build = "".join("%02x" % byte for byte in content[note : note + length])
-            offset = note + (length + 3) // 4 * 4
+    def has(self, name: str) -> bool:
+        """Whether it names another library, as it does with those that it links."""
+        return bool(self.content.find(b"\0" + name.encode() + b"\0") >= 0)
 
     def highest(self, prefix: str) -> str:
         """The highest version of a series of symbol versions, such as GLIBCXX; or empty."""
-        found = re.findall(prefix.encode() + rb"_(\d+(?:\.\d+)+)\0", self.strings)
+        found = re.findall(prefix.encode() + rb"_(\d+(?:\.\d+)+)\0", self.content)
         versions = ([int(number) for number in each.split(b".")] for each in found)
         return ".".join(map(str, max(versions, default=[])))
 
@@ -147,29 +107,32 @@ class Environment:
 
     def linked(self, path: str, framework: str, package: str) -> Dict[str, Any]:
         """The libraries that an extension links, as this environment resolves them."""
-        elf = Elf(path)
-        own_files: List[str] = []
-        for name in elf.needed:
-            files = [os.path.join(package, below, name) for below in FOLDERS[framework]]
-            own_files += [file for file in files if package and os.path.exists(file)][:1]
-        found = loaded_libraries([*own_files, path])
-        own = {os.path.basename(file) for file in own_files}
-        libraries = [name for name in elf.needed if name not in own and not OF_GLIBC.match(name)]
+        library = Library(path)
+        own: Dict[str, str] = {}
+        for folder in (os.path.join(package, below) for below in FOLDERS[framework] if package):
+            for name in os.listdir(folder):
+                if ".so" in name and library.has(name):
+                    own.setdefault(name, os.path.join(folder, name))
+        linked = {
+            name: file
+            for name, file in loaded_libraries([*own.values(), path]).items()
+            if library.has(name) and name not in own and not OF_GLIBC.match(name)
+        }
         return {
-            "libraries": {name: self.library(name, found.get(name, "")) for name in libraries},
-            "glibcxx": elf.highest("GLIBCXX"),
-            "glibc": elf.highest("GLIBC"),
+            "libraries": {name: self.library(name, file) for name, file in linked.items()},
+            "glibcxx": library.highest("GLIBCXX"),
+            "glibc": library.highest("GLIBC"),
         }
 
     def library(self, name: str, path: str) -> Dict[str, str]:
         """The file that a library's name resolves to; an empty path if there is none."""
         if not path:
             return {"path": ""}
-        elf = Elf(path)
+        library = Library(path)
         version = mpi_version(path) if MPI.match(name) else ""
         if name.startswith("libstdc++."):
-            version = elf.highest("GLIBCXX")
-        return {"path": self.placed(path), "build": elf.build, "version": version}
+            version = library.highest("GLIBCXX")
+        return {"path": self.placed(path), "build": library.build, "version": version}
 
     def modules(self) -> List[Dict[str, str]]:
         names = [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name]
@@ -183,7 +146,10 @@ class Environment:
 
 
 def loaded_libraries(objects: List[str]) -> Dict[str, str]:
-    """The file that each library's name resolves to in a Python that loads these, in this order."""
+    """The file that each library's name resolves to in a Python that loads these, in this order.
+
+    It is empty for a library that is not found.
+    """
     if any(re.search(r"[\s:]", path) for path in objects):
         return {}  # LD_PRELOAD cannot contain such paths
     already = os.environ.get("LD_PRELOAD")
@@ -191,7 +157,7 @@ def loaded_libraries(objects: List[str]) -> Dict[str, str]:
     listing = answer(
         [os.path.realpath("/proc/self/exe")], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=preload
     )
-    return dict(re.findall(r"^[ \t]*(\S+) => (/\S+) \(0x", listing, re.MULTILINE))
+    return dict(re.findall(r"^[ \t]*(\S+) => (?:(/\S+) \(0x|not found)", listing, re.MULTILINE))
 
 
 _MPI_VERSIONS: Dict[str, str] = {}
