@@ -27,7 +27,7 @@ from hvdenv.drafting.proposals import propose
 from hvdenv.drafting.reader import EVERY_LINE, read_page
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import GIVEN, Found, Origin, Value, joined
-from hvdenv.drafting.writer import told_choice, told_left, told_value, write
+from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.cluster import ModuleName
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("this file exists, and init overwrites no file", where=target,
                          remedy="name another one with -o FILE")  # fmt: skip
     seen = here.look(Runner(), _report) if arguments.here else None
-    found = _found(arguments, seen)
+    found = _collect(arguments, seen)
     if arguments.where == "compute":
         of_node = ask_node(combine(name, found), dry_run=arguments.dry_run)
         if of_node is None:
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**encode(draft), "toml": text})
         return 0
     _write(target, text)
-    for line in _told(draft, target):
+    for line in _report_lines(draft, target):
         print(line, file=sys.stderr if target == _STANDARD else sys.stdout)
     return 0
 
@@ -154,14 +154,14 @@ def _report(text: str) -> None:
     report(f"looking at {text}")
 
 
-def _found(arguments: argparse.Namespace, seen: Seen | None) -> Found:
+def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
     """What all sources yield, in their order."""
     given = [
         each
         for text in arguments.overrides
         for each in answers.parse(text, Origin(f"--set {text}"))
     ]
-    parts = [_of_page(each, arguments.lines) for each in arguments.pages]
+    parts = [_read_source(each, arguments.lines) for each in arguments.pages]
     if seen:
         values = joined(parts).values
         names = [str(each.value) for each in values if each.key == ("modules", "load")]
@@ -171,7 +171,7 @@ def _found(arguments: argparse.Namespace, seen: Seen | None) -> Found:
     return answers.give(joined(parts), given)
 
 
-def _of_page(name: str, lines: tuple[int, int] | None) -> Found:
+def _read_source(name: str, lines: tuple[int, int] | None) -> Found:
     with usable(name, "name a page or a job script, or - for standard input"):
         data = _standard_input() if name == _STANDARD else read_file(name, PAGE).data
     source = "standard input" if name == _STANDARD else shown(Path(name).name)
@@ -206,15 +206,15 @@ def _write(target: str, text: str) -> None:
         file.write(text)
 
 
-def _told(draft: Draft, target: str) -> Iterator[str]:
+def _report_lines(draft: Draft, target: str) -> Iterator[str]:
     unknown = [each for each in draft.left if not each.understood]
     wrote = "draft" if target == _STANDARD else f"wrote {target}"
     of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""
     yield f"{wrote}: {counted(len(draft.values), 'value')}{of_page}"
     for title, lines in (
         ("missing", [f"{'.'.join(each.key)}: {each.needs}" for each in draft.missing]),
-        ("to choose, because the sources differ", [told_choice(each) for each in draft.choices]),
-        ("not understood", list(told_left(unknown))),
+        ("to choose, because the sources differ", [choice_text(each) for each in draft.choices]),
+        ("not understood", list(left_lines(unknown))),
     ):
         if lines:
             yield f"{title}:"
@@ -246,7 +246,7 @@ def _read_answer(question: str) -> str:
 def _answer_choice(choice: Choice) -> Value | None:
     report(f"{'.'.join(choice.key)}: the sources differ")
     for number, each in enumerate(choice.values, 1):
-        report(f"  {number}  {told_value(each.value)}  ({each.origin})")
+        report(f"  {number}  {value_text(each.value)}  ({each.origin})")
     text = _read_answer("number (Enter: decide later):")
     valid = text.isdigit() and 0 < int(text) <= len(choice.values)
     return choice.values[int(text) - 1] if valid else None

@@ -17,7 +17,7 @@ from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Problem, Table, check_part, decode, parse_toml
 
 _LAUNCHER = at("launch.launcher")
-_OF_PARTITION = ("partitions", "")
+_UNNAMED_PARTITION = ("partitions", "")
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
@@ -119,7 +119,7 @@ def _valid(values: Iterable[Value], left: list[Left]) -> Iterator[Value]:
     several = not {each.origin for each in values if each.key == _LAUNCHER} <= images
     for each in values:
         plain = each
-        if each.key[:2] == _OF_PARTITION:
+        if each.key[:2] == _UNNAMED_PARTITION:
             plain = plain._replace(key=("partitions", "x", *each.key[2:]))
         if each.item and isinstance(each.value, str):
             plain = plain._replace(value=each.value.removeprefix(WITHOUT))
@@ -156,7 +156,7 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
             if each.weight < most:
                 told = f"{'.'.join(key)}: {best[0].origin.place} takes precedence over {each.value}"
                 left.append(Left(each.origin, told, table=each.table))
-        if key[:2] == _OF_PARTITION and len(best) > 1:
+        if key[:2] == _UNNAMED_PARTITION and len(best) > 1:
             told = "the page's scripts are for different partitions"
             left += [Left(each.origin, told) for each in best]
         # A module that has a role has alternatives, if only to load none.
@@ -170,13 +170,13 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
 def _placed(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
     """Values whose partition and launcher are known; the facts of a job's partition by its name."""
     partition = _find(values, "job.partition")
-    of_site = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
+    own = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
     for each in values:
-        if each.key[:2] == _OF_PARTITION and not partition:
+        if each.key[:2] == _UNNAMED_PARTITION and not partition:
             left.append(Left(each.origin, f"no partition is known that has {each.value}"))
-        elif each.key[:2] == _OF_PARTITION and partition:
+        elif each.key[:2] == _UNNAMED_PARTITION and partition:
             yield each._replace(key=("partitions", str(partition.value), *each.key[2:]))
-        elif each.key == _LAUNCHER and each.value not in (*get_args(LauncherName), *of_site):
+        elif each.key == _LAUNCHER and each.value not in (*get_args(LauncherName), *own):
             told = f"hvdenv does not know the launcher {each.value}"
             if each.value == "horovodrun-":
                 told = "horovodrun uses MPI or Gloo, and the page does not state which"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.drafting import node
-from hvdenv.drafting.modulelines import LOAD, role_of
+from hvdenv.drafting.modulelines import LOAD, module_role
 from hvdenv.drafting.node import Seen
 from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Scalar, Value, at
 from hvdenv.errors import HvdenvError
@@ -77,7 +77,7 @@ def drafted(seen: Seen, runner: Runner, report: Report, loads: Collection[str] =
     machine = _Machine(runner, report)
     of_host = node.drafted(seen, compute=False)
     parts = [
-        *_of_scheduler(machine), *_of_modules(machine, tuple(loads)), *of_host.values, *of_host.left,
+        *_scheduler_facts(machine), *_module_facts(machine, tuple(loads)), *of_host.values, *of_host.left,
         *_mpi(machine, ""), *_file_systems(),
     ]  # fmt: skip
     return Found(
@@ -90,7 +90,7 @@ def _value(key: str, value: Scalar, source: str, weight: int = COMMAND) -> Value
     return Value(at(key), value, Origin(source), weight)
 
 
-def _of_scheduler(machine: _Machine) -> Iterator[Value | Left]:
+def _scheduler_facts(machine: _Machine) -> Iterator[Value | Left]:
     for name, command in _QUEUES.items():
         if listed := machine.ask(*command):
             yield _value("scheduler", name, command[0])
@@ -131,7 +131,7 @@ def partitions(listed: str) -> Iterator[Value]:
             yield Value(("partitions", name, key), value, Origin("sinfo"))
 
 
-def _of_modules(machine: _Machine, loads: tuple[str, ...]) -> Iterator[Value | Left]:
+def _module_facts(machine: _Machine, loads: tuple[str, ...]) -> Iterator[Value | Left]:
     machine.report(f"modules (at most {_MODULES_SECONDS:.0f} s)")
     try:
         system = module_shell.detect(machine.runner)
@@ -159,7 +159,7 @@ def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Value]:
 
 def _is_kind(name: str, kind: str) -> bool:
     pattern = _KINDS[kind]
-    return role_of(name) == kind or bool(pattern and pattern.search(name))
+    return module_role(name) == kind or bool(pattern and pattern.search(name))
 
 
 def _by_version(name: str) -> tuple[str, list[int]]:
@@ -177,7 +177,7 @@ def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> 
     path = loaded.set.get("PATH", "")
     yield from _mpi(inside, path)
     python = shutil.which("python3", path=path) or ""
-    of_module = python and any(role_of(name) == "Python" for name in loads)
+    of_module = python and any(module_role(name) == "Python" for name in loads)
     if of_module and (interpreter := ask_interpreter(python, inside.runner)):
         source = f"{python} --version, with the modules loaded"
         yield _value("python.version", f"=={interpreter.version}", source, INFERRED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from hvdenv.drafting.modulelines import LOAD, role_of
+from hvdenv.drafting.modulelines import LOAD, module_role
 from hvdenv.drafting.values import INFERRED, WITHOUT, Key, Origin, Scalar, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.sites.modules import OFFERS, family_of
@@ -20,7 +20,7 @@ _TOOLCHAINS = {
     "openmpi": re.compile(r"(?:^|/)(?:gompic?(?:/|$)|foss(?:cuda)?/20\d\d[ab])"),
     "intel": re.compile(r"(?:^|/)(?:(?:iimpic?|intelcuda)(?:/|$)|intel/20\d\d[ab])"),
 }
-_IN_NAMES = {
+_FRAMEWORK_NAMES = {
     "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
     "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
 }
@@ -45,11 +45,13 @@ def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
     found = list[Value]()
     for each in values:
         if each.key == LOAD:
-            found += _of_module(each, builds=builds, venv=not provider or provider.value == "venv")
+            found += _module_facts(
+                each, builds=builds, venv=not provider or provider.value == "venv"
+            )
         elif each.key in (at("modules.swap"), at("modules.unload")):
             why = "it changes modules that are loaded by default"
             found.append(_follows("modules.purge", "no", each, why))
-    found += _of_horovod(values, items)
+    found += _horovod_facts(values, items)
     first: dict[Key, Value] = {}
     return [each for each in found if each.item or each.key not in stated
             if each.item or first.setdefault(each.key, each) is each]  # fmt: skip
@@ -60,8 +62,8 @@ def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool 
     return Value(at(key), value, origin, INFERRED, item=item)
 
 
-def _of_module(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
-    name, role = str(each.value), role_of(str(each.value))
+def _module_facts(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
+    name, role = str(each.value), module_role(str(each.value))
     found = _VERSION.search(name.rpartition("/")[2])
     version = found[1] if found else ""
     if role == "MPI":
@@ -98,14 +100,14 @@ def _horovod_module(each: Value, version: str) -> Iterator[Value]:
     yield _follows("python.provider", "modules", each)
     if python := re.search(r"-Python-(\d+\.\d+\.\d+)", name):
         yield _follows("python.version", f"=={python[1]}", each)
-    for framework, pattern in _IN_NAMES.items():
+    for framework, pattern in _FRAMEWORK_NAMES.items():
         if found := pattern.search(name):
             yield _follows("horovod.frameworks", framework, each, item=True)
             yield _follows(f"frameworks.{framework}.provider", "present", each)
             yield _follows(f"frameworks.{framework}.version", found[1], each)
 
 
-def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
+def _horovod_facts(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
     version = next((each for each in values if each.key == at("horovod.version")), None)
     if version and version.value in releases():
         hashed = releases()[str(version.value)].sha256
@@ -125,7 +127,7 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
 
 def mpi_module(values: Iterable[Value]) -> Value | None:
     loads = (each for each in values if each.key == LOAD and not each.role)
-    return next((each for each in loads if role_of(str(each.value)) == "MPI"), None)
+    return next((each for each in loads if module_role(str(each.value)) == "MPI"), None)
 
 
 def gpu_option(values: Sequence[Value], lines: Collection[str]) -> Iterator[Value]:

@@ -36,8 +36,8 @@ _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
 _UNSUPPORTED = {"#PJM": "PJM of Fujitsu", "#MSUB": "Moab"}
 # Programs that request allocations. qsub belongs to several batch systems.
-_OF_SLURM = ("salloc", "sbatch", "sinteractive")
-REQUESTS = {**dict.fromkeys(_OF_SLURM, "slurm"), "bsub": "lsf", "qsub": ""}
+_SLURM_REQUESTS = ("salloc", "sbatch", "sinteractive")
+REQUESTS = {**dict.fromkeys(_SLURM_REQUESTS, "slurm"), "bsub": "lsf", "qsub": ""}
 
 
 class Field(NamedTuple):
@@ -49,7 +49,7 @@ class Field(NamedTuple):
 
 
 def directive(statement: Statement, page: Page) -> Iterator[Field | Read]:
-    scheduler = scheduler_of(statement, page)
+    scheduler = find_scheduler(statement, page)
     if not scheduler:
         return
     page.scheduler = scheduler
@@ -57,21 +57,21 @@ def directive(statement: Statement, page: Page) -> Iterator[Field | Read]:
     # A comment follows after " #"; within a word, # is a character.
     text = re.split(r"\s#", statement.origin.text.partition(" ")[2])[0]
     try:
-        yield from fields_of(statement, shlex.split(text), scheduler)
+        yield from option_fields(statement, shlex.split(text), scheduler)
     except ValueError:
         yield leave("its quotes do not match")
 
 
-def scheduler_of(statement: Statement, page: Page) -> str:
+def find_scheduler(statement: Statement, page: Page) -> str:
     """The batch system that a directive or a command is for; empty if it is not known."""
     if not statement.directive:
-        return REQUESTS.get(statement.program) or page.scheduler or _of_qsub(statement.words)
+        return REQUESTS.get(statement.program) or page.scheduler or _qsub_system(statement.words)
     text = statement.origin.text
     found = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
     return next(found, "")
 
 
-def _of_qsub(words: Sequence[str]) -> str:
+def _qsub_system(words: Sequence[str]) -> str:
     """qsub belongs to several batch systems: options tell which."""
     if any(word.startswith(("select=", "nodes=")) for word in words):
         return "pbs"
@@ -87,7 +87,9 @@ def unsupported(statements: Iterable[Statement]) -> str:
     return next((_UNSUPPORTED[word] for word in words if word in _UNSUPPORTED), "")
 
 
-def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Iterator[Field | Left]:
+def option_fields(
+    statement: Statement, words: Sequence[str], scheduler: str
+) -> Iterator[Field | Left]:
     table = tables()[scheduler]
     # An unknown option may be followed by its value.
     unknown = [
@@ -109,13 +111,13 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
             yield leave(f"{option} has no key in a recipe")
 
 
-def values_of(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement, Read]]:
+def job_values(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement, Read]]:
     """What the options of one job mean together, each with the line that it comes from."""
-    scheduler = scheduler_of(fields[0].statement, page)
+    scheduler = find_scheduler(fields[0].statement, page)
     known = [part for each in fields for part in _parts(each, scheduler)]
-    known = [each for each in known if each.field not in OF_LAUNCHER or each.value.isdigit()]
+    known = [each for each in known if each.field not in LAUNCHER_FIELDS or each.value.isdigit()]
     if scheduler == "pbs" and not any(each.field in ("nodes", "select") for each in known):
-        known = [each._replace(field=_OF_JOB.get(each.field, each.field)) for each in known]
+        known = [each._replace(field=_JOB_TOTALS.get(each.field, each.field)) for each in known]
     size = _size(known)
     for each in known:
         yield from ((each.statement, read) for read in _value(each, scheduler, size))
@@ -126,12 +128,12 @@ _RESOURCES = {"walltime": "time", "h_rt": "time", "place": "place"}
 _CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_on_node", "mpiprocs": "ranks_per_node", "mem": "memory",
           "ppn": "ncpus", "gpus": "gpus_on_node"}  # fmt: skip
 # Without chunks and nodes, these are sizes of the whole job.
-_OF_JOB = {"resource ncpus": "cpus_in_all", "resource ngpus": "gpus_in_all"}
+_JOB_TOTALS = {"resource ncpus": "cpus_in_all", "resource ngpus": "gpus_in_all"}
 # Fields of a launcher, which only say how large the job is.
-OF_LAUNCHER = frozenset(
+LAUNCHER_FIELDS = frozenset(
     {"hosts", "map_by", "ranks", "launched_per_node", "launched_nodes", "launched_slots"}
 )
-_ON_EACH_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
+_RANKS_PER_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
 
 
 def _parts(each: Field, scheduler: str) -> Iterator[Field]:
@@ -151,7 +153,7 @@ def _parts(each: Field, scheduler: str) -> Iterator[Field]:
         if len(slots_of_each) == 1:
             yield each._replace(field="launched_nodes", value=str(len(hosts)))
             yield each._replace(field="launched_slots", value=slots_of_each.pop())
-    elif mapped := _ON_EACH_NODE.fullmatch(each.value):
+    elif mapped := _RANKS_PER_NODE.fullmatch(each.value):
         yield each._replace(field="launched_per_node", value=mapped[1])
     else:
         yield each
@@ -235,30 +237,30 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
     field, value = each.field, each.value
     if field in ("account", "group", "project"):
         yield Value(at("job.requires"), "account", item=True)
-        yield from [of_site(field)] if field != "account" else []
+        yield from [mark_site(field)] if field != "account" else []
     elif field == "directive":
         yield Value(at("job.directives"), value, item=True)
     elif UNKNOWN in value or ("$" in value and field != "output"):
         yield leave(f"the page does not state the value of job.{field}")
     elif field == "node_type":
-        yield from (Value(at("job.partition"), value), of_site(field))
+        yield from (Value(at("job.partition"), value), mark_site(field))
     elif field == "time":
         yield _time(value, scheduler)
     elif field in _NUMBERS:
-        yield from _of_number(field, value.rpartition(":")[2], size)
-    elif field == "tasks" or field in OF_LAUNCHER:
-        yield from _of_ranks(field, _number(value), size)
+        yield from _number_value(field, value.rpartition(":")[2], size)
+    elif field == "tasks" or field in LAUNCHER_FIELDS:
+        yield from _rank_values(field, _number(value), size)
     elif field in ("gres", "gpus_per_node"):
         yield from _gpus(value, field)
     elif field.startswith("resource "):
-        yield _of_resource(field.partition(" ")[2], value, scheduler)
+        yield _resource_value(field.partition(" ")[2], value, scheduler)
     else:
         table = "launch" if field in ("srun_mpi", "cpu_bind") else "job"
         stated = value.rstrip("Bb").upper() if field == "memory" else value  # 300GB is 300G
         yield Value(at(table, field), stated or field == "exclusive")
 
 
-def _of_number(field: str, text: str, size: Size) -> Iterator[Read]:
+def _number_value(field: str, text: str, size: Size) -> Iterator[Read]:
     key, by = _NUMBERS[field]
     number = follows = _number(text)
     if by == "of each rank":
@@ -271,10 +273,10 @@ def _of_number(field: str, text: str, size: Size) -> Iterator[Read]:
         yield leave(f"{size.gap}: set job.{key}")
     else:
         yield Value(at("job", key), follows, weight=INFERRED if by else COMMAND)
-        yield from [of_site("totals")] if field.endswith("_in_all") else []
+        yield from [mark_site("totals")] if field.endswith("_in_all") else []
 
 
-def _of_ranks(field: str, count: int, size: Size) -> Iterator[Read]:
+def _rank_values(field: str, count: int, size: Size) -> Iterator[Read]:
     """Ranks of the whole job, or of a node: what the page does not state follows from them."""
     of_node = field in ("launched_per_node", "launched_slots")
     if size.ranks:
@@ -287,7 +289,7 @@ def _of_ranks(field: str, count: int, size: Size) -> Iterator[Read]:
         yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")
 
 
-def _of_resource(name: str, text: str, scheduler: str) -> Value:
+def _resource_value(name: str, text: str, scheduler: str) -> Value:
     if _PLAIN.fullmatch(text) or scheduler == "cobalt":
         return Value(at("job.attributes", name), text)
     return Value(at("job.directives"), f"-l {name}={text}", item=True)
@@ -320,13 +322,13 @@ def _gpus(value: str, field: str) -> Iterator[Read]:
         yield Value(at("partitions", "", "gpu"), parts[0])
 
 
-def of_site(difference: str) -> Value:
+def mark_site(difference: str) -> Value:
     """The mark of a scheduler that differs from the shipped one."""
     return Value((*_SITE, difference), True, weight=INFERRED)
 
 
 def with_scheduler(values: Sequence[Value]) -> list[Value]:
-    """The values with a scheduler of the site in place of the marks of of_site()."""
+    """The values with a scheduler of the site in place of the marks of mark_site()."""
     marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
     kept = [each for each in values if each.key[:2] != _SITE]
     like = "pbs" if {"totals", "project"} & marks.keys() else "gridengine"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hvdenv.drafting import jobs
-from hvdenv.drafting.jobs import OF_LAUNCHER, Field
+from hvdenv.drafting.jobs import LAUNCHER_FIELDS, Field
 from hvdenv.drafting.options import Options, split, tables
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import UNKNOWN, Statement
@@ -15,11 +15,11 @@ from hvdenv.model import horovodrun
 
 _OPEN_MPI = frozenset({"mpirun", "mpiexec", "orterun"})
 # Launchers of sites.
-_OF_SITES = {"ibrun": "ibrun -n {ranks} {program}"}
+_SITE_LAUNCHERS = {"ibrun": "ibrun -n {ranks} {program}"}
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
-_OF_PLACE = ("partition", "account", "qos")
+_PLACE_FIELDS = ("partition", "account", "qos")
 _NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 
 
@@ -39,11 +39,11 @@ def launch(statement: Statement, _: Page) -> Iterator[Field | Read]:
         controllers = [each for each in ("mpi", "gloo") if options.has(f"--{each}")]
         name = f"horovodrun-{(controllers or [''])[0]}"
     yield Value(at("launch.launcher"), name)
-    if template := _OF_SITES.get(name):
+    if template := _SITE_LAUNCHERS.get(name):
         yield Value(at("launch.launchers", name, "command"), template, weight=INFERRED)
     for option, value in options.given:
         field = table[option].meaning if option in table else "other"
-        if field in OF_LAUNCHER:
+        if field in LAUNCHER_FIELDS:
             yield from _sizes(statement, field, value)
         elif field == "other":
             yield _other(option, value, name)
@@ -69,7 +69,7 @@ def _option(field: str, value: str) -> Iterator[Read]:
     elif field == "interfaces":
         yield from (Value(at("network.use"), each, item=True) for each in value.split(","))
     elif field == "hostfile":
-        yield from [jobs.of_site("hostfile")] if value == "$SGE_JOB_HOSTLIST" else []
+        yield from [jobs.mark_site("hostfile")] if value == "$SGE_JOB_HOSTLIST" else []
     elif field != "launcher":
         table = "job" if field in ("ranks_per_node", "cpus_per_rank") else "launch"
         yield Value(at(table, field), int(value) if value.isdigit() else value)
@@ -87,7 +87,7 @@ def srun(statement: Statement, _: Page) -> Iterator[Field | Read]:
     yield Value(at("scheduler"), "slurm", weight=INFERRED)
     words = statement.words[1:]
     options = split(words, tables()["slurm"], program=True)
-    read = list(jobs.fields_of(statement, words[: len(words) - len(options.rest)], "slurm"))
+    read = list(jobs.option_fields(statement, words[: len(words) - len(options.rest)], "slurm"))
     if options.has("--pty") or not options.rest or options.rest[0] in _SHELLS:
         yield from _interactive(options, read)
     elif options.rest[0] in _NO_RANKS:
@@ -132,14 +132,14 @@ def _container(words: Sequence[str]) -> Iterator[Read]:
 
 def request(statement: Statement, page: Page) -> Iterator[Field | Read]:
     """Options of an allocation on a command line."""
-    scheduler = jobs.scheduler_of(statement, page)
+    scheduler = jobs.find_scheduler(statement, page)
     if not scheduler:
         yield leave("hvdenv submits jobs itself", understood=True)
         return
     page.scheduler = page.scheduler or scheduler
     yield Value(at("scheduler"), scheduler, weight=INFERRED)
     name, *words = statement.words
-    read = list(jobs.fields_of(statement, words, scheduler))
+    read = list(jobs.option_fields(statement, words, scheduler))
     if name in ("salloc", "sinteractive") or {"-I", "-Is"} & {*words}:
         yield from _interactive(split(words, tables()[scheduler], program=True), read)
     else:
@@ -149,7 +149,7 @@ def request(statement: Statement, page: Page) -> Iterator[Field | Read]:
 
 def _interactive(options: Options, read: Sequence[Field | Left]) -> Iterator[Field | Read]:
     """Of an interactive job: where it runs. Its sizes say nothing about those of a training."""
-    kept = [each for each in read if isinstance(each, Field) and each.field in _OF_PLACE]
+    kept = [each for each in read if isinstance(each, Field) and each.field in _PLACE_FIELDS]
     yield from kept
     yield from (each for each in read if isinstance(each, Left) and not each.understood)
     values = {each.value for each in kept}

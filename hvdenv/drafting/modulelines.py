@@ -102,7 +102,7 @@ def source(statement: Statement, _: Page) -> Iterator[Read]:
 
 
 @lru_cache(maxsize=10_000)
-def role_of(name: str) -> str:
+def module_role(name: str) -> str:
     """What only one module of a set can be."""
     if any(map(_PYTHON.fullmatch, name.split("/")[:-1] or [name])):
         return "Python"
@@ -117,10 +117,10 @@ def drafted(page: Page) -> Iterator[Value]:
     sets = _sets(page.modules)
     names: dict[str, set[Scalar]] = {}
     for each in chain.from_iterable(page.modules):
-        names.setdefault(role_of(str(each.value)), set()).add(each.value)
+        names.setdefault(module_role(str(each.value)), set()).add(each.value)
     for each in chain.from_iterable(page.modules):
         name = str(each.value)
-        role = role_of(name)
+        role = module_role(name)
         if _CMAKE.search(name):
             yield each._replace(key=at("modules.build"))
         elif role == "Horovod" and page.builds_horovod:

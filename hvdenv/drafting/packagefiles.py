@@ -26,7 +26,7 @@ def _requirements(block: Block, source: str, page: Page) -> Lines:
         line: re.sub(r"\\\n", " ", re.split(r"(?:^|\s)#", line.text)[0]).strip()
         for line in logical_lines(block.lines[:_MOST_LINES])
     }
-    frameworks = {name for text in texts.values() for name in packages.frameworks_in(text)}
+    frameworks = {name for text in texts.values() for name in packages.find_frameworks(text)}
     for line, text in texts.items():
         if text:
             origin = Origin(source, block.line + line.first, shown(text), block.line + line.last)
@@ -43,7 +43,7 @@ def _requirement(text: str, page: Page, frameworks: set[str]) -> Iterator[Read]:
     except ValueError:
         yield leave("its quotes do not match")
         return
-    yield from packages.of_pip(["install", *words], page, frameworks)
+    yield from packages.read_pip(["install", *words], page, frameworks)
 
 
 def _environment(block: Block, source: str, page: Page) -> Lines:
@@ -70,8 +70,8 @@ def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node,
         for each in items:
             if isinstance(each, yaml.MappingNode):
                 lists = (value for _, value in each.value if isinstance(value, yaml.SequenceNode))
-                of_pip = (item for value in lists for item in value.value)
-                yield from ((item, _requirement(str(item.value), page, set())) for item in of_pip)
+                read_pip = (item for value in lists for item in value.value)
+                yield from ((item, _requirement(str(item.value), page, set())) for item in read_pip)
             else:
                 yield each, packages.conda_package(str(each.value))
     elif key == "variables":

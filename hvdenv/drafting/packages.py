@@ -14,7 +14,7 @@ from hvdenv.drafting.values import COMMAND, INFERRED, Read, Value, at, leave
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
 _BUILDS = leave("hvdenv builds it with its own commands", understood=True)
-_OF_PAGE = leave("a program of the page", understood=True)
+_PAGE_PROGRAM = leave("a program of the page", understood=True)
 # What the index and conda call the frameworks, and where their sources are.
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "tensorflow-gpu": "tensorflow",
                "tensorflow-cpu": "tensorflow", "tensorflow-rocm": "tensorflow",
@@ -48,22 +48,22 @@ def python(statement: Statement, page: Page) -> Iterator[Read]:
     elif words[:2] in (["-m", "venv"], ["-m", "virtualenv"]):
         yield from _venv(words[2:], name)
     elif words[:2] == ["-m", "pip"]:
-        yield from of_pip(words[2:], page)
+        yield from read_pip(words[2:], page)
     elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & {*words}:
         yield from _build_source(page)
     else:
-        yield _OF_PAGE
+        yield _PAGE_PROGRAM
 
 
 def pip(statement: Statement, page: Page) -> Iterator[Read]:
     """pip and uv."""
     name, action, *words = *statement.words, ""
     if name != "uv":
-        yield from of_pip(statement.words[1:], page)
+        yield from read_pip(statement.words[1:], page)
     elif action == "venv":
         yield from _venv(words[:-1])
     elif action == "pip":
-        yield from of_pip(words[:-1], page)
+        yield from read_pip(words[:-1], page)
     else:
         yield leave(f"recipes have no key for uv {action}")
 
@@ -93,7 +93,7 @@ def conda(statement: Statement, _: Page) -> Iterator[Read]:
     elif options.has("-f", "--file") and action in ("env", "create", "install"):
         yield leave("the contents of the environment are in a file that the page names")
     elif action not in ("create", "install"):
-        yield _CREATES if action != "run" else _OF_PAGE
+        yield _CREATES if action != "run" else _PAGE_PROGRAM
     elif prefix := options.last("--clone"):
         yield Value(at("python.provider"), "clone")
         yield Value(at("python.prefix"), prefix) if "/" in prefix else leave("clones by name")
@@ -157,7 +157,7 @@ def _framework(name: str, package: str, version: str) -> Iterator[Read]:
         yield leave(f"it names no exact version of {package}")
 
 
-def of_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Read]:
+def read_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Read]:
     """``pip install`` and ``uv pip install``; words follow the program.
 
     Args:
@@ -177,11 +177,11 @@ def of_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> It
     upgrades = options.has("-U", "--upgrade")
     for text in specs:
         yield from requirement(text, page, upgrades=upgrades)
-    frameworks = {*others, *(name for text in specs for name in frameworks_in(text))}
+    frameworks = {*others, *(name for text in specs for name in find_frameworks(text))}
     yield from _indexes(options, sorted(frameworks))
 
 
-def frameworks_in(text: str) -> list[str]:
+def find_frameworks(text: str) -> list[str]:
     """The framework that a requirement installs, if any."""
     found = re.match(r"[A-Za-z-]+", text)
     return [_FRAMEWORKS[found[0]]] if found and found[0] in _FRAMEWORKS else []
@@ -203,7 +203,7 @@ def _indexes(options: Options, frameworks: Sequence[str]) -> Iterator[Read]:
 def requirement(text: str, page: Page, *, upgrades: bool = False) -> Iterator[Read]:
     """What pip accepts as the name of something to install."""
     if repository := re.match(r"(?:[\w\[\],-]+ ?@ ?)?git\+(https://[^@#]+)(?:@([^#]+))?", text):
-        yield from _of_repository(repository[1], repository[2] or "")
+        yield from _repository_build(repository[1], repository[2] or "")
         return
     if archive := re.search(r"(?:^|/)horovod-(\d+(?:\.\d+)+)\.tar\.gz$", text):
         text = f"horovod=={archive[1]}"
@@ -260,7 +260,7 @@ def git(statement: Statement, page: Page) -> Iterator[Read]:
     yield leave(f"the sources of {page.folder or 'a repository'}", understood=True)
 
 
-def _of_repository(url: str, tag: str) -> Iterator[Read]:
+def _repository_build(url: str, tag: str) -> Iterator[Read]:
     """The build of a repository, as far as recipes can express it."""
     path = "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
     release = re.fullmatch(r"v?(\d+(?:\.\d+)+)", tag)
@@ -282,6 +282,6 @@ def _build_source(page: Page) -> Iterator[Read]:
     if not page.repository:
         yield leave("the page does not say which repository this is in")
         return
-    for read in _of_repository(page.repository, page.tag):
+    for read in _repository_build(page.repository, page.tag):
         page.builds_horovod |= isinstance(read, Value) and read.key == at("horovod.version")
         yield read

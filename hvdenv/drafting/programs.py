@@ -78,7 +78,7 @@ def is_known(name: str) -> bool:
     return name != "." and find_program(name) is not None
 
 
-def table_of(statement: Statement) -> str:
+def recipe_table(statement: Statement) -> str:
     """The table of the recipe that a command is about."""
     if statement.directive:
         return "job"

@@ -40,7 +40,7 @@ def propose(
     if not keys or row is None:
         return []
     origin = Origin(f"proposed: verified on {row.date} (combination {row.name})")
-    found = [*_of_row(row, keys, origin), *_of_local(row, keys)]
+    found = [*_row_values(row, keys, origin), *_local_values(row, keys)]
     return [each._replace(weight=INFERRED) for each in found]
 
 
@@ -76,7 +76,7 @@ def _age(row: Row) -> tuple[list[Version], Version]:
     return [Version(row.frameworks[name]) for name in sorted(row.frameworks)], Version(row.python)
 
 
-def _of_row(row: Row, keys: Collection[Key], origin: Origin) -> Iterator[Value]:
+def _row_values(row: Row, keys: Collection[Key], origin: Origin) -> Iterator[Value]:
     settings = {
         **row.settings,
         "horovod.version": f'"{row.horovod}"',
@@ -89,7 +89,7 @@ def _of_row(row: Row, keys: Collection[Key], origin: Origin) -> Iterator[Value]:
             yield from parse(f"{name}={text}", origin)
 
 
-def _of_local(row: Row, keys: Collection[Key]) -> Iterator[Value]:
+def _local_values(row: Row, keys: Collection[Key]) -> Iterator[Value]:
     """Packages and indexes of CPU builds, and the MPI, which rows have from the recipe local."""
     local = parse_toml(read_text(recipe_folder() / "local.toml", RECIPE))
     for name in row.frameworks:

@@ -12,7 +12,7 @@ from hvdenv.drafting import jobs, modulelines, packagefiles
 from hvdenv.drafting.jobs import Field
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, blocks
-from hvdenv.drafting.programs import EXPORTS, find_program, is_known, table_of
+from hvdenv.drafting.programs import EXPORTS, find_program, is_known, recipe_table
 from hvdenv.drafting.shell import UNKNOWN, Statement, read_script
 from hvdenv.drafting.values import (
     COMMAND,
@@ -34,7 +34,7 @@ MOST_LINES, MOST_READ = 50_000, 4000
 EVERY_LINE = (1, sys.maxsize)
 # The table of lines that are about another way to an environment, and what ways differ in.
 OTHER_WAY = "another way"
-_OF_WAYS = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
+_WAY_TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
 _CREATES = at("python.provider")
 _INSTALLS = frozenset({"horovod", "frameworks"})
 # Tables whose values contain no variables, but for these keys.
@@ -131,8 +131,8 @@ class _Reader:
         fields = self._read_all((each, self._read(each, other)) for each in resolved)
         launches = any(each.key == at("launch.launcher") for each in self.values[before:])
         for job in _jobs(fields):
-            for statement, read in jobs.values_of(job, self.page):
-                if launches if batch else table_of(statement) != "launch":
+            for statement, read in jobs.job_values(job, self.page):
+                if launches if batch else recipe_table(statement) != "launch":
                     self._keep(statement, read)
                 else:
                     self.held.append((statement, read))
@@ -167,7 +167,7 @@ class _Reader:
                 self.values.append(value)
                 self._note_part(value)
             return
-        table = table_of(statement)
+        table = recipe_table(statement)
         placed = not read.understood or table == "job"
         left = read._replace(origin=statement.origin, table=table if placed else "")
         if left not in self.left[-5:]:
@@ -198,7 +198,7 @@ class _Reader:
         values = list[Value]()
         for each in self.values:
             index = max(n for n, way in enumerate(ways) if way.first <= each.origin.line)
-            if index and each.key[0] in _OF_WAYS:
+            if index and each.key[0] in _WAY_TABLES:
                 told = f"another way: `--lines {ways[index].first}-{lasts[index]}` drafts it"
                 self.left.append(Left(each.origin, told, table=OTHER_WAY))
             else:
@@ -247,7 +247,7 @@ def _is_stated(value: Value) -> bool:
 
 def _variables(statement: Statement) -> Iterator[Read]:
     """Variables alone, or those in front of Horovod's build or its ranks."""
-    table = table_of(statement)
+    table = recipe_table(statement)
     if statement.variables and table not in ("environment.run", "packages", "launch"):
         yield leave("its variables are for this command only")
         return
@@ -269,7 +269,7 @@ def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:
     """A script is one job: its directives, and the ranks that it starts. So is each command line."""
     found = dict[int, list[Field]]()
     for each in fields:
-        launched = each.field in jobs.OF_LAUNCHER
+        launched = each.field in jobs.LAUNCHER_FIELDS
         of_script = each.statement.directive or (launched and each.statement.batch)
         line = 0 if of_script else each.statement.origin.line
         found.setdefault(line, []).append(each)

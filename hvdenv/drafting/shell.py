@@ -51,7 +51,7 @@ _KEYWORD = re.compile(
     r"|[{}()\[:]|;;"
 )
 # Instructions of a Dockerfile, and what a shell has in their place.
-_OF_DOCKER = {"RUN": "", "ENV": "export ", "ARG": ""}
+_DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": ""}
 
 Known = Callable[[str], bool]
 
@@ -152,9 +152,9 @@ def _typed(block: Block, known: Known) -> Iterator[_Typed]:
         elif block.kind == "other":
             code, reason = "", f"{block.language.split(' ')[0] or 'it'} is not shell code"
         elif block.kind == "docker":
-            code, reason = _of_docker(line.text), "an instruction for the image"
+            code, reason = _docker_code(line.text), "an instruction for the image"
         elif block.kind == "text":
-            code, reason = _of_text(line.text, known), "in a sentence"
+            code, reason = _text_code(line.text, known), "in a sentence"
         elif prompts and not script:
             code, reason = _after_prompt(line.text), "output of a command"
         if code and block.kind not in ("conda", "requirements"):
@@ -164,15 +164,15 @@ def _typed(block: Block, known: Known) -> Iterator[_Typed]:
         yield _Typed(line, code or "\n" * (line.last - line.first), reason)
 
 
-def _of_docker(text: str) -> str:
+def _docker_code(text: str) -> str:
     """An instruction of a Dockerfile as shell code."""
     instruction, _, rest = text.strip().partition(" ")
     if instruction == "ENV" and "=" not in rest:
         rest = "=".join(rest.split(None, 1))
-    return f"{_OF_DOCKER[instruction]}{rest}" if instruction in _OF_DOCKER else ""
+    return f"{_DOCKER_CODE[instruction]}{rest}" if instruction in _DOCKER_CODE else ""
 
 
-def _of_text(line: str, known: Known) -> str:
+def _text_code(line: str, known: Known) -> str:
     """A command, or the commands that a sentence contains as inline code."""
     if _is_command(line, known):
         return _without_prompt(line)

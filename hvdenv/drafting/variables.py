@@ -10,20 +10,20 @@ from hvdenv.knowledge.flags import KEYS, PARTS
 from hvdenv.masking import holds_secret
 
 _BY_VARIABLE = {variable: key for key, variable in KEYS.items()}
-_IN_HOMES = re.compile(r"HOROVOD_(CUDA|NCCL|ROCM)_(?:INCLUDE|LIB)")
+_FOLDERS_IN_HOMES = re.compile(r"HOROVOD_(CUDA|NCCL|ROCM)_(?:INCLUDE|LIB)")
 _SWITCHES = {
     "HOROVOD_ALLOW_MIXED_GPU_IMPL": "horovod.gpu.allow_mixed",
     "HOROVOD_MPI_THREADS_DISABLE": "launch.mpi_threads_disable",
 }
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-_AT_RUN_TIME = re.compile(
+_RUN_VARIABLES = re.compile(
     r"HOROVOD_(?:FUSION_THRESHOLD|CYCLE_TIME|TIMELINE\w*|LOG_\w+|AUTOTUNE\w*|CACHE_CAPACITY|STALL_\w+"
     r"|HIERARCHICAL_\w+|NUM_NCCL_STREAMS|NUM_FINALIZER_THREADS|GLOO_TIMEOUT\w*|THREAD_AFFINITY"
     r"|BATCH_D2D_MEMCOPIES|DISABLE_GROUP_FUSION|ENABLE_ASYNC_COMPLETION|ELASTIC_\w+|ADASUM_\w+)"
     r"|(?:NCCL|UCX|UCC|OMPI|PMI|FI|MPICH|PSM[23]|TF|XLA|OMP|KMP|MKL|I_MPI|MV2|CUDNN|PYTORCH|HDF5|MIOPEN"
     r"|HSA|RCCL|PAMI|GLOO|MPIR|CCL|ITEX|ZE|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
-_AT_BUILD = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
+_BUILD_VARIABLES = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
 # Others, with the reason to leave them out. Those of a page itself need no key.
 _SET_BY_OTHERS = "the page, the batch system or hvdenv sets it"
 _OTHERS = {
@@ -48,21 +48,21 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     elif name in _INTERFACES:
         key = at("network", "avoid" if value.startswith("^") else "use")
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
-    elif name.startswith("HOROVOD_") and not _AT_RUN_TIME.fullmatch(name):
-        yield from _of_build(name, value)
+    elif name.startswith("HOROVOD_") and not _RUN_VARIABLES.fullmatch(name):
+        yield from _build_variable(name, value)
     elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
         yield leave(reasons[0], understood=reasons[0] == _SET_BY_OTHERS or not exported)
     elif not exported and not name.startswith("HOROVOD_"):
         yield leave("a variable that the page uses", understood=True)
-    elif _AT_BUILD.fullmatch(name):
+    elif _BUILD_VARIABLES.fullmatch(name):
         yield Value(at("environment.build", name), value)
-    elif _AT_RUN_TIME.fullmatch(name):
+    elif _RUN_VARIABLES.fullmatch(name):
         yield Value(at("environment.run", name), value)
     else:
         yield leave(f"hvdenv does not know what {name} is for")
 
 
-def _of_build(name: str, value: str) -> Iterator[Read]:
+def _build_variable(name: str, value: str) -> Iterator[Read]:
     """A variable of Horovod's build."""
     part = re.fullmatch(r"HOROVOD_WITH(OUT)?_(\w+)", name)
     if (part or name in _SWITCHES) and value != "1":
@@ -74,7 +74,7 @@ def _of_build(name: str, value: str) -> Iterator[Read]:
     elif name in _BY_VARIABLE:
         stated = value if name.endswith("_HOME") else value.lower()
         yield Value(at(_BY_VARIABLE[name]), stated)
-    elif inside := _IN_HOMES.fullmatch(name):
+    elif inside := _FOLDERS_IN_HOMES.fullmatch(name):
         yield _home(inside[1], value)
     elif name == "HOROVOD_BUILD_CUDA_CC_LIST":
         for capability in value.split(","):

@@ -21,7 +21,7 @@ _WIDTH = 90
 _TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 
-def summary_of(draft: Draft) -> str:
+def summarize(draft: Draft) -> str:
     """One line for ``hvdenv recipes``."""
     values = {each.key: str(each.value) for each in draft.values if not each.item}
     frameworks = [
@@ -36,7 +36,7 @@ def summary_of(draft: Draft) -> str:
 def write(draft: Draft, sources: Sequence[str]) -> str:
     """The draft as TOML; ``sources`` are the pages and commands that it comes from."""
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
-    parts += [_line("summary", summary_of(draft)), _line("status", "documented")]
+    parts += [_line("summary", summarize(draft)), _line("status", "documented")]
     # Left lines in the tables that they are about, and in lists at the end.
     tables: dict[Key, list[Left]] = {each.key[:-1]: [] for each in _all_values(draft)}
     tables[()] = []
@@ -46,8 +46,8 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
             lists.setdefault(_title(left), []).append(left)
         else:
             tables.setdefault(tuple(left.table.split(".")), []).append(left)
-    for table in sorted(tables, key=_place):
-        lines = [*_values(draft, table), *map(_comment, told_left(tables[table]))]
+    for table in sorted(tables, key=_table_order):
+        lines = [*_values(draft, table), *map(_comment, left_lines(tables[table]))]
         empty = all(line.startswith("#") for line in lines)
         parts += [*_heading(table, empty=empty), *lines]
     if draft.partition:
@@ -55,7 +55,7 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
         facts = "cores, gpus, memory_gb, max_time of its nodes"
         parts.append(f"# {facts}: `hvdenv init --here` asks the scheduler")
     for title, of_list in lists.items():
-        parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in told_left(of_list))]
+        parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in left_lines(of_list))]
     return "\n".join(parts) + "\n"
 
 
@@ -68,7 +68,7 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
         lines += [f"  {'.'.join(each.key)}: {each.needs}" for each in draft.missing]
     if draft.choices:
         lines += ["", "To choose: the sources differ. Remove the # in front of the right value."]
-        lines += [f"  {told_choice(each)}" for each in draft.choices]
+        lines += [f"  {choice_text(each)}" for each in draft.choices]
     return "\n".join(map(_comment, lines))
 
 
@@ -85,7 +85,7 @@ def _all_values(draft: Draft) -> Iterator[Value]:
     yield from (each for choice in draft.choices for each in choice.values)
 
 
-def _place(table: Key) -> tuple[int, Key]:
+def _table_order(table: Key) -> tuple[int, Key]:
     names = (".".join(table), ".".join(table[:1]))
     return min((_TABLES.index(name) for name in names if name in _TABLES), default=99), table
 
@@ -102,32 +102,32 @@ def _values(draft: Draft, table: Key) -> Iterator[str]:
     offered = [each for choice in choices for each in choice.values]
     for each in values:
         if not each.item:
-            yield _of_value(_line(each.key[-1], each.value), each)
+            yield _value_line(_line(each.key[-1], each.value), each)
     for key in dict.fromkeys(each.key for each in [*values, *offered] if each.item):
         of_key = [choice for choice in choices if choice.values[0].key == key]
         yield from _list([each for each in values if each.key == key], key[-1], of_key)
     for each in offered:
         if not each.item:
-            yield _of_value(f"# {_line(each.key[-1], each.value)}", each)
+            yield _value_line(f"# {_line(each.key[-1], each.value)}", each)
 
 
 def _list(items: Sequence[Value], name: str, choices: Sequence[Choice]) -> Iterator[str]:
     opening = f"{tomlkit.key([name]).as_string()} = ["
     if len(items) == 1 and not choices:
-        yield _of_value(f"{opening}{rendered(items[0].value)}]", items[0])
+        yield _value_line(f"{opening}{rendered(items[0].value)}]", items[0])
         return
     yield opening
     for each in items:
-        yield _of_value(f"    {rendered(each.value)},", each)
+        yield _value_line(f"    {rendered(each.value)},", each)
     for choice in choices:
         for each in choice.values:
             value = str(each.value)
             label = "without it" if value.startswith(WITHOUT) else choice.key[-1]
-            yield _of_value(f"    # {rendered(value.removeprefix(WITHOUT))},", each, f"{label}: ")
+            yield _value_line(f"    # {rendered(value.removeprefix(WITHOUT))},", each, f"{label}: ")
     yield "]"
 
 
-def _of_value(text: str, each: Value, label: str = "") -> str:
+def _value_line(text: str, each: Value, label: str = "") -> str:
     """A line with the origin of its value. The origin's text is cut, but never its place."""
     origin = each.origin
     comment = shown(label + ": ".join(filter(None, (origin.place, origin.text))))
@@ -153,18 +153,18 @@ def _comment(text: str) -> str:
     return f"# {' ' * indent}{shown_whole(text)}".rstrip()
 
 
-def told_choice(choice: Choice) -> str:
-    values = ", ".join(f"{told_value(each.value)} ({each.origin.place})" for each in choice.values)
+def choice_text(choice: Choice) -> str:
+    values = ", ".join(f"{value_text(each.value)} ({each.origin.place})" for each in choice.values)
     return f"{'.'.join(choice.key)}: {values}"
 
 
-def told_value(value: Scalar) -> str:
+def value_text(value: Scalar) -> str:
     if isinstance(value, str) and value.startswith(WITHOUT):
         return f"without {rendered(value.removeprefix(WITHOUT))}"
     return rendered(value)
 
 
-def told_left(left: Iterable[Left]) -> Iterator[str]:
+def left_lines(left: Iterable[Left]) -> Iterator[str]:
     reasons: dict[Origin, dict[str, None]] = {}
     for each in left:
         reasons.setdefault(each.origin, {})[each.reason] = None

@@ -136,6 +136,12 @@ def test_secrets_and_control_characters_are_not_in_a_draft() -> None:
     reasons = [each.reason for each in draft.left]
     assert len(reasons) >= 6
     assert all(plain(each) == each and "\n" not in each for each in reasons)
+    # Code of other languages and output are named by their lines only.
+    page = "```yaml\ndependencies:\n- python=3.10\nvariables:\n  HF_TOKEN: hf_x1y2z3\n```\n"
+    page += "```python\nlogin('q1w2e3')\nhvd.init()\n```\n```console\n$ ls\nkey q1w2e3\n```\n"
+    text = write(draft_of(page), [])
+    assert not any(each in text for each in ("hf_x1y2z3", "q1w2e3"))
+    assert "page:8-9: python is not" in text and "page:13: output of a command" in text
 
 
 SOURCED = (
@@ -217,9 +223,6 @@ VALUES: dict[str, dict[str, Any]] = {
             "{?exclusive}-l exclusive=true", "-o {output}", "{!output}-o {name}.o$JOB_ID",
             "-e {error}", "{!error}-j y", "-M {mail}", "-m {mail_letters}",
         ],
-    },
-    "#SBATCH -N 2 -n 8 --partition=gpu -J gpu-test\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod": {
-        "job.gpu_option": "none",
     },
     "#SBATCH -N 2 -n 8 -p rtx\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod\nibrun -np 8 python t.py": {
         "job.ranks_per_node": 4, "job.gpu_option": "none", "launch.launcher": "ibrun",
@@ -329,22 +332,41 @@ OPTIONS="-hostfile $SGE_JOB_HOSTLIST -np $N -map-by ppr:4:node -mca pml ob1"
 mpirun $OPTIONS python3 train.py
 ```
 """
+OF_PBS = (
+    "horovod.version=0.28.1", 'horovod.frameworks=["torch"]', "frameworks.torch.version=2.0.1",
+    "python.version===3.10.*", "partitions.gpuvolta.gpus=4", "horovod.gpu.operations=nccl",
+    'horovod.controllers=["mpi"]', "mpi.kind=openmpi",
+)  # fmt: skip
+JOBS = {
+    "types of nodes": (CLUSTER, (), {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"}, ("-q", "-P", "-pe")),
+    "sizes of the whole job": (
+        (CASES / "pages" / "pbs.sh").read_text(), OF_PBS,
+        {
+            "#PBS -q gpuvolta", "#PBS -P grp", "#PBS -l ncpus=96", "#PBS -l ngpus=8",
+            "#PBS -l mem=760GB", "#PBS -l walltime=01:00:00", "#PBS -l jobfs=100GB", "#PBS -l wd",
+            "#PBS -l storage=gdata/ab12+scratch/ab12",
+        },
+        ("-l select", "-A"),
+    ),
+}  # fmt: skip
 
 
-def test_a_cluster_with_types_of_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
-) -> None:
-    """The draft is a recipe as it is, and its job is the page's."""
+@pytest.mark.parametrize(("page", "given", "wanted", "others"), JOBS.values(), ids=JOBS)
+def test_the_job_of_a_draft_is_that_of_the_page(
+    page: str, given: tuple[str, ...], wanted: set[str], others: tuple[str, ...],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv,
+) -> None:  # fmt: skip
+    """On clusters whose scheduler differs from the shipped one."""
     monkeypatch.chdir(tmp_path)
-    Path("page.md").write_text(CLUSTER)
-    hvdenv("init", "fenn", "--from", "page.md")
+    Path("page.md").write_text(page)
+    hvdenv("init", "fenn", "--from", "page.md", *(p for each in given for p in ("--set", each)))
     hvdenv("check", "./fenn.toml", "--offline")
-    job = hvdenv("job", "./fenn.toml", "--account", "grp", "--", "python3", "train.py")
-    lines = job.out.splitlines()
-    assert {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"} <= {*lines}
-    assert not any(line.startswith(("#$ -q", "#$ -P", "#$ -pe")) for line in lines)
-    assert "$SGE_JOB_HOSTLIST" in lines[-3]
-    assert lines[-1].startswith('mpirun -np 8 -H "$hosts"') and "--mca pml ob1" in lines[-1]
+    lines = hvdenv("job", "./fenn.toml", "--account", "grp", "--", "python3", "t.py").out.split(
+        "\n"
+    )
+    assert wanted <= {*lines}
+    assert not any(f" {other} " in line for line in lines if line[0:1] == "#" for other in others)
+    assert "mpirun -np 8" in lines[-2]
 
 
 def test_two_values_are_a_choice() -> None:

@@ -13,7 +13,6 @@ from hvdenv.drafting.combine import combine
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.writer import write
 from hvdenv.schema import Table, parse_toml
-from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 PAGES = {path.name: path for path in sorted((CASES / "pages").iterdir())}
@@ -123,21 +122,6 @@ TABLES: dict[str, Table] = {
         "packages": {"numpy": "<2,>=1.23"},
     },
     "Dockerfile": {"frameworks": {"torch": {"version": "1.13.1"}}},
-    "console.md": {"frameworks": {"torch": {"version": "1.13.1"}}},
-    "slurm.sh": {
-        "job": {
-            "name": "train", "partition": "gpu", "nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4,
-            "time": "02:00:00",
-        },
-    },
-    "page.html": {
-        "job": {"nodes": 2, "ranks_per_node": 4, "directives": ["--wckey=hvd"]},
-        "horovod": {
-            "version": "0.28.1", "controllers": ["mpi", "gloo"],
-            "gpu": {"operations": "nccl", "nccl_home": "$EBROOTNCCL"},
-            "sha256": "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0",
-        },
-    },
 }  # fmt: skip
 
 
@@ -145,29 +129,6 @@ TABLES: dict[str, Table] = {
 def test_what_pages_state(name: str) -> None:
     found = table(name)
     assert found == {**found, **TABLES[name]}
-
-
-def test_sizes_of_a_whole_job_of_pbs(
-    hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gadi has no chunks: the job of the draft requests what the page does."""
-    monkeypatch.chdir(tmp_path)
-    words = (
-        "horovod.version=0.28.1", 'horovod.frameworks=["torch"]', "frameworks.torch.version=2.0.1",
-        "python.version===3.10.*", "partitions.gpuvolta.gpus=4", "horovod.gpu.operations=nccl",
-        'horovod.controllers=["mpi"]', "mpi.kind=openmpi",
-    )  # fmt: skip
-    given = [part for each in words for part in ("--set", each)]
-    hvdenv("init", "fell", "--from", str(PAGES["pbs.sh"]), *given)
-    job = hvdenv("job", "./fell.toml", "--account", "ab12", "--", "python", "train.py").out
-    lines = [line for line in job.split("\n") if line.startswith("#PBS")]
-    wanted = {
-        "#PBS -q gpuvolta", "#PBS -P ab12", "#PBS -l ncpus=96", "#PBS -l ngpus=8", "#PBS -l mem=760GB",
-        "#PBS -l walltime=01:00:00", "#PBS -l jobfs=100GB", "#PBS -l wd",
-        "#PBS -l storage=gdata/ab12+scratch/ab12",
-    }  # fmt: skip
-    assert wanted <= {*lines}
-    assert "select" not in job and "source" not in table("pbs.sh")["modules"]
 
 
 NAMED = {
@@ -215,16 +176,6 @@ def test_ways_of_a_page_are_not_merged() -> None:
         document = parse_toml(write(combine("x", part), []))
         frameworks += document["horovod"]["frameworks"]
     assert frameworks == ["tensorflow", "torch"]
-
-
-def test_no_secret_is_shown_with_its_line() -> None:
-    """Code of other languages and output are named by their lines only."""
-    page = "```yaml\ndependencies:\n- python=3.10\nvariables:\n  HF_TOKEN: hf_x1y2z3\n```\n"
-    page += "```python\nlogin('q1w2e3')\nhvd.init()\n```\n```console\n$ ls\nkey q1w2e3\n```\n"
-    draft = drafted(page, "page.md")
-    assert not any(each in draft for each in ("hf_x1y2z3", "q1w2e3"))
-    assert "page.md:8-9: python is not shell code" in draft
-    assert "page.md:13: output of a command" in draft
 
 
 ALTERNATIVES = {
