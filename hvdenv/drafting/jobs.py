@@ -65,7 +65,8 @@ def directive(statement: Statement, page: Page) -> Iterator[Field | Read]:
 def find_scheduler(statement: Statement, page: Page) -> str:
     """The batch system that a directive or a command is for; empty if it is not known."""
     if not statement.directive:
-        return REQUESTS.get(statement.program) or page.scheduler or _qsub_system(statement.words)
+        named = REQUESTS.get(statement.program) or page.scheduler
+        return named or (_qsub_system(statement.words) if statement.program == "qsub" else "")
     text = statement.origin.text
     found = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
     return next(found, "")

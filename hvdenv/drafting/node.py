@@ -49,12 +49,15 @@ def answer(runner: Runner, *argv: str) -> str:
 
 
 def look(runner: Runner) -> Seen:
-    capabilities = answer(runner, "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    facts = observe(home_folder(), runner, thorough=True)
+    query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+    listed = answer(runner, "nvidia-smi", *query)
+    gpus = re.findall(r"^(\d{1,3}\.\d), *([\d.]{1,20})", listed, re.M)
     cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", answer(runner, "nvidia-smi"))
     index = runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=SECONDS))
     return Seen(
-        facts=observe(home_folder(), runner, thorough=True),
-        capabilities=tuple(sorted({*re.findall(r"^\d{1,3}\.\d$", capabilities, re.M)})),
+        facts=facts._replace(driver=gpus[0][1] if gpus else facts.driver),
+        capabilities=tuple(sorted({capability for capability, _ in gpus})),
         cuda=cuda[1] if cuda else "",
         interfaces=tuple(_interfaces()),
         indexed=bool(index),

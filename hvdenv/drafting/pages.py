@@ -21,7 +21,7 @@ DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 # Also within quotes, lists and the tabs of some generators.
-_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:[*+-][ \t]+)?(```|~~~)[`~]*([^`~]*)")
+_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(`{3,}|~{3,})([^`~]*)")
 _HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== )|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
 _LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
@@ -153,7 +153,7 @@ def _fenced(lines: Sequence[str]) -> Iterator[Block]:
 
 def _is_closing(line: str, fence: str) -> bool:
     text = line.strip(" \t>")
-    return text.startswith(fence) and not text.strip(fence)
+    return text.startswith(fence) and not text.strip(fence[0])
 
 
 def _literals(lines: Sequence[str]) -> Iterator[Block]:

@@ -30,7 +30,7 @@ from hvdenv.drafting.values import (
 from hvdenv.drafting.variables import variable
 
 # Pages with more are no pages: of lines, and of commands and their values.
-MOST_LINES, MOST_READ = 50_000, 4000
+MOST_LINES, MOST_READ = 50_000, 3000
 EVERY_LINE = (1, sys.maxsize)
 # The table of lines that are about another way to an environment, and what ways differ in.
 OTHER_WAY = "another way"
@@ -144,9 +144,11 @@ class _Reader:
         """Keep what commands mean; the options of batch systems mean something together."""
         fields = list[Field]()
         for statement, reads in read:
+            if self.read >= MOST_READ:
+                break
             self.commands += 1
             self.read += 1
-            for each in islice(reads, max(MOST_READ - self.read, 0)):
+            for each in islice(reads, MOST_READ - self.read):
                 self.read += 1
                 if isinstance(each, Field):
                     fields.append(each)

@@ -163,6 +163,7 @@ PAGES = {
     "HTML": "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>",
     "Markdown": "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n",
     "quoted": "Use it:\n\n> ~~~ bash\n> module load gcc/1\n> ~~~\n",
+    "a step": "1. ````bash\n   module load gcc/1\n   ```\n   ````\n",
     "nested": '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n',
     "tabs": '=== "GPU"\n    ```bash\n    module load gcc/1\n    ```\n=== "CPU"\n    ```\n    ls\n    ```\n',
     "reStructuredText": "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n",

@@ -138,6 +138,7 @@ NAMED = {
     "sbatch --wrap='srun a' -N 2": "--wrap: does the job need the program that this runs?",
     "salloc -N 2 --gres=gpu:4": "for an interactive job, with -N 2, --gres gpu:4: hvdenv shell",
     "module reset": "does the environment need the default modules?",
+    "ls\n" * 3001: "and the rest was not read",
     "pip install -r more.txt": "the packages are in a file that the page names",
     "#SBATCH -n 8\n#SBATCH --gpus=8": "8 ranks in all, and the page does not state the nodes and the ranks of a",
     "#SBATCH -N 2 -n 7": "7 ranks cannot be divided",
