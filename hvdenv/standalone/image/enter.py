@@ -6,11 +6,12 @@ The first process of a JOB on a host (in Slurm, of a job step) starts a keeper, 
 image with its hash and mounts it with squashfuse in a namespace of `unshare`, at the FOLDERs that it
 holds. COPY_TO is the folder of this host to which the image is copied first, or empty. All processes
 of the job on this host join the namespace with `nsenter`: they share one page cache, and MPI may copy
-between their memories. The keeper ends when the last of them has ended, also by SIGKILL, and
-squashfuse ends with the keeper. Nothing is left then: the mounts are only in the namespace.
+between their memories.
 
 mount(8) serves only root. So the keeper is root in a user namespace, and the programs are in a
-second one inside of it, in which the user has the usual id.
+second one inside of it, in which the user has the usual id. The keeper unmounts the image in its own
+namespace again. So the kernel ends squashfuse when the last program has ended, also by SIGKILL, and
+nothing is left.
 
 If a host cannot mount images, the program runs without: only a wrong image is an error. Runs on
 Python 3.6 and newer with its standard library, and util-linux 2.32 and newer (RHEL 8).
@@ -21,7 +22,6 @@ import errno
 import hashlib
 import json
 import os
-import select
 import shutil
 import socket
 import struct
@@ -44,9 +44,6 @@ READ_SECONDS, MOUNT_SECONDS, FIRST_SECONDS = 1800.0, 60.0, 30.0
 # signals to all processes of a job, some as a warning before its time is up: ranks handle them, and
 # need their files until they have ended. Programs that the keeper starts ignore them too.
 DETACHED = """trap "" INT TERM HUP QUIT USR1 USR2 ALRM XCPU TSTP PIPE; "$@" &"""
-# squashfuse, which is killed when the keeper, at the other end of its input, has ended.
-SERVER = """
-exec 3<&0 0</dev/null; { cat <&3; kill -9 $$; } >/dev/null 2>&1 & exec "$@" 3<&-"""
 # The folder that nsenter can stay in is that of the host, behind the mounts.
 IN_FOLDER = """cd "$1" && shift && exec "$@" """
 
@@ -119,10 +116,8 @@ def checked_file(path: str, sha256: str, copy_to: str) -> int:
         return os.dup(kept)
 
 
-def mount_image(file: int, source: str, folders: List[str]) -> "subprocess.Popen[bytes]":
+def mount_image(file: int, source: str, folders: List[str]) -> None:
     """Mount an image in this namespace, and bind each of its folders to its place.
-
-    Returns squashfuse, which ends when its input is closed.
 
     Libraries of FUSE 2 refuse a folder with files as mount point. So squashfuse gets an empty
     folder, on a tmpfs which its own folders then hide.
@@ -138,8 +133,8 @@ def mount_image(file: int, source: str, folders: List[str]) -> "subprocess.Popen
     before = os.stat(point).st_dev
     words = [program, "-f", "-o", "ro,fsname=" + source, "/proc/self/fd/{}".format(file), point]
     server = subprocess.Popen(
-        ["sh", "-c", SERVER, "sh", *words], pass_fds=[file], restore_signals=False,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        words, pass_fds=[file], restore_signals=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     end = time.monotonic() + MOUNT_SECONDS
     while os.stat(point).st_dev == before:
@@ -153,7 +148,6 @@ def mount_image(file: int, source: str, folders: List[str]) -> "subprocess.Popen
     # The one that hides the mount point comes last.
     for folder in reversed(folders):
         run("mount", "--bind", os.path.join(point, os.path.basename(folder)), folder)
-    return server
 
 
 def make_spaces(user: str, group: str) -> List[int]:
@@ -191,52 +185,38 @@ def start_keeper(listener: socket.socket, image: List[str]) -> None:
 
 
 def keep(listening: str, user: str, group: str, why: str, *image: str) -> None:
-    """The keeper: mounts the image, and stays until no process uses it."""
-    spaces, wrong, lacks = [], "", ""
+    """The keeper: mounts the image, and answers until no process uses it."""
+    spaces, wrong, lacks = [], "", why
     path, sha256, copy_to, *folders = image
-    with contextlib.ExitStack() as running:
-        try:
-            if why:
-                raise CannotMount(why)
-            file = checked_file(path, sha256, copy_to)
-            running.enter_context(mount_image(file, "hvdenv:" + sha256, folders))
-            spaces = make_spaces(user, group)
-        except WrongImage as error:
-            wrong = str(error)
-        except (CannotMount, OSError) as error:
-            lacks = str(error)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, int(listening))
-        serve(listener, json.dumps([wrong, lacks]).encode(), spaces)
+    try:
+        if not why:
+            mount_image(checked_file(path, sha256, copy_to), "hvdenv:" + sha256, folders)
+            made = make_spaces(user, group)
+            run("umount", "--lazy", *folders, folders[0])  # also the tmpfs below the first
+            spaces = made
+    except WrongImage as error:
+        wrong = str(error)
+    except (CannotMount, OSError) as error:
+        lacks = str(error)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, int(listening)) as listener:
+        serve(listener, json.dumps([wrong, lacks, os.getpid(), spaces]).encode(), spaces)
 
 
 def serve(listener: socket.socket, answer: bytes, spaces: List[int]) -> None:
-    """Answer every process of this user, and return when all have ended."""
-    rights = struct.pack("{}i".format(len(spaces)), *spaces)
-    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if spaces else []
-    watched, wait = {listener}, FIRST_SECONDS
+    """Answer every process, and return when none has come and none runs in the namespace."""
+    wait = FIRST_SECONDS
     while True:
-        ready = select.select(watched, [], [], wait if watched == {listener} else None)[0]
-        for each in ready:
-            if each is not listener:
-                watched.remove(each)
-                each.close()
-                wait = 0.05
-                continue
+        listener.settimeout(wait)
+        try:
             connection, _ = listener.accept()
-            if user_of(connection) == os.geteuid():
-                watched.add(connection)
-                with contextlib.suppress(OSError):  # it has ended already
-                    connection.sendmsg([answer], passed)
-        if not ready:
-            # A program may close descriptors that it does not know.
+        except socket.timeout:
             if not any(map(is_used, spaces[:1])):
                 return
-            wait = min(2 * wait, 5.0)
-
-
-def user_of(connection: socket.socket) -> int:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", found)[1])
+            wait = min(2 * wait, 60.0)
+            continue
+        wait = 1.0
+        with connection, contextlib.suppress(OSError):  # it has ended already
+            connection.sendall(answer)
 
 
 def is_used(space: int) -> bool:
@@ -248,10 +228,8 @@ def is_used(space: int) -> bool:
     return False
 
 
-def ask_keeper(name: str, image: List[str]) -> Tuple[List[str], List[int], bool]:
+def ask_keeper(name: str, image: List[str]) -> Tuple[str, str, List[int], bool]:
     """The keeper's answer, the namespaces, and whether this process has started the keeper.
-
-    The connection stays open until this process and its children have ended.
 
     Raises:
         CannotMount: there is no answer.
@@ -268,17 +246,15 @@ def ask_keeper(name: str, image: List[str]) -> Tuple[List[str], List[int], bool]
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(READ_SECONDS)
             connection.connect(name)
-            if user_of(connection) != os.geteuid():
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if struct.unpack("3i", credentials)[1] != os.geteuid():
                 raise CannotMount("another user's process holds its name")
-            answer, rights, _, _ = connection.recvmsg(65536, socket.CMSG_SPACE(8))
-            if answer:
-                spaces = [each for _, _, data in rights for each in memoryview(data).cast("i")]
-                if spaces:
-                    os.set_inheritable(connection.detach(), True)
-                return json.loads(answer.decode()), spaces, first
+            wrong, lacks, pid, spaces = json.loads(connection.makefile().read())
+            paths = ["/proc/{}/fd/{}".format(pid, space) for space in spaces]
+            return wrong, lacks, [os.open(path, os.O_RDONLY) for path in paths], first
         time.sleep(0.01)  # the keeper is about to listen, or to end
     raise CannotMount("the process that mounts it does not answer")
 
@@ -298,7 +274,7 @@ def enter(job: str, image: List[str]) -> List[str]:
         step = os.environ.get("SLURM_STEP_ID", "")
         words = "{} {} {} {}".format(source, job, step, os.geteuid()).encode()
         name = "\0hvdenv-image-" + hashlib.sha256(words).hexdigest()
-        (wrong, lacks), spaces, first = ask_keeper(name, image)
+        wrong, lacks, spaces, first = ask_keeper(name, image)
     except (CannotMount, OSError) as error:
         wrong, lacks, spaces, first = "", str(error), [], True
     if wrong:
@@ -307,6 +283,8 @@ def enter(job: str, image: List[str]) -> List[str]:
         tell("{}; the program runs without the image".format(lacks))
     if not spaces:
         return []
+    for space in spaces:
+        os.set_inheritable(space, True)
     joined = ["--{}=/proc/self/fd/{}".format(*each) for each in zip(("mount", "user"), spaces)]
     return ["nsenter", "--preserve-credentials", *joined, "sh", "-c", IN_FOLDER, "sh", here]
 
