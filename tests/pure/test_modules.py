@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.module_systems import lmod
 from hvdenv.sites.modules import (
     Loaded,
-    commands,
     compare,
     nearest,
     offers,
     parse_available,
-    parse_environment,
     shell_lines,
     split_loaded,
 )
@@ -137,20 +134,6 @@ def test_a_failure_is_noticed(shell: str, module: str, tried: list[str]) -> None
     assert done.stderr.endswith("cannot load the module two\n")
 
 
-def test_what_is_done_can_be_read() -> None:
-    assert commands(EVERYTHING._replace(use=("/home01/kim/modules", "/apps/modules"))) == (
-        "module purge",
-        "module use /apps/modules",
-        "module use /home01/kim/modules",
-        ". /apps/setup.sh",
-        "module unload atp",
-        "module swap PrgEnv-intel PrgEnv-gnu",
-        "module load gcc/10.2.0",
-        "module load cuda/11.4",
-        "module load cmake/3.16.9 (for the build only)",
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -179,35 +162,6 @@ def test_names_with_shell_characters_are_no_modules(name: str) -> None:
 )  # fmt: skip
 def test_names_of_sites_are_modules(name: str) -> None:
     assert decode(Modules, {"load": [name]}).load == (name,)
-
-
-VARIABLES = st.dictionaries(
-    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True),
-    st.text(st.characters(codec="utf-8", exclude_characters="\0")),
-)
-
-
-@given(VARIABLES)
-def test_an_environment_survives_its_dump(variables: dict[str, str]) -> None:
-    dump = "".join(f"{name}={value}\0" for name, value in variables.items())
-    assert parse_environment(dump.encode()) == variables
-
-
-def test_bytes_that_are_no_text_survive() -> None:
-    value = parse_environment(b"A=\xff=1\0")["A"]
-    assert value.encode("utf-8", "surrogateescape") == b"\xff=1"
-
-
-@given(VARIABLES, VARIABLES)
-def test_a_difference_leads_from_one_environment_to_the_other(
-    before: dict[str, str], after: dict[str, str]
-) -> None:
-    made = compare(before, after)
-    applied = {name: value for name, value in before.items() if name not in made.unset}
-    shell = {"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV", "FPATH"}
-    assert {n: v for n, v in {**applied, **made.set}.items() if n not in shell} == {
-        n: v for n, v in after.items() if n not in shell
-    }
 
 
 def test_what_the_shell_does_is_no_difference() -> None:
@@ -243,32 +197,6 @@ def test_names_in_the_lists_of_each_system() -> None:
     assert parse_available(tcl) == (
         "compiler", "gcc/9.1.0", "gcc/10.2.0", "GCCcore/.11.2.0", "evp-patch",
     )  # fmt: skip
-
-
-SPIDER = """
-----------------------------------------------------------------------------
-  Horovod: Horovod/0.21.1-TensorFlow-2.4.1
-----------------------------------------------------------------------------
-
-    You will need to load all module(s) on any one of the lines below before the "Horovod/0.21.1-TensorFlow-2.4.1" module is available to load.
-
-      GCC/10.2.0  OpenMPI/4.0.5
-      GCC/11.3.0  OpenMPI/4.0.5
-
-    Help:
-      Horovod is a framework.
-"""
-
-
-def test_what_lmod_wants_loaded_first() -> None:
-    assert lmod.BACKEND.prerequisites(SPIDER) == (
-        "GCC/10.2.0 OpenMPI/4.0.5",
-        "GCC/11.3.0 OpenMPI/4.0.5",
-    )
-    assert (
-        lmod.BACKEND.prerequisites("Lmod has detected the following error: Unable to find ...")
-        == ()
-    )
 
 
 def test_what_may_have_been_meant() -> None:
@@ -330,18 +258,3 @@ def test_how_modules_stand() -> None:
     states = ["loads", "loads", "missing", "fails", "missing", "hidden", "loads"]
     assert [each.state for each in examined] == states
     assert examined[3].output == "a conflict"
-
-
-def test_who_replaced_a_module() -> None:
-    trials = (
-        trial("OpenMPI/3.1.4", "", "OpenMPI/3.1.4"),
-        trial("CUDA/9", "OpenMPI/3.1.4", "OpenMPI/3.1.4:CUDA/9"),
-        trial("Python/3.6", "OpenMPI/3.1.4:CUDA/9", "OpenMPI/3.1.1:CUDA/9:Python/3.6"),
-    )
-    first, *others = judge(trials, ())
-    assert str(first) == "OpenMPI/3.1.4: unloaded by Python/3.6, which loads OpenMPI/3.1.1"
-    assert {each.state for each in others} == {"loads"}
-    back = trial(
-        "OpenMPI/3.1.4", "OpenMPI/3.1.1:CUDA/9:Python/3.6", "OpenMPI/3.1.4:CUDA/9:Python/3.6"
-    )
-    assert {each.state for each in judge((*trials, back), ())} == {"loads"}

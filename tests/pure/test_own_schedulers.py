@@ -85,25 +85,14 @@ def test_interactive_jobs_need_a_template(tmp_path: Path) -> None:
     ("before", "after", "where", "said"),
     [
         ("{nodes}", "{node}", "4: pjm.directives[2]", "unknown field {node}; known are"),
-        ("'{!error}-j'", "'[[-j'", "4: pjm.directives[8]", "[[ begins neither"),
-        ("{hhmmss}", "{hhmmss|title}", "4: pjm.directives[3]", "unknown filter title"),
         ('"pjsub {script}"', '"pjsub \'{script}"', "12: pjm.submit", "not a command"),
         ("(?P<id>[0-9]+)", "([0-9]+)", "13: pjm.submitted", "needs a group (?P<id>"),
         (" +([A-Z]+) ", " +([A-Z+ ", "20: pjm.query.state", "not a regular expression"),
         ('cancel = "pjdel {id}"', "", "1: pjm.cancel", "required and missing"),
-        (
-            'ACC = "waiting"',
-            'ACC = "waits"',
-            "21: pjm.query.states.ACC",
-            'expected one of "waiting"',
-        ),
         ("#PJM", "#PJM\\nrm", "3: pjm.prefix", "control characters"),
         ("pjdel {id}", "pjdel {cluster} {id}", "14: pjm.cancel", "may have no cluster"),
-        ("[schedulers.pjm", "[schedulers.slurm", "1: slurm", "another name"),
-        ('"pjdel {id}"', '"pjdel {id=3}"', "14: pjm.cancel", "does not begin with ? or !"),
         ('"pjdel {id}"', '"pjdel {?cluster}"', "14: pjm.cancel", "must be in a part"),
         ("--interact {options}", "--interact={options}", "15: pjm.interactive", "its own"),
-        ("(?P<id>[0-9]+)", "(?P<id>a{99999999999})", "13: pjm.submitted", "too large"),
         ("cancel =", "times = ['(?P<x>.+)']\ncancel =", "14: pjm.times[0]", "d, h, m and s"),
     ],
 )
@@ -215,11 +204,8 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
         ('launch.launchers.x.command = "x {rank} {program}"', "unknown field {rank}"),
         ('launch.launchers.x.command = "x -n {ranks}"', "must contain {program}"),
         ('launch.launchers.x.command = "x --hosts={hosts} {program}"', "a word of its own"),
-        ('launch.launchers.x.command = "x {program} y{program}"', "a word of its own"),
         ('launch.launchers.x.command = "{?placed} x {program}"', "must be in a part"),
         ('launch.launchers.srun.command = "srun {program}"', "another name"),
-        ('launch.launchers.x.variable = "-x {name}={value}"', "unknown key"),
-        ('launch.launchers.x.command = "x {variables} {program}"', "unknown field {variables}"),
     ],
 )
 def test_mistakes_in_launchers(tmp_path: Path, text: str, said: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvdenv.environments.activation import UNSET
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
+from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.placement import (
     Requested,
     choose_launcher,
@@ -18,7 +18,6 @@ from hvdenv.launch.placement import (
     hidden,
     influences,
     may_be_seen,
-    mpi_of,
     of_shell,
     place,
     refuse_unfit,
@@ -123,10 +122,6 @@ def test_what_there_is_no_room_for(
         placed(allocation, **requested)
 
 
-def test_srun_is_told_what_slurm_was_not_asked() -> None:
-    assert placed(slurm(gpus_per_node=2)).placed
-
-
 def test_the_schedulers_file_goes_to_the_launcher() -> None:
     pbs = Allocation("pbs", "7", TWO, 2, "/n")
     assert placed(pbs).hostfile == "/n"
@@ -217,16 +212,6 @@ def test_torchrun_on_several_hosts_needs_slurm() -> None:
     refuse_unfit("torchrun", SITE, Requested(), "pbs", 1, "x")
     with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
         refuse_unfit("torchrun", SITE, Requested(), "pbs", 2, "x")
-
-
-def test_launchers_that_choose_hosts_themselves() -> None:
-    with pytest.raises(UsageError, match="chooses the hosts itself"):
-        refuse_unfit("aprun", SITE, Requested(hosts=TWO), None, 2, "x")
-
-
-def test_the_mpi_of_a_recipe() -> None:
-    assert mpi_of(LOCAL) == Mpi("Open MPI", "4.1.8")
-    assert mpi_of(LOCAL._replace(mpi=None)) == Mpi("unknown")
 
 
 # ---------------------------------------------------------------- variables

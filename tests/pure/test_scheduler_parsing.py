@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ from hypothesis import strategies as st
 
 from hvdenv.errors import UsageError
 from hvdenv.model import template
-from hvdenv.model.dialect import State, shipped
+from hvdenv.model.dialect import shipped
 from hvdenv.places import Places
-from hvdenv.runner import Runner
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.jobs import (
     OutputTail,
     Submitted,
-    follow,
     keep,
     recall,
     records,
@@ -75,24 +72,6 @@ def test_a_folder_cannot_lie_about_the_state() -> None:
     )
     assert status
     assert status.state == "running"
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "printed", "expected"),
-    [
-        ("slurm", "123\n", ["123"]),
-        ("slurm", "sbatch: note 7\n123;cluster\n", ["123"]),
-        ("slurm", "sbatch: error: Batch job submission failed: 7", []),
-        ("pbs", "5487654.polaris-pbs-01.hsn\n", ["5487654.polaris-pbs-01.hsn"]),
-        ("pbs", "qsub: Job rejected by all possible destinations", []),
-        ("cobalt", 'Job routed to queue "default".\nMemory mode set to cache\n347106\n', ["347106"]),
-        ("lsf", "Job <58652> is submitted to queue <batch>.\n", ["58652"]),
-        ("lsf", "No such queue. Job not submitted.", []),
-    ],
-)  # fmt: skip
-def test_the_id_of_a_job(scheduler: str, printed: str, expected: list[str]) -> None:
-    found = re.finditer(DIALECTS[scheduler].submitted, printed, re.MULTILINE)
-    assert [each["id"] for each in found] == expected
 
 
 KILLED = "37  : qmaster enforced h_rt, h_cpu, or h_vmem limit"
@@ -186,18 +165,6 @@ def test_what_can_never_start(reason: str, never: bool) -> None:
     assert not Status("running", reason).hopeless(DIALECTS["slurm"])
 
 
-def test_each_unhappy_end_has_a_remedy() -> None:
-    unhappy: tuple[State, ...] = (
-        "timeout", "cancelled", "node failure", "out of memory", "preempted", "gone",
-    )  # fmt: skip
-    for state in unhappy:
-        what, remedy = Status(state).abnormal_end or ("", "")
-        assert what and remedy
-    assert Status("completed", exit_code=0).abnormal_end is None
-    assert Status("failed", exit_code=3).abnormal_end is None
-    assert Status("failed").abnormal_end
-
-
 def test_a_file_that_grows(tmp_path: Path) -> None:
     path = tmp_path / "out"
     tail = OutputTail(str(path))
@@ -246,20 +213,3 @@ def test_jobs_are_noted(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no record of a job 99") as caught:
         recall("99", places)
     assert "12, 13" in caught.value.remedy
-
-
-@pytest.mark.parametrize("scheduler", DIALECTS)
-def test_a_record_has_its_scheduler(scheduler: str, tmp_path: Path) -> None:
-    places, record = Places(tmp_path), job("7")._replace(dialect=DIALECTS[scheduler])
-    places.jobs.mkdir()
-    keep(record, places)
-    assert recall("7", places) == record
-
-
-def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
-    places, log = Places(tmp_path), tmp_path / "log"
-    places.jobs.mkdir()
-    log.write_text("one\ntwo")
-    ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
-    *said, status = follow(ended, Runner({}), places)
-    assert (said, status) == (["one", "two"], Status("failed", exit_code=3))

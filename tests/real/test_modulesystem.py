@@ -169,17 +169,6 @@ def test_run_and_build_sets_are_loaded_and_values_survive(site: Site) -> None:
     assert run.unset == ()
 
 
-def test_a_later_shell_knows_what_is_loaded(site: Site) -> None:
-    site.module("gcc/10.2.0")
-    loaded = site.load("gcc/10.2.0")
-    listed = subprocess.run(
-        ["bash", "-c", f". {site.installed.init}; module -t list 2>&1; module is-loaded gcc"],
-        env={"HOME": str(site.home), "PATH": "/usr/bin:/bin", **loaded.set},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "gcc/10.2.0" in listed.stdout.split()
-
-
 def test_what_was_loaded_before_is_unloaded_except_sticky_modules(site: Site) -> None:
     site.module("modenv/scs5", sticky=True, setenv={"MODENV": "scs5"})
     site.module("old/1", setenv={"OLD": "1"}, prepend_path={"PATH": "/opt/old/bin"})
@@ -230,18 +219,6 @@ def test_a_module_environment_of_the_site_opens_others(site: Site, tmp_path: Pat
     loaded = site.load("modenv/ml", "Python/3.6.6-fosscuda-2018b")
     assert loaded.set["FROM"] == "ml"
     assert loaded.loaded == ("modenv/ml", "Python/3.6.6-fosscuda-2018b")
-
-
-def test_environment_modules_refuse_a_second_mpi(tcl_site: Site) -> None:
-    """Taurus' own order: the toolchain of Python brings another Open MPI."""
-    site = tcl_site
-    first, other = "OpenMPI/3.1.4-gcccuda-2018b", "OpenMPI/3.1.1-gcccuda-2018b"
-    for name in (first, other):
-        site.module(name, conflict=["OpenMPI"])
-    site.module("Python/3.6.6-fosscuda-2018b", load=[other])
-    error = site.refused(first, "Python/3.6.6-fosscuda-2018b")
-    assert error.message == "Python/3.6.6-fosscuda-2018b: available, but cannot be loaded"
-    assert f"Load of requirement {other} failed" in error.detail
 
 
 def test_lmod_does_not_replace_a_module_of_the_set_in_silence(lmod_site: Site) -> None:
@@ -412,14 +389,6 @@ def test_another_name_of_a_module_is_good(site: Site) -> None:
     site.module("gcc/10.2.0")
     (site.folder / ".modulerc").write_text("#%Module1.0\nmodule-alias compiler gcc/10.2.0\n")
     assert site.load("compiler").loaded == ("gcc/10.2.0",)
-
-
-def test_each_module_is_examined(site: Site) -> None:
-    site.module("gcc/10.2.0")
-    site.module("broken/1", lines=["no_such_command"])
-    modules = site.modules("gcc/10.2.0", "nothing/1", "broken/1", "gcc")
-    states = [each.state for each in try_out(site.system, modules, "run", site.runner()).examined]
-    assert states == ["loads", "missing", "fails", "loads"]
 
 
 def test_what_offers_horovod_here(site: Site, tmp_path: Path) -> None:

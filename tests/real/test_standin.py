@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.modulesystems import cache_folder, install, write_module
 from tests.real.conftest import processes_of
 from tests.standin import Cluster, Partition, StandinError
 from tests.standin.machine import BASE, PREFIX, check_machine, started
@@ -24,27 +23,6 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 # Of namespaces, as /proc calls them.
 KINDS = ("net", "pid", "mnt")
-ALLREDUCE = r"""
-import faulthandler
-import os
-import pathlib
-import socket
-import sys
-own = f"{socket.gethostname()}-{os.getpid()}"
-stacks = pathlib.Path(sys.argv[1], f"stacks-{own}").open("w")
-faulthandler.dump_traceback_later(60, file=stacks)
-import horovod.torch as hvd
-import torch
-hvd.init()
-total = hvd.allreduce(torch.full((1 << 18,), float(hvd.rank() + 1)), op=hvd.Sum)
-assert (total == total[0]).all()
-# UCX loads its transports, libuct_cma among them, only once Open MPI starts it.
-assert "libuct_cma" not in pathlib.Path("/proc/self/maps").read_text(), "UCX was started"
-where = socket.gethostname()
-# Not printed: launchers mix the output of ranks, even within a line.
-said = pathlib.Path(sys.argv[1], f"rank-{hvd.rank()}")
-said.write_text(f"of {hvd.size()} on {where}: {total[0]:g}")
-"""
 OWNER = """
 import time
 from tests.standin import Cluster
@@ -81,40 +59,6 @@ class Traces:
         return members
 
 
-def traces_of(cluster: Cluster) -> Traces:
-    spaces = [f"/proc/self/ns/{kind}" for kind in KINDS]
-    seen = [cluster.on(host, ["readlink", *spaces]).stdout for host in cluster.hosts]
-    return Traces(cluster.folder, cluster.interface, " ".join(seen).split())
-
-
-def hung(cluster: Cluster, program: Path, folder: Path) -> list[str]:
-    """What a program does that does not end, on each host; it is gone afterwards."""
-    seen = [f"{path.name}: {path.read_text()}" for path in sorted(folder.glob("*-*"))]
-    for host in cluster.hosts:
-        shown = cluster.on(host, ["ps", "-eo", "pid,ppid,stat,time,wchan:20,args"]).stdout
-        seen.append(f"{host}: {shown}")
-        cluster.on(host, ["pkill", "-KILL", "-f", str(program)], check=False)
-    return seen
-
-
-def in_environment(prefix: Path, *argv: str) -> list[str]:
-    return ["sh", "-c", '. "$1" && shift && exec "$@"', "sh", f"{prefix}/activate.sh", *argv]
-
-
-def test_ssh_goes_from_the_head_to_each_host_and_between_them(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    one, two = cluster.hosts
-    for host in cluster.hosts:
-        assert cluster.run(["ssh", host, "hostname"]).stdout == f"{host}\n"
-    assert cluster.on(one, ["/usr/bin/ssh", two, "hostname"]).stdout == f"{two}\n"
-    assert cluster.on(two, ["/usr/bin/ssh", one, "hostname"]).stdout == f"{one}\n"
-    (tmp_path / "copied").write_text("as it was")
-    cluster.run(["scp", str(tmp_path / "copied"), f"{two}:/tmp/copy"])
-    assert cluster.on(two, ["cat", "/tmp/copy"]).stdout == "as it was"
-    assert cluster.on(one, ["test", "-e", "/tmp/copy"], check=False).returncode == 1
-
-
 def test_a_host_is_a_machine_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     one, two = cluster.hosts
     for host in cluster.hosts:
@@ -145,77 +89,6 @@ def test_slurm_spans_the_hosts(cluster: Cluster) -> None:
     # With the default, ranks crash in MPI_Init now and then (docs/how-to/try-a-cluster.md).
     settings = cluster.run(["scontrol", "show", "config"]).stdout
     assert re.search(r"^PMIxCollFence +=\s+ring$", settings, re.MULTILINE), settings
-
-
-def test_slurm_gives_the_gpus_that_it_is_asked_for(cluster: Cluster) -> None:
-    shown = ["bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-    assert cluster.run(["srun", "-N2", "--gres=gpu:4", *shown]).stdout == "0,1,2,3\n" * 2
-    assert cluster.run(["srun", "-N1", "--gpus-per-node=2", *shown]).stdout == "0,1\n"
-    refused = cluster.run(["srun", "--gres=gpu:5", "true"], check=False)
-    assert "Requested node configuration is not available" in refused.stderr
-
-
-def test_four_ranks_on_two_hosts_reduce(
-    cluster: Cluster, local_prefix: Path, tmp_path: Path
-) -> None:
-    """By srun. Tests of `run` and `verify` start ranks there by all other launchers."""
-    program = tmp_path / "allreduce.py"
-    program.write_text(ALLREDUCE)
-    argv = ["srun", "--mpi=pmix", "-N2", "--ntasks-per-node=2"]
-    argv = in_environment(local_prefix, *argv, "python", str(program), str(tmp_path))
-    try:
-        cluster.run(argv, timeout=240)
-    except subprocess.TimeoutExpired as error:
-        printed = f"{error.stdout!r} {error.stderr!r}"
-        pytest.fail("\n".join([printed, *hung(cluster, program, tmp_path)]), pytrace=False)
-    said = {path.name: path.read_text() for path in tmp_path.glob("rank-*")}
-    assert said == {
-        "rank-0": "of 4 on gpu32: 10",
-        "rank-1": "of 4 on gpu32: 10",
-        "rank-2": "of 4 on gpu33: 10",
-        "rank-3": "of 4 on gpu33: 10",
-    }
-
-
-def test_modules_load_on_the_head_and_on_hosts(cluster: Cluster) -> None:
-    write_module(cluster.modulefiles, "standin/1.0", setenv={"STANDIN_MODULE": "loaded"})
-    commands = "module load standin/1.0 && echo $STANDIN_MODULE"
-    assert cluster.run(["bash", "-c", commands]).stdout == "loaded\n"
-    assert cluster.on(cluster.hosts[0], ["bash", "-lc", commands]).stdout == "loaded\n"
-    two = cluster.hosts[1]
-    assert cluster.run(["ssh", two, f"bash -lc '{commands}'"]).stdout == "loaded\n"
-    assert cluster.run(["srun", "bash", "-c", commands]).stdout == "loaded\n"
-    shown = cluster.on(two, ["bash", "-lc", "module -t avail 2>&1"]).stdout
-    assert "standin/1.0" in shown.split()
-
-
-def test_a_second_one_beside_it_is_another_cluster_and_leaves_nothing(
-    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    tcl = install("tcl", cache_folder(tmp_path_factory))
-    partitions = [Partition("single", max_time="00:05:00"), Partition("ml", ("taurusml2",))]
-    with Cluster(
-        hosts=["taurusml1", "taurusml2", "taurusml3"], partitions=partitions,
-        cpus=2, gpus="gpu:V100:6", modules=tcl,
-    ) as other:  # fmt: skip
-        traces = traces_of(other)
-        assert len(traces.spaces) == 9
-        assert traces.found()
-        shown = other.run(["sinfo", "--noheader", "--format=%P %N %l %c %G"]).stdout
-        assert shown.splitlines() == [
-            "single* taurusml[1-3] 5:00 2 gpu:V100:6",
-            "ml taurusml2 infinite 2 gpu:V100:6",
-        ]
-        ran = other.run(["srun", "-p", "ml", "--gres=gpu:V100:6", "hostname"])
-        assert ran.stdout == "taurusml2\n"
-        write_module(other.modulefiles, "modenv/ml", setenv={"MODENV": "ml"})
-        loaded = other.on("taurusml3", ["bash", "-lc", "module load modenv/ml && echo $MODENV"])
-        assert loaded.stdout == "ml\n"
-        assert sorted(cluster.run(["srun", "-N2", "hostname"]).stdout.split()) == ["gpu32", "gpu33"]
-        other.run(["sbatch", "-N3", "-o", "/dev/null", "--wrap=srun sleep 600"])
-    wait_until(lambda: not traces.found(), 60)
-    # Not Path.rglob, which fails where a group of others goes meanwhile.
-    assert not [folder for folder, *_ in os.walk("/sys/fs/cgroup") if "slurm" in Path(folder).name]
 
 
 def start_owner() -> tuple[subprocess.Popen[str], Traces]:
