@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         allocate_workspace(request, workspace, resolved)
     prepared = prepare(request, thorough=False, resolved=resolved)
-    if is_locked(request):
+    if is_locked(arguments):
         from hvdenv.session.lock import add_lock
 
         prepared = add_lock(request, prepared)

@@ -15,9 +15,9 @@ from tempfile import gettempdir
 from typing import NamedTuple
 
 from hvdenv.building.availability import Availability
-from hvdenv.cli.options import add, add_options, read_request
+from hvdenv.cli.options import add, add_options, read_request, seconds
 from hvdenv.environments import scratch
-from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.combinations import (
     Answer,
     Combination,
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser, "--timeout SECONDS",
         "how long indexes and channels may take in all (default: %(default)g)",
-        type=float, default=LOOKUP_SECONDS,
+        type=seconds, default=LOOKUP_SECONDS,
     )  # fmt: skip
 
 
@@ -159,12 +159,6 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     from hvdenv.building.lookup import Questions, look_up
     from hvdenv.session.lock import resolution_of
 
-    if not 1 <= arguments.timeout <= 3600:
-        raise UsageError(
-            f"{arguments.timeout:g} seconds are not possible",
-            where="--timeout",
-            remedy="give 1 to 3600 seconds",
-        )
     places = find_places()
     if sys.stderr.isatty():
         report(f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)")

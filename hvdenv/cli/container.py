@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hvdenv.cli.options import add, add_options, read_request
+from hvdenv.cli.options import add, add_options, read_request, refuse_without
 from hvdenv.cli.verify_report import print_report
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
@@ -97,10 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
             "--preflight checks an existing image, and cannot be combined with --build and --to",
             remedy=f"build it first: hvdenv container {read_request(arguments).named} --build",
         )
-    if arguments.preflight and not arguments.hosts:
-        raise UsageError("--preflight needs hosts", remedy="name them: --hosts f1:2,f2:2")
-    if arguments.hosts and not arguments.preflight:
-        raise UsageError("--hosts needs --preflight", remedy="add --preflight")
+    refuse_without(arguments, "hosts", "preflight")
+    refuse_without(arguments, "preflight", "hosts")
     request = read_request(arguments)
     if not (arguments.build or arguments.preflight):  # the definition executes nothing
         request = request._replace(gate=Gate(trusted=True), anywhere=True)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from hvdenv.cli.init_node import ask_node
 from hvdenv.cli.options import (
     add,
     add_options,
@@ -35,6 +34,7 @@ from hvdenv.model.facts import Facts
 from hvdenv.reading import PAGE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from hvdenv.session.node import ask_node
 from hvdenv.session.output import print_json, report
 from hvdenv.session.request import usable
 from hvdenv.session.trust_gate import Gate

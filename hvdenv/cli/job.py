@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from hvdenv.cli.options import add, add_options, add_requests, read_request
+from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
 from hvdenv.launch import placement
@@ -20,10 +20,9 @@ from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
 from hvdenv.places import find_places, named_file, write_text
 from hvdenv.runner import Runner
-from hvdenv.session.entry import Entry, find_entry
 from hvdenv.session.job import scheduler_of, to_the_end
 from hvdenv.session.output import print_json, report
-from hvdenv.session.ranks import activated, found_program, with_mpi
+from hvdenv.session.ranks import activated, find_entry, found_program, with_mpi
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
 from hvdenv.session.target import choose
@@ -106,8 +105,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     if not arguments.program:
         remedy = "write it after --: hvdenv job RECIPE -- python train.py"
         raise UsageError("no command to run", remedy=remedy)
-    if arguments.detach and not arguments.submit:
-        raise UsageError("--detach needs --submit", remedy="add --submit")
+    refuse_without(arguments, "submit", "detach")
     if arguments.submit and not os.getcwd().isprintable():
         raise UsageError(
             "the name of this folder has characters that cannot be printed, so the output of the"
@@ -131,7 +129,7 @@ def _batch(
     options = [name for name, value in given.items() if value is not None]
     partition = batch.check(job, dialect, recipe.partitions, options, resolved.where)
     chosen = choose(request, image=True)
-    entry = find_entry(request, chosen.prefix, recipe, batch.JOB_ID) if chosen.record else Entry()
+    entry = find_entry(request, chosen, batch.JOB_ID)
     name = placement.choose_launcher(recipe, arguments.launcher or "")
     placement.refuse_unfit(
         name, recipe, placement.Requested(), recipe.scheduler, job.nodes, recipe.name

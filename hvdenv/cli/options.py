@@ -20,6 +20,8 @@ from hvdenv.sites.batch import OPTIONS as JOB_OPTIONS
 
 # What a job requests. Only a batch job has an output file.
 REQUESTS = tuple(field for field in JOB_OPTIONS if field != "output")
+# Benchmark timers expire sooner; NaN fails the comparison.
+_YEAR = 365 * 86400.0
 _COUNTS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
 
 
@@ -113,6 +115,12 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
             add(parser, spelled, text, **more)
 
 
+def seconds(text: str) -> float:
+    if 0 < (number := float(text)) < _YEAR:
+        return number
+    raise argparse.ArgumentTypeError(f"{text}: give seconds above 0 and below a year")
+
+
 _UNITS = {"": "days", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -201,22 +209,19 @@ def _add_locked(parser: argparse.ArgumentParser) -> None:
     add(parser, "--offline", "use no network")
 
 
-def is_locked(request: Request) -> bool:
+def is_locked(arguments: argparse.Namespace) -> bool:
     """Whether a lock is asked for, by options that go together."""
-    if request.offline and not request.fetched:
-        raise UsageError(
-            "--offline requires --fetched, with the files that `hvdenv fetch` downloaded",
-            remedy="download them on a host with a network: hvdenv fetch RECIPE --to DIR",
-        )
-    options = {
-        "lock": request.lock,
-        "fetched": request.fetched,
-        "accept-drift": request.accept_drift,
-    }
-    for option, value in options.items():
-        if value and not request.locked:
-            raise UsageError(f"--{option} requires --locked", remedy="add --locked")
-    return request.locked
+    refuse_without(arguments, "fetched", "offline")
+    refuse_without(arguments, "locked", "lock", "fetched", "accept-drift")
+    return bool(arguments.locked)
+
+
+def refuse_without(arguments: argparse.Namespace, needed: str, *options: str) -> None:
+    """Refuse options that need another one, such as --detach without --submit."""
+    given = {name.replace("_", "-") for name, value in vars(arguments).items() if value}
+    for option in options:
+        if option in given and needed not in given:
+            raise UsageError(f"--{option} needs --{needed}", remedy=f"add --{needed}")
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     request = read_request(arguments, anywhere=True)
     prepared = prepare(request, thorough=False)
-    if is_locked(request):
+    if is_locked(arguments):
         from hvdenv.session.lock import add_lock
 
         prepared = add_lock(request, prepared)

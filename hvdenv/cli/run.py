@@ -21,11 +21,11 @@ from hvdenv.launch.container import start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Variables
 from hvdenv.places import find_places
 from hvdenv.runner import environment, hand_over
-from hvdenv.session.entry import Entry, find_entry
 from hvdenv.session.output import report
 from hvdenv.session.ranks import (
     activated,
     current_allocation,
+    find_entry,
     found_program,
     requested_ranks,
     with_mpi,
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         exports=placement.exported(recipe.launch.exports, activated(chosen), environ, requested),
         interactive=True,
     )
-    entry = find_entry(request, chosen.prefix, recipe) if chosen.record else Entry()
+    entry = find_entry(request, chosen)
     program = (*entry.words, *found_program(name, launch, chosen, launch.program))
     launch = launch._replace(program=program)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)

@@ -20,9 +20,8 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, replace_process
-from hvdenv.session.entry import find_entry
 from hvdenv.session.output import report
-from hvdenv.session.ranks import current_allocation
+from hvdenv.session.ranks import current_allocation, find_entry
 from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import charged, check, merge
@@ -72,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     shell = os.path.basename(environment().get("SHELL", ""))
     places = find_places()
     words = shell_command(shell, _write(chosen, places))
-    if chosen.record:
-        words = (*find_entry(request, chosen.prefix, chosen.recipe).words, *words)
+    words = (*find_entry(request, chosen).words, *words)
     options = {name: getattr(arguments, name) for name in REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)

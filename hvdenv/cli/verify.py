@@ -19,7 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from hvdenv.cli.options import add, add_options, command_line, read_request
+from hvdenv.cli.options import (
+    add,
+    add_options,
+    command_line,
+    read_request,
+    refuse_without,
+    seconds,
+)
 from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.installation import (
@@ -44,11 +51,10 @@ from hvdenv.programs.program import finding
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
-from hvdenv.session.entry import find_entry
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
 from hvdenv.session.progress import Parts
-from hvdenv.session.ranks import current_allocation, requested_ranks
+from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
 from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
@@ -82,8 +88,6 @@ this host cannot prove everything (such as NCCL without a GPU)
 
 # How long each of the programs measures that benchmarks start, and how many these may be.
 BENCH_SECONDS, BENCH_PROGRAMS = 10.0, 60
-# Timers of programs end earlier; a number that is none is not less.
-_FOREVER = 365 * 86400.0
 _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 
@@ -102,7 +106,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "hosts")
     add(
         parser, "--timeout SECONDS",
-        "limit for the whole command (default: 600; more with --bench)", type=float,
+        "limit for the whole command (default: 600; more with --bench)", type=seconds,
     )  # fmt: skip
     add(
         parser, "--launcher LAUNCHER",
@@ -139,7 +143,7 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         parser, "--bench-time SECONDS",
-        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=float,
+        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=seconds,
     )  # fmt: skip
 
 
@@ -179,9 +183,8 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     last_used.note(places, Path(installation.prefix))
     if recipe:
         installation = _with_modules(installation, recipe, runner)
-    if not installation.inside:
-        entry = find_entry(wanted, Path(installation.prefix), recipe)
-        installation = installation._replace(image=entry.words, mount=entry.source)
+    entry = find_entry(wanted, chosen)
+    installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
     if not arguments.quiet:
         report(f"verifying {installation.prefix}")
@@ -260,31 +263,15 @@ def _told(tell: Progress, label: str, what: str, detail: str) -> None:
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
-    if arguments.bench_time is not None:
-        if not arguments.bench:
-            raise UsageError(
-                "--bench-time needs --bench", where="--bench-time", remedy="add --bench"
-            )
-        _refuse_seconds(arguments.bench_time, "--bench-time")
+    refuse_without(arguments, "bench", "bench-time")
     if not arguments.bench:
         return None
     return Effort(arguments.bench_time or BENCH_SECONDS, str(places.home))
 
 
 def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
-    if arguments.timeout is not None:
-        _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
     return arguments.timeout or usual
-
-
-def _refuse_seconds(seconds: float, option: str) -> None:
-    if not 0 < seconds < _FOREVER:
-        raise UsageError(
-            f"{seconds:g} seconds are not possible",
-            where=option,
-            remedy="give a number above 0 and below a year",
-        )
 
 
 def _in_a_job(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from hvdenv import PACKAGE
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
-from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder
+from hvdenv.places import HOME_VARIABLE, find_places, make_folder
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
 from hvdenv.session.output import print_json, report
@@ -107,7 +107,7 @@ def _leave_or_cancel(record: jobs.Submitted) -> None:
         jobs.cancel(record, Runner())
         report(f"cancelled job {record.id}")
     else:
-        report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
+        report(f"job {record.id} is still running; follow it with: hvdenv job --follow {record.id}")
 
 
 def run_there(
@@ -136,24 +136,31 @@ def run_there(
     site = environment().get(SITE_VARIABLE)
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
     planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
-    text, record = own_script(scheduler, dialect, planned, places)
-    if dry_run or not quiet:
-        report(f"{job.name}: {batch.charged(job)}")
-    if dry_run:
-        print(text, end="", flush=True)
-        return 0
-    make_folder(places.jobs)
-    record = jobs.submit(text, record._replace(key=key), Runner(), places)
-    if not quiet:
-        report(f"submitted job {record.id}")
-    return to_the_end(record, quiet=quiet)
+    record = submit_own(scheduler, dialect, planned, key=key, dry_run=dry_run, quiet=quiet)
+    return to_the_end(record, quiet=quiet) if record else 0
 
 
-def own_script(
-    scheduler: str, dialect: Dialect, planned: batch.BatchJob, places: Places
-) -> tuple[str, jobs.Submitted]:
-    """The script of a job of hvdenv itself, in this folder, with a log of its own."""
-    name = planned.job.name
+def submit_own(
+    scheduler: str, dialect: Dialect, planned: batch.BatchJob, *,
+    key: str = "", dry_run: bool = False, quiet: bool = False,
+) -> jobs.Submitted | None:  # fmt: skip
+    """Submit a job of hvdenv itself, in this folder, with a log of its own.
+
+    Args:
+        key: finds the job again; see jobs.unfinished().
+        dry_run: print the script instead, and return None.
+    """
+    places, name = find_places(), planned.job.name
     log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
     text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
-    return text, jobs.Submitted(scheduler, dialect, name, log=log)
+    if dry_run or not quiet:
+        report(f"{name}: {batch.charged(planned.job)}")
+    if dry_run:
+        print(text, end="", flush=True)
+        return None
+    make_folder(places.jobs)
+    record = jobs.Submitted(scheduler, dialect, name, log=log, key=key)
+    record = jobs.submit(text, record, Runner(), places)
+    if not quiet:
+        report(f"submitted job {record.id}")
+    return record

@@ -1,20 +1,26 @@
-"""How ranks of a chosen environment are started: where, with which MPI and which variables."""
+"""How programs of a chosen environment start: where, with which MPI and variables, from which image."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations
+from hvdenv.environments.generations import IMAGE
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
 from hvdenv.environments.search_path import PYTHON_PATH
-from hvdenv.errors import UsageError
+from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
 from hvdenv.launch.placement import Requested
 from hvdenv.model.recipe import Recipe
+from hvdenv.packing import image
+from hvdenv.packing.image import Packed
 from hvdenv.runner import Runner, environment
-from hvdenv.session.request import read_hostfile
+from hvdenv.session.output import report
+from hvdenv.session.request import Request, read_hostfile
 from hvdenv.session.target import Chosen
 from hvdenv.sites.allocation import Allocation, find_allocation
 from hvdenv.sites.hosts import parse_hostfile, parse_hosts
@@ -92,3 +98,58 @@ def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
     output = Runner().run(Command(("bash", "-c", script), kept, timeout=60.0)).output
     pairs = (line.partition("=") for line in output.splitlines()[:2])
     return parse_mpi_version(output), {name: value for name, _, value in pairs}
+
+
+class Entry(NamedTuple):
+    """How programs enter an image; all are empty without one.
+
+    Attributes:
+        words: before the program of each rank.
+        source: how the kernel names the mount.
+        path: of the image.
+    """
+
+    words: tuple[str, ...] = ()
+    source: str = ""
+    path: str = ""
+
+
+def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
+    """How programs of an environment enter the image that is requested, or beside it.
+
+    Args:
+        job: see image.before().
+
+    Raises:
+        HvdenvError: a named image does not fit, or cannot be read.
+        UntrustedError: another user could change it.
+    """
+    if chosen.record is None:
+        if request.image:
+            raise UsageError(
+                "only an environment that hvdenv built can have an image",
+                where=f"--image {request.image}", remedy="omit --image",
+            )  # fmt: skip
+        return Entry()
+    built = generations.at(chosen.prefix)
+    identity = built.active()
+    # The one of this generation first: others only say that there is an older one.
+    found = built.store.glob(f"*{IMAGE}")
+    images = sorted(found, key=lambda each: each != image.default(built, identity).image)
+    if request.image:
+        images = [request.image.absolute()]
+    if request.no_image or not (identity and images):
+        return Entry()
+    packed = Packed(images[0])
+    try:
+        manifest = image.fitting(packed, built, identity)
+    except HvdenvError as error:
+        if request.image:
+            raise
+        report(f"note: the image beside the environment is not used: {error.message}")
+        report("for a new image: hvdenv pack RECIPE")
+        return Entry()
+    for path in (packed.path, packed.image, packed.program):
+        request.gate.refuse_path(path)
+    words = image.before(packed, manifest, built, job)
+    return Entry(words, f"hvdenv:{manifest.sha256}", str(packed.image))

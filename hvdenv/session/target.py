@@ -16,7 +16,7 @@ from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
 from hvdenv.errors import UsageError
-from hvdenv.launch.container import image_of, inside, shown
+from hvdenv.launch.container import image_of, inside
 from hvdenv.model.cluster import Container, Workspace
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe, provided_by_modules
@@ -147,7 +147,7 @@ def choose(request: Request, *, image: bool = False, judged: bool = False) -> Ch
     name = environment_name(recipe.name, resolved.keyed)
     elsewhere_too = image and not request.prefix
     if elsewhere_too and (container := image_of(recipe, os.getcwd())):
-        return _in_image(request, name, recipe, container, judged)
+        return _in_image(request, name, recipe, container)
     of_modules = elsewhere_too and not judged and provided_by_modules(recipe)
     if of_modules and recipe.places.workspace:
         return _of_modules(name, recipe)
@@ -237,28 +237,20 @@ def _active() -> Iterator[tuple[Path, str]]:
 
 def _prefix_of(base: Path) -> Path:
     """The environment of hvdenv that a virtual environment belongs to; or itself."""
-    generation = next((each for each in (base, base.parent) if _is_generation(each)), None)
-    if generation is None:
-        return base
-    store = generation.resolve().parent
-    prefix = store.with_name(store.name.removeprefix(".").removesuffix(".hvdenv"))
-    return prefix if os.path.realpath(prefix) == os.path.realpath(generation) else generation
-
-
-def _is_generation(folder: Path) -> bool:
-    return (folder / generations.RECORD).exists() and (folder / generations.MARKER).exists()
+    for each in (base, base.parent):
+        if (each / generations.RECORD).exists() and (each / generations.MARKER).exists():
+            store = each.resolve().parent
+            prefix = store.with_name(store.name.removeprefix(".").removesuffix(".hvdenv"))
+            return prefix if prefix.resolve() == each.resolve() else each
+    return base
 
 
 def _last_built() -> tuple[Path, str] | None:
     known = registry.list_environments(find_places())
     complete = [each for each in known if each.state == "complete"]
     last = max(complete, key=lambda each: each.created, default=None)
-    passed = [name for name in _ACTIVE if environment().get(name)]
-    why = (
-        f"the one built last; no Horovod in {' or '.join(passed)}"
-        if passed
-        else "the one built last"
-    )
+    passed = " or ".join(name for name in _ACTIVE if environment().get(name))
+    why = "the one built last" + (f"; no Horovod in {passed}" if passed else "")
     return (Path(last.prefix), why) if last else None
 
 
@@ -294,14 +286,16 @@ def _script(base: Path, folders: Sequence[str]) -> Path:
     return script
 
 
-def _in_image(
-    request: Request, name: str, recipe: Recipe, container: Container, judged: bool
-) -> Chosen:
-    if not request.anywhere:
-        refuse_missing_image(container, request.named, "/" if judged else os.getcwd())
-    request.gate.refuse_path(container.image)
-    prefix = Path(str(container.image))
-    return Chosen(name=name, recipe=recipe, prefix=prefix, record=None, container=container)
+def _in_image(request: Request, name: str, recipe: Recipe, container: Container) -> Chosen:
+    image = Path(str(container.image))
+    if not (request.anywhere or image.exists()):
+        raise UsageError(
+            f"this host has no image of {request.named}",
+            where=str(image),
+            remedy=f"build it with `hvdenv container {request.named} --build`, or copy it to this host",
+        )
+    request.gate.refuse_path(image)
+    return Chosen(name=name, recipe=recipe, prefix=image, record=None, container=container)
 
 
 def _not_there(request: Request, installed: Environment, name: str, damage: str) -> UsageError:
@@ -319,36 +313,3 @@ def _not_there(request: Request, installed: Environment, name: str, damage: str)
 
 def _of_modules(name: str, recipe: Recipe) -> Chosen:
     return Chosen(name, recipe, prefix=Path(), record=None, of_modules=True)
-
-
-def refuse_missing_image(container: Container, recipe: str, folder: str) -> None:
-    """Check that an image exists, and is as its runtime needs it.
-
-    Args:
-        recipe: for a command to type.
-        folder: working folder of the programs; / if that does not matter.
-    """
-    image = Path(str(container.image))
-    if not image.exists():
-        raise UsageError(
-            f"this host has no image of {recipe}", where=str(image),
-            remedy=f"build it with `hvdenv container {recipe} --build`, or copy it to this host",
-        )  # fmt: skip
-    if container.runtime != "ch-run" or not image.is_dir():
-        return
-    for each in shown(container, folder):
-        point = each.rpartition(":")[2]
-        if not (image / point.lstrip("/")).exists():
-            raise UsageError(
-                f"the image has no folder {point}, where ch-run must mount that of the host",
-                where=str(image),
-                remedy=f"mkdir -p {shlex.quote(str(image) + point)}; or change to a folder below"
-                " /tmp or one of container.binds",
-            )
-    listed = image / "ch/environment"
-    if not listed.is_file():
-        raise UsageError(
-            "the image has no file with its variables, which ch-run needs", where=str(listed),
-            remedy="convert the image with ch-convert, or write the file: NAME=value on each line,"
-            " PATH at least",
-        )  # fmt: skip

@@ -35,7 +35,7 @@ LAYERS = (
     ("building",),
     ("drafting",),
     ("session",),
-    ("cli.options", "cli.verify_report", "cli.init_node"),
+    ("cli.options", "cli.verify_report"),
     ("cli",),
     ("cli.main",),
     ("__main__",),

@@ -293,18 +293,10 @@ def test_a_prefix_is_on_the_host(imaged: str, built: Path, hvdenv: Hvdenv) -> No
     assert "singularity" not in said and str(built) in said
 
 
-def test_an_image_that_is_missing_or_lacks_its_variables(
-    imaged: str, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
+def test_an_image_that_is_missing(imaged: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     said = hvdenv("run", imaged, "--launcher", "mpirun", "--", "true", code=125).err
     assert f"{tmp_path}/h.sif: this host has no image" in said
     assert f"hvdenv container {imaged} --build" in said
-    (tmp_path / "h.sif").mkdir()
-    words = ("--set", "container.runtime=ch-run", "--launcher", "mpirun", "--", "true")
-    assert "the image has no folder /scratch" in hvdenv("run", imaged, *words, code=125).err
-    (tmp_path / "h.sif/scratch").mkdir()
-    said = hvdenv("run", imaged, *words, code=125).err
-    assert "h.sif/ch/environment: the image has no file" in said and "ch-convert" in said
 
 
 def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: Hvdenv) -> None:

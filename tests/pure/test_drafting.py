@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hvdenv.cli import init_node
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
 from hvdenv.drafting.node import Seen
@@ -22,9 +21,9 @@ from hvdenv.masking import plain
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
-from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
+from hvdenv.session import node
 from hvdenv.sites.jobs import Submitted
 from tests.commands import Hvdenv
 
@@ -479,9 +478,8 @@ def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.M
     """It can have answered before, in part or as a whole."""
     answer = tmp_path / "answer.json"
     answer.write_text("{")
-    monkeypatch.setattr(init_node, "to_the_end", lambda *_, **__: 1)
+    monkeypatch.setattr(node, "to_the_end", lambda *_, **__: 1)
     record = Submitted("slurm", load_recipe("neuron").recipe.dialects["slurm"], "j")
-    monkeypatch.setattr(init_node, "submit", lambda *_: record)
     with pytest.raises(StepError, match="did not answer"):
-        init_node._answered("", record, answer, Places(tmp_path))
+        node._answered(record, answer)
     assert not answer.exists()

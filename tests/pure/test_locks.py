@@ -524,9 +524,9 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("build local --offline", "--offline requires --fetched"),
-        ("build local --fetched {tmp} --offline", "--fetched requires --locked"),
-        ("build local --lock x", "--lock requires --locked"),
+        ("build local --offline", "--offline needs --fetched"),
+        ("build local --fetched {tmp} --offline", "--fetched needs --locked"),
+        ("build local --lock x", "--lock needs --locked"),
         ("build local --locked --fetched {tmp}", "is no folder of fetched files"),
         ("build local --locked --accept-drift typo", "no such drift"),
     ],

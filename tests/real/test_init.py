@@ -72,7 +72,7 @@ def test_what_a_compute_node_shows(
     assert "1 node for 00:10:00, up to 0.1667 node-hours and 0.1667 GPU-hours" in shown.stderr
     assert not Path("moor.toml").exists() and not site.run(["squeue", "-h"]).stdout
     told = hvdenv(*words).stderr
-    assert told.index("up to 0.1667") < told.index("looking at a compute node, in job ")
+    assert told.index("up to 0.1667") < told.index("submitted job ")
     glibc = platform.libc_ver()[1]
     text = Path("moor.toml").read_text()
     assert re.search(rf'glibc = "{glibc}"  # compute node gpu3[23]', text)

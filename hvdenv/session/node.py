@@ -1,4 +1,4 @@
-"""Asks a compute node what it shows, in a job, for `init --here --where compute`."""
+"""Asks a compute node, in a job, what `init --here --where compute` drafts a recipe from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from hvdenv.drafting.values import Found
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, with_own
-from hvdenv.places import Places, find_places, make_folder
+from hvdenv.places import find_places
 from hvdenv.reading import STATE, read_json
-from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode
-from hvdenv.session.job import OWN, own_script, to_the_end
-from hvdenv.session.output import report
-from hvdenv.sites.batch import BatchJob, charged, check, own_job
-from hvdenv.sites.jobs import OUTPUT_SECONDS, Submitted, submit
+from hvdenv.session.job import OWN, submit_own, to_the_end
+from hvdenv.sites.batch import BatchJob, check, own_job
+from hvdenv.sites.jobs import OUTPUT_SECONDS, Submitted
 
 
 def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
@@ -42,17 +40,11 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
         job, check(job, dialect, partitions, where="{}".format),
         command=(*OWN, "hvdenv.drafting.node", str(answer)),
     )  # fmt: skip
-    script, record = own_script(scheduler, dialect, batch, places)
-    if dry_run:
-        print(script, end="")
-    report(f"{job.name}: {charged(job)}")
-    return None if dry_run else _answered(script, record, answer, places)
+    record = submit_own(scheduler, dialect, batch, dry_run=dry_run)
+    return _answered(record, answer) if record else None
 
 
-def _answered(script: str, record: Submitted, answer: Path, places: Places) -> Found:
-    make_folder(places.jobs)
-    record = submit(script, record, Runner(), places)
-    report(f"looking at a compute node, in job {record.id}")
+def _answered(record: Submitted, answer: Path) -> Found:
     try:
         code = to_the_end(record, as_json=True)
         end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later
