@@ -77,7 +77,18 @@ def fill(value: T, words: Mapping[str, str]) -> T:
     return typing.cast(T, found)
 
 
-def decode(kind: type[T], value: object, path: Path = (), *, lenient: bool = False) -> T:
+# Makes another text of one with some pattern, at a path.
+Rewriter = Callable[[str, Path], str]
+
+
+def decode(
+    kind: type[T],
+    value: object,
+    path: Path = (),
+    *,
+    lenient: bool = False,
+    rewriters: Mapping[Pattern, Rewriter] | None = None,
+) -> T:
     """Turn a parsed document into typed data.
 
     Args:
@@ -85,12 +96,15 @@ def decode(kind: type[T], value: object, path: Path = (), *, lenient: bool = Fal
         value: what a TOML or JSON parser returned.
         lenient: for files that hvdenv writes, perhaps a later version: unknown keys are
             ignored, and texts may have several lines and other control characters.
+        rewriters: by the pattern of texts, what to put in their place.
 
     Raises:
         Problem: the value does not fit, with all that is wrong; unknown keys name the nearest
             known one.
     """
-    return typing.cast(T, _Decoder(lenient=lenient).document(kind, value, path))
+    return typing.cast(
+        T, _Decoder(lenient=lenient, rewriters=rewriters).document(kind, value, path)
+    )
 
 
 def check_part(kind: Any, value: object) -> None:
@@ -109,9 +123,16 @@ class _TooMany(Exception):
 class _Decoder:
     """Decodes one document and collects its problems."""
 
-    def __init__(self, *, whole: bool = True, lenient: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        whole: bool = True,
+        lenient: bool = False,
+        rewriters: Mapping[Pattern, Rewriter] | None = None,
+    ) -> None:
         self.whole = whole
         self.lenient = lenient
+        self.rewriters = rewriters or {}
         self.named: set[Path] = set()  # values under names that users choose
         self.problems: list[Problem] = []
 
@@ -240,8 +261,12 @@ class _Decoder:
         return None if number is None else float(number)
 
     def matching(self, value: object, pattern: Pattern, path: Path) -> object:
-        if value is not None and not re.fullmatch(pattern.regex, str(value)):
+        if value is None:
+            return None
+        if not re.fullmatch(pattern.regex, str(value)):
             self.refuse(path, f"expected {pattern.meaning}, found {_shown(value)}")
+        elif pattern in self.rewriters:
+            return self.rewriters[pattern](str(value), path)
         return value
 
 
@@ -287,34 +312,6 @@ def closest(word: str, known: Iterable[str]) -> str:
 
     lower = {each.lower(): each for each in known}
     return lower.get(next(iter(difflib.get_close_matches(word.lower(), list(lower), 1)), ""), "")
-
-
-Rewriter = Callable[[str, Path], str]
-
-
-def rewrite(kind: Any, value: T, rewriters: Mapping[Pattern, Rewriter], path: Path = ()) -> T:
-    """The same data with each text rewritten whose type has one of the patterns."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    found = typing.cast(Any, value)
-    if found is None:
-        return value
-    if origin is typing.Annotated and arguments[1] in rewriters:
-        found = rewriters[arguments[1]](found, path)
-    elif origin in (typing.Union, types.UnionType):
-        others = [each for each in arguments if each is not type(None)]
-        found = rewrite(others[0], found, rewriters, path) if len(others) == 1 else found
-    elif origin is tuple:
-        each = enumerate(found)
-        found = tuple(rewrite(arguments[0], one, rewriters, (*path, at)) for at, one in each)
-    elif origin is dict:
-        items = found.items()
-        found = {key: rewrite(arguments[1], one, rewriters, (*path, key)) for key, one in items}
-    elif hasattr(kind, "_fields"):
-        hints = fields(kind).items()
-        found = kind(
-            *(rewrite(hint, getattr(found, n), rewriters, (*path, n)) for n, hint in hints)
-        )
-    return typing.cast(T, found)
 
 
 def encode(value: object) -> Any:

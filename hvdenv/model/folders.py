@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar, get_args
 
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import FileName, Folder
-from hvdenv.schema import Path, dotted, rewrite
+from hvdenv.schema import Path, decode, dotted, encode
 
 T = TypeVar("T")
 
@@ -58,8 +58,8 @@ def expand(kind: type[T], value: T, user: User, above: Path = ()) -> tuple[T, di
     def named(text: str, path: Path) -> str:
         return _PLACEHOLDER.sub(lambda found: _of_user(found[1], dotted(path), user), text)
 
-    value = rewrite(kind, value, {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}, above)
-    return value, written
+    rewriters = {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}
+    return decode(kind, encode(value), above, rewriters=rewriters), written
 
 
 def _of_user(placeholder: str, key: str, user: User) -> str:
