@@ -96,13 +96,18 @@ def learn(variables: Iterable[tuple[str, str]]) -> None:
     for name, value in pairs:
         if value not in public and is_secret(name):
             _add(value)
-        for found in _USER_INFO.finditer(value):
-            if password := found["password"]:
-                _add(password)
-                _add(unquote(password))
-                _encoded.update(_base64(f"{found['user']}:{unquote(password)}"))
-        for found in filter(_is_secret_parameter, _PARAMETER.finditer(value)):
-            _add(found["value"])
+        if "://" in value:
+            _learn_url(value)
+
+
+def _learn_url(text: str) -> None:
+    for found in _USER_INFO.finditer(text):
+        if password := found["password"]:
+            _add(password)
+            _add(unquote(password))
+            _encoded.update(_base64(f"{found['user']}:{unquote(password)}"))
+    for found in filter(_is_secret_parameter, _PARAMETER.finditer(text)):
+        _add(found["value"])
 
 
 def _parts(value: str, shortest: int = SHORTEST) -> list[str]:

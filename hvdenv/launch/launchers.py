@@ -88,7 +88,7 @@ class Launch(NamedTuple):
     placed: bool = False
     cpus_per_rank: int = 0
     gpus_per_node: int = 0
-    settings: cluster.Launch = cluster.Launch()
+    settings: cluster.LaunchSettings = cluster.LaunchSettings()
     network: cluster.Network = cluster.Network()
     variables: Variables = ()
     mpi_prefix: str = ""

@@ -265,7 +265,7 @@ class OwnLauncher(NamedTuple):
     by_ssh: bool = False
 
 
-class Launch(NamedTuple):
+class LaunchSettings(NamedTuple):
     """How to start ranks on this cluster.
 
     Attributes:

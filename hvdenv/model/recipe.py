@@ -13,7 +13,7 @@ from hvdenv.model.cluster import (
     Folder,
     Job,
     Label,
-    Launch,
+    LaunchSettings,
     ModuleFolder,
     Modules,
     Network,
@@ -342,7 +342,7 @@ class Recipe(NamedTuple):
     schedulers: dict[Label, Dialect] = {}
     partitions: dict[Label, Partition] = {}
     job: Job = Job()
-    launch: Launch = Launch()
+    launch: LaunchSettings = LaunchSettings()
     network: Network = Network()
     environment: Variables = Variables()
     places: Storage = Storage()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.launchers import Launch, Mpi
-from hvdenv.model.cluster import Launch as Settings
+from hvdenv.model.cluster import LaunchSettings as Settings
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import parse_toml

@@ -122,25 +122,27 @@ THETAGPU = train(
 SINGULARITY = train(
     hosts=(Host("f1", 2), Host("f2", 2)),
     exports=("LD_LIBRARY_PATH", "PATH"),
-    settings=cluster.Launch(mca={"btl": "openib,self", "pml": "ob1"}, mpi_threads_disable=True),
+    settings=cluster.LaunchSettings(
+        mca={"btl": "openib,self", "pml": "ob1"}, mpi_threads_disable=True
+    ),
     network=cluster.Network(avoid=("virbr0", "lo")),
     program=("singularity", "exec", "--nv", "horovod.sif", "python", "train.py"),
 )
 THETA = Launch(
     TRAIN, 16, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=32,
-    settings=cluster.Launch("aprun", cpu_bind="depth", threads_per_core=2),
+    settings=cluster.LaunchSettings("aprun", cpu_bind="depth", threads_per_core=2),
     variables=(("OMP_NUM_THREADS", "32"), ("KMP_BLOCKTIME", "0")),
 )  # fmt: skip
 POLARIS = Launch(
     TRAIN, 32, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=16,
-    settings=cluster.Launch("mpiexec", cpu_bind="depth"), variables=(("OMP_NUM_THREADS", "16"),),
+    settings=cluster.LaunchSettings("mpiexec", cpu_bind="depth"), variables=(("OMP_NUM_THREADS", "16"),),
 )  # fmt: skip
 UNEVEN = (Host("a", 1), Host("b", 2))
 # In a script, hosts are unknown when it is written.
 LISTED = train(Mpi("Intel MPI"), (), host_list="{hosts}", host_names="{host_names}", ranks=8, ranks_per_node=4)  # fmt: skip
 PARTLY = train(
     cpus_per_rank=4, nested=True, interactive=True,
-    settings=cluster.Launch("srun", "pmi2", cpu_bind="cores"),
+    settings=cluster.LaunchSettings("srun", "pmi2", cpu_bind="cores"),
 )  # fmt: skip
 
 ON_BOTH, LAST = "-H gpu32:4,gpu33:4 --map-by slot", "python train_hvd.py"
@@ -192,7 +194,7 @@ LINES: list[tuple[str, Launch, str]] = [
          f" --start-timeout 60 --mpi '--mpi-args={more}' {LAST}")
         for what, more in (
             (train(mpi_prefix="/e"), "--prefix /e"),
-            (train(settings=cluster.Launch(mca={"mpi_warn_on_fork": "0"})), "--mca mpi_warn_on_fork 0"),
+            (train(settings=cluster.LaunchSettings(mca={"mpi_warn_on_fork": "0"})), "--mca mpi_warn_on_fork 0"),
         )
     ),
     ("mpirun", train(Mpi("Hydra"), UNEVEN), "mpirun -np 3 -hosts a:1,b:2 python train_hvd.py"),
@@ -224,12 +226,12 @@ def test_command_lines(name: str, what: Launch, line: str) -> None:
         ("mpirun", POLARIS, IncompatibleError, "Cray MPICH"),
         ("mpirun", train(Mpi("unknown")), IncompatibleError, r"does not know(?s:.*)mpi\.kind"),
         (
-            "srun", train(FIVE, settings=cluster.Launch("srun", "pmi2")), IncompatibleError,
+            "srun", train(FIVE, settings=cluster.LaunchSettings("srun", "pmi2")), IncompatibleError,
             "PMI-2(?s:.*)pmix",
         ),
         *(
             (
-                "horovodrun-mpi", train(settings=cluster.Launch(mca={name: "ucx"})),
+                "horovodrun-mpi", train(settings=cluster.LaunchSettings(mca={name: "ucx"})),
                 IncompatibleError, rf"^launch\.mca\.{name}: .* sets {name} itself",
             )
             for name in ("pml", "btl")
@@ -310,7 +312,7 @@ def test_the_network_matters_to_several_hosts_only() -> None:
 def test_recipe_and_user_go_before_the_network() -> None:
     what = train(
         network=cluster.Network(use=("ib0",)),
-        settings=cluster.Launch(mca={"btl_tcp_if_exclude": "lo"}),
+        settings=cluster.LaunchSettings(mca={"btl_tcp_if_exclude": "lo"}),
         variables=(("NCCL_SOCKET_IFNAME", "eth1"),),
     )
     line = " ".join(started("mpirun", what).argv)

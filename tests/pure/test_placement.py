@@ -32,7 +32,7 @@ from hvdenv.verification.rank_start import variables_for_ranks
 LOCAL = load_recipe("local").recipe
 SITE = LOCAL._replace(
     job=cluster.Job(nodes=4, ranks_per_node=8, cpus_per_rank=4, gpus_per_node=8),
-    launch=cluster.Launch("srun"),
+    launch=cluster.LaunchSettings("srun"),
 )
 TWO = (Host("gpu32"), Host("gpu33"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from hvdenv.environments.installation import Installation
 from hvdenv.launch.launchers import Launch
-from hvdenv.model.cluster import Launch as Settings
+from hvdenv.model.cluster import LaunchSettings as Settings
 from hvdenv.model.cluster import Network
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
