@@ -62,6 +62,10 @@ class Evidence(NamedTuple):
         """Without those that could not be started."""
         return {pair: run for pair in PAIRS if (run := found(self.runs.get(pair)))}
 
+    @property
+    def done_benchmarks(self) -> list[Benchmark]:
+        return [done for each in self.benchmarks.values() if (done := found(each))]
+
 
 def found(future: Future[T] | None) -> T | None:
     """What was found out; None for an error as well."""

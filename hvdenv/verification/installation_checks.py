@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hvdenv.command import Outcome
-from hvdenv.environments.installation import Expectation, Installation, hides_variables, is_version
+from hvdenv.environments.installation import Expectation, hides_variables, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS
@@ -18,11 +18,12 @@ from hvdenv.sites.jobs import COMMAND_NOT_FOUND
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification.checkbuild import ROWS, CheckBuild
 from hvdenv.verification.drift import compare
+from hvdenv.verification.evidence import Evidence
 from hvdenv.verification.inspection import (
     BuildTable,
     Extension,
     Extensions,
-    Observed,
+    hidden_modules,
     missing_rows,
 )
 from hvdenv.verification.rank_judgement import Judgement
@@ -43,11 +44,10 @@ REBUILD = (
 )
 
 
-def check_build(
-    found: BuildTable, extensions: Extensions, expectation: Expectation
-) -> Iterator[Finding]:
+def check_build(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether Horovod's own table can be read and shows what is expected."""
-    about = About()
+    found, extensions = evidence.build_table.result(), evidence.all_extensions
+    expectation, about = setup.expectation, About()
     if found.table is None:
         judgement = _no_table(found)
     else:
@@ -138,46 +138,52 @@ def is_damaged(changed_files: Sequence[Difference]) -> bool:
     return any(d.kind == "missing" or d.detail.startswith("0 bytes ") for d in changed_files)
 
 
-def check_files(changed_files: Sequence[Difference]) -> Iterator[Finding]:
+def check_files(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether all files of the build are still there: scratch file systems are purged.
 
     Files that were added, or changed outside of Horovod, are named: other checks judge them.
     """
+    if evidence.changed_files is None:
+        return
+    changed_files = evidence.changed_files.result()
     count = Counter(each.kind for each in changed_files)
     missing, changed, extra = (count[kind] for kind in ("missing", "changed", "extra"))
-    evidence = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
+    details = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
     damaged = is_damaged(changed_files)
     of_horovod = [d for d in changed_files if "/site-packages/horovod/" in d.path]
     if damaged or any(d.kind == "changed" for d in of_horovod):
         counts = ((missing, "removed"), (changed, "changed"))
         parts = [f"{n} {'file was' if n == 1 else 'files were'} {how}" for n, how in counts if n]
         message = f"{'files are damaged: ' * damaged}{' and '.join(parts)} since the build"
-        yield Finding("files", "manifest", *Judgement("fail", message, evidence, REBUILD))
+        yield Finding("files", "manifest", *Judgement("fail", message, details, REBUILD))
         return
     notes = [f"{changed} changed"] * bool(changed) + [f"{extra} added"] * bool(extra)
     message = "; ".join(["all files of the build are present", *notes])
-    yield Finding("files", "manifest", "pass", message, evidence=evidence)
+    yield Finding("files", "manifest", "pass", message, evidence=details)
 
 
-def check_drift(observed: Observed) -> Iterator[Finding]:
+def check_drift(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether what the environment depends on is still what it was built on."""
+    if evidence.observed is None:
+        return
+    observed = evidence.observed.result()
     if observed.was is None or observed.now is None:
         yield Finding("drift", "since the build", "skip", observed.why)
         return
     changes = compare(observed.was, observed.now)
     hosts = f"built on {observed.was.host}, now on {observed.now.host}"
-    evidence = "\n".join([hosts, *(change.what for change in changes)])
+    details = "\n".join([hosts, *(change.what for change in changes)])
     harmless = [change.what for change in changes if not change.matters]
     for change in (change for change in changes if change.matters):
-        judgement = Judgement("fail", f"{change.what}: {change.why}", evidence, change.remedy)
+        judgement = Judgement("fail", f"{change.what}: {change.why}", details, change.remedy)
         yield Finding("drift", change.subject, *judgement, change.about)
     if len(harmless) == len(changes):
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more harmless changes" if harmless[3:] else ""
-        yield Finding("drift", "since the build", "pass", message + more, evidence=evidence)
+        yield Finding("drift", "since the build", "pass", message + more, evidence=details)
 
 
-def check_variables(setup: Setup) -> Iterator[Finding]:
+def check_variables(setup: Setup, _evidence: Evidence) -> Iterator[Finding]:
     """Variables of the user's shell that change what ranks do."""
     shell, installation = setup.shell, setup.installation
     files = [name for name in shell.passed if name in FILES_OF_RANKS]
@@ -210,15 +216,16 @@ def check_variables(setup: Setup) -> Iterator[Finding]:
         yield Finding("variables", "your shell", "pass", message, evidence="\n".join(evidence))
 
 
-def check_rendezvous(found: RendezvousFacts) -> Iterator[Finding]:
+def check_rendezvous(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether the servers of horovodrun refuse requests without the key of the job.
 
     A Horovod without the patch is not broken, so that its holes are named and not judged.
     """
-    yield Finding("rendezvous", "servers of horovodrun", *_judge_rendezvous(found), About())
+    judgement = judge_rendezvous(evidence.rendezvous.result())
+    yield Finding("rendezvous", "servers of horovodrun", *judgement, About())
 
 
-def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
+def judge_rendezvous(found: RendezvousFacts) -> Judgement:
     if found.error:
         return Judgement("skip", f"could not be probed: {found.error}", found.traceback)
     if not found.accepted:
@@ -237,10 +244,11 @@ def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
     )
 
 
-def check_any_framework(extensions: Extensions, expectation: Expectation) -> Iterator[Finding]:
+def check_any_framework(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Where nothing is stated: whether at least one framework has an extension."""
-    if expectation.frameworks is None and not any(e.present for e in extensions.values()):
-        facts = [extension.facts for extension in extensions.values()]
+    extensions = evidence.all_extensions.values()
+    if setup.expectation.frameworks is None and not any(each.present for each in extensions):
+        facts = [extension.facts for extension in extensions]
         lines = [f"package: {facts[0].horovod or 'not found'}"]
         lines += [f"not there: {each.path}" for each in facts if each.path]
         message = "Horovod has no extension for any framework"
@@ -249,14 +257,11 @@ def check_any_framework(extensions: Extensions, expectation: Expectation) -> Ite
         yield Finding("frameworks", "any framework", *judgement)
 
 
-def check_shadowing(
-    libraries: Extensions,
-    hiding: Mapping[str, str],
-    expectation: Expectation,
-    installation: Installation,
-) -> Iterator[Finding]:
+def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether other packages come before the environment's: of PYTHONPATH, or the user's own."""
-    facts = [each.facts for name, each in libraries.items() if expectation.asks(name)]
+    libraries, installation = evidence.libraries.result(), setup.installation
+    hiding = hidden_modules(installation)
+    facts = [each.facts for name, each in libraries.items() if setup.expectation.asks(name)]
     remedy = (
         "unload the module that sets it, or let the recipe use the module's package"
         ' (provider = "present")'
@@ -291,32 +296,33 @@ def check_shadowing(
         yield Finding("shadowing", f"{package} of the user", "pass", message)
 
 
-def check_extension(extension: Extension, expectation: Expectation) -> Iterator[Finding]:
+def check_extension(framework: str, setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether a framework's extension exists, loads, and fits the framework installed."""
-    framework, facts = extension.framework, extension.facts
+    extension, expectation = evidence.extensions[framework].result(), setup.expectation
+    facts = extension.facts
     stated = framework in (expectation.frameworks or ())
     if not extension.present and not stated and not _ending(extension.outcome):
         return
-    evidence = "\n".join(f"{key}: {value}" for key, value in facts._asdict().items() if value)
+    details = "\n".join(f"{key}: {value}" for key, value in facts._asdict().items() if value)
     problem = (
         _absence(extension) or _misfit(extension, expectation) or _lack(extension, expectation)
     )
     if problem:
         message, remedy = problem
-        evidence = facts.traceback or evidence or extension.outcome.tail(40)
+        details = facts.traceback or details or extension.outcome.tail(40)
         # With hardly any time left, a good one does not finish either.
         timeout = extension.outcome.command.timeout or 0
         hurried = extension.outcome.timed_out and timeout < _FAIR_SECONDS
         status: Status = "error" if hurried else "fail"
         if not expectation.asks(framework):
             status, message = "skip", f"not requested: {message}"
-        judgement = Judgement(status, message, evidence, remedy)
+        judgement = Judgement(status, message, details, remedy)
     else:
         built = ", ".join(name for name in OPERATIONS if extension.built(name))
         message = f"{framework} {facts.installed}, Horovod {facts.version}: {built}"
         if facts.built_with is None:
             message += "; this Horovod does not record what it was built with"
-        judgement = Judgement("pass", message, evidence)
+        judgement = Judgement("pass", message, details)
     about = _about(_lacking(extension, expectation), (framework,))
     yield Finding("extension", framework, *judgement, about)
 

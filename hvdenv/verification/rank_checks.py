@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from hvdenv.environments.installation import Expectation
 from hvdenv.errors import HvdenvError
-from hvdenv.launch.launchers import LAUNCHERS, Mpi
+from hvdenv.launch.launchers import LAUNCHERS
 from hvdenv.launch.preflight import compatible
 from hvdenv.model.cluster import NCCL_ALONE
 from hvdenv.reports.report import About, Finding
 from hvdenv.verification import bench, collectives, datapath, training
-from hvdenv.verification.bench import Benchmark
-from hvdenv.verification.inspection import Extension, Extensions
+from hvdenv.verification.evidence import Evidence
+from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_judgement import Judgement, judge_run
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair
@@ -23,10 +22,10 @@ NAMES = ("allreduce", "mpi", "operation", "data-path", "collectives", "training"
 _NOT_REQUESTED = Judgement("skip", "not requested, so not tried")
 
 
-def check_pair(
-    setup: Setup, pair: Pair, extension: Extension, mpi: HostMpi, run: RankRun | None
-) -> Iterator[Finding]:
+def check_pair(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether N ranks together compute right values, and whether their data took a good path."""
+    extension, mpi = evidence.extensions[pair.framework].result(), evidence.mpi.result()
+    run = evidence.runs[pair].result() if pair in evidence.runs else None
     if not extension.present:
         return
     right = judge_run(run) if run else None
@@ -101,8 +100,11 @@ def _not_run(setup: Setup, pair: Pair, mpi: HostMpi) -> Judgement:
     )
 
 
-def check_horovodrun(run: RankRun | HvdenvError) -> Iterator[Finding]:
+def check_horovodrun(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether `horovodrun --mpi` starts ranks that compute the right sums."""
+    if evidence.horovodrun is None:
+        return
+    run = evidence.horovodrun.result()
     if isinstance(run, HvdenvError):
         judgement = Judgement("skip", run.message, remedy=run.remedy)
     else:
@@ -110,11 +112,13 @@ def check_horovodrun(run: RankRun | HvdenvError) -> Iterator[Finding]:
     yield Finding("horovodrun", "horovodrun --mpi", *judgement, About(controllers=("MPI",)))
 
 
-def check_image_mpi(image: Mpi, mpi: HostMpi, runs: Sequence[RankRun]) -> Iterator[Finding]:
+def check_image_mpi(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether the host's mpirun can start the image's ranks; right ranks prove it."""
-    runs = [run for run in runs if run.launcher in ("mpirun", "mpiexec")]
-    if not runs:
+    started = evidence.started_runs.values()
+    runs = [run for run in started if run.launcher in ("mpirun", "mpiexec")]
+    if evidence.image_mpi is None or not runs:
         return
+    image, mpi = evidence.image_mpi.result(), evidence.mpi.result()
     if image.kind == "unknown":
         yield Finding("mpi", "image", "skip", "no mpirun in the image reports its MPI")
         return
@@ -126,11 +130,10 @@ def check_image_mpi(image: Mpi, mpi: HostMpi, runs: Sequence[RankRun]) -> Iterat
     yield Finding("mpi", "image", *judgement, About((), ("MPI",), ("MPI",)))
 
 
-def check_operations(
-    extensions: Extensions, runs: Mapping[Pair, RankRun], expectation: Expectation
-) -> Iterator[Finding]:
+def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Which tensor operations were seen at work; the extension check finds missing ones."""
-    for framework, extension in extensions.items():
+    runs, expectation = evidence.started_runs, setup.expectation
+    for framework, extension in evidence.all_extensions.items():
         if not extension.usable or not expectation.asks(framework):
             continue
         judged = [
@@ -204,16 +207,16 @@ def _alone(name: str, where: str) -> Judgement:
     return Judgement("unproven", message, remedy=f"use two ranks (-n 2) {where}")
 
 
-def check_speed(benchmark: Benchmark, expectation: Expectation) -> Iterator[Finding]:
+def check_speed(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """How fast allreduces and training steps are, against the recipe's references."""
-    judgement = bench.judge_speed(benchmark, expectation.references)
-    yield Finding("bench", benchmark.subject, *judgement)
+    benchmark = evidence.benchmarks[pair].result()
+    judgement = bench.judge_speed(benchmark, setup.expectation.references)
+    yield Finding("bench", pair.subject, *judgement)
 
 
-def check_yardsticks(
-    benchmarks: Sequence[Benchmark], expectation: Expectation
-) -> Iterator[Finding]:
+def check_yardsticks(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """How fast the network is without Horovod, against the recipe's references."""
-    for name, judgement in bench.judge_yardsticks(benchmarks, expectation.references):
+    done = evidence.done_benchmarks
+    for name, judgement in bench.judge_yardsticks(done, setup.expectation.references):
         about = About((), (), ("NCCL",)) if name == NCCL_ALONE else About((), ("MPI",), ("MPI",))
         yield Finding("yardstick", name, *judgement, about)

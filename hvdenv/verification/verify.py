@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import NamedTuple
 
@@ -17,8 +18,14 @@ from hvdenv.errors import HvdenvError, InterruptedRunError
 from hvdenv.launch import orphans
 from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement, Report, Row, proven
 from hvdenv.runner import ENDING, Runner, end_marked, handled
-from hvdenv.verification import bench, collectives, datapath, inspection, rank_checks, training
-from hvdenv.verification import installation_checks as checks
+from hvdenv.verification import (
+    bench,
+    collectives,
+    datapath,
+    installation_checks,
+    rank_checks,
+    training,
+)
 from hvdenv.verification.checkbuild import ROWS
 from hvdenv.verification.evidence import Evidence, found, gather
 from hvdenv.verification.inspection import Extensions
@@ -82,7 +89,7 @@ def ended_by_signals(runner: Runner) -> Iterator[None]:
 
 
 class Check(NamedTuple):
-    """A check that is to be made, with what it needs.
+    """A check that is to be made.
 
     Attributes:
         about: the rows of the table that its findings are about if they do not state them.
@@ -90,17 +97,33 @@ class Check(NamedTuple):
 
     name: str
     subject: str
-    findings: Callable[[], Iterable[Finding]]
+    findings: Callable[[Setup, Evidence], Iterable[Finding]]
     about: About = EVERYTHING
+
+
+_OF_INSTALLATION = (
+    Check("check-build", "horovodrun --check-build", installation_checks.check_build),
+    Check("files", "manifest", installation_checks.check_files),
+    Check("drift", "since the build", installation_checks.check_drift),
+    Check("variables", "your shell", installation_checks.check_variables),
+    Check("rendezvous", "servers of horovodrun", installation_checks.check_rendezvous),
+    Check("frameworks", "any framework", installation_checks.check_any_framework),
+    Check("shadowing", "PYTHONPATH", installation_checks.check_shadowing),
+)
+_OF_ALL_RUNS = (
+    Check("horovodrun", "horovodrun --mpi", rank_checks.check_horovodrun),
+    Check("mpi", "image", rank_checks.check_image_mpi),
+    Check("operation", "operations", rank_checks.check_operations),
+)
 
 
 def judge_evidence(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """The findings of all checks; an error is one finding, whatever it keeps from being judged."""
     reported: set[int] = set()
     missed: dict[str, None] = {}
-    for check in _checks(setup, evidence):
+    for check in _checks(evidence):
         try:
-            for each in check.findings():
+            for each in check.findings(setup, evidence):
                 yield each._replace(about=check.about) if each.about == EVERYTHING else each
         except InterruptedRunError:
             missed[check.name] = None
@@ -114,97 +137,20 @@ def judge_evidence(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         yield Finding("interrupted", "verify", "error", message, remedy=remedy)
 
 
-def _checks(setup: Setup, evidence: Evidence) -> Iterator[Check]:
-    """All checks of an environment, in the order of their findings.
-
-    They ask for results of `evidence` only as they run, because these may be errors.
-    """
-    expectation, installation = setup.expectation, setup.installation
-    changed, observed = evidence.changed_files, evidence.observed
-    image, horovodrun = evidence.image_mpi, evidence.horovodrun
-    yield Check(
-        "check-build", "horovodrun --check-build",
-        lambda: checks.check_build(
-            evidence.build_table.result(), evidence.all_extensions, expectation
-        ),
-    )  # fmt: skip
-    if changed:
-        yield Check("files", "files", lambda: checks.check_files(changed.result()))
-    if observed:
-        yield Check("drift", "drift", lambda: checks.check_drift(observed.result()))
-    yield Check("variables", "variables", lambda: checks.check_variables(setup))
-    yield Check(
-        "rendezvous", "rendezvous", lambda: checks.check_rendezvous(evidence.rendezvous.result())
-    )
-    yield Check(
-        "frameworks", "frameworks",
-        lambda: checks.check_any_framework(evidence.all_extensions, expectation),
-    )  # fmt: skip
-    yield Check(
-        "shadowing", "shadowing",
-        lambda: checks.check_shadowing(
-            evidence.libraries.result(), inspection.hidden_modules(installation), expectation,
-            installation,
-        ),
-    )  # fmt: skip
+def _checks(evidence: Evidence) -> Iterator[Check]:
+    """All checks of an environment, in the order of their findings."""
+    yield from _OF_INSTALLATION
     for framework in FRAMEWORKS:
-        yield _check_of_extension(setup, evidence, framework)
+        check = partial(installation_checks.check_extension, framework)
+        yield Check("extension", framework, check, About((framework,)))
     for pair in PAIRS:
-        yield _check_of_pair(setup, evidence, pair)
-    if horovodrun:
-        yield Check(
-            "horovodrun", "horovodrun --mpi",
-            lambda: rank_checks.check_horovodrun(horovodrun.result()),
-        )  # fmt: skip
-    if image:
-        runs = [*evidence.started_runs.values()]
-        yield Check(
-            "mpi", "image",
-            lambda: rank_checks.check_image_mpi(image.result(), evidence.mpi.result(), runs),
-        )  # fmt: skip
-    yield Check(
-        "operation", "operation",
-        lambda: rank_checks.check_operations(
-            evidence.all_extensions, evidence.started_runs, expectation
-        ),
-    )  # fmt: skip
+        check = partial(rank_checks.check_pair, pair)
+        yield Check("allreduce", pair.subject, check, _rows(evidence, pair))
+    yield from _OF_ALL_RUNS
     for pair in evidence.benchmarks:
-        yield _check_of_speed(setup, evidence, pair)
-    if setup.effort:
-        done = [each for future in evidence.benchmarks.values() if (each := found(future))]
-        yield Check(
-            "yardstick", "yardstick", lambda: rank_checks.check_yardsticks(done, expectation)
-        )
-
-
-def _check_of_extension(setup: Setup, evidence: Evidence, framework: str) -> Check:
-    return Check(
-        "extension", framework,
-        lambda: checks.check_extension(
-            evidence.extensions[framework].result(), setup.expectation
-        ),
-        About((framework,)),
-    )  # fmt: skip
-
-
-def _check_of_pair(setup: Setup, evidence: Evidence, pair: Pair) -> Check:
-    run = evidence.runs.get(pair)
-    return Check(
-        "allreduce", pair.subject,
-        lambda: rank_checks.check_pair(
-            setup, pair, evidence.extensions[pair.framework].result(), evidence.mpi.result(),
-            run.result() if run else None,
-        ),
-        _rows(evidence, pair),
-    )  # fmt: skip
-
-
-def _check_of_speed(setup: Setup, evidence: Evidence, pair: Pair) -> Check:
-    return Check(
-        "bench", pair.subject,
-        lambda: rank_checks.check_speed(evidence.benchmarks[pair].result(), setup.expectation),
-        _rows(evidence, pair),
-    )  # fmt: skip
+        check = partial(rank_checks.check_speed, pair)
+        yield Check("bench", pair.subject, check, _rows(evidence, pair))
+    yield Check("yardstick", "yardsticks", rank_checks.check_yardsticks)
 
 
 def _rows(evidence: Evidence, pair: Pair) -> About:
@@ -290,7 +236,6 @@ def _report(
     seconds: float,
 ) -> Report:
     extensions = {name: each for name, one in evidence.extensions.items() if (each := found(one))}
-    benchmarks = [done for one in evidence.benchmarks.values() if (done := found(one))]
     runs = evidence.started_runs
     return Report(
         recipe=setup.installation.recipe,
@@ -301,7 +246,7 @@ def _report(
         findings=tuple(findings),
         measurements=(
             *measured,
-            *bench.measurements(benchmarks),
+            *bench.measurements(evidence.done_benchmarks),
             Measurement("verify", round(seconds, 3), "s"),
         ),
         table=tuple(table(setup, extensions, findings))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.environments.installation import Expectation
+from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import RecipeError
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
@@ -18,14 +18,18 @@ from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python, steps_of
+from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
 from hvdenv.verification import bench, rank_checks
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_start import Pair
+from hvdenv.verification.setup import Setup
 from tests import rank_events
 from tests.commands import Hvdenv
+from tests.evidence import evidence
 from tests.rank_events import event, exited, good
 from tests.standalone import load
 
@@ -246,9 +250,12 @@ def test_the_libraries_of_gpus(
 
 def test_the_checks_have_findings_of_their_own() -> None:
     expectation = Expectation(references=(REFERENCE._replace(value=9),))
-    (finding,) = rank_checks.check_speed(BENCHMARK, expectation)
+    setup = Setup(Installation("", "", ()), Runner(), expectation)
+    pair = Pair("torch", "MPI")
+    known = evidence(benchmarks={pair: BENCHMARK})
+    (finding,) = rank_checks.check_speed(pair, setup, known)
     assert finding[:3] == ("bench", SUBJECT, "fail")
-    (finding,) = rank_checks.check_yardsticks([BENCHMARK], expectation)
+    (finding,) = rank_checks.check_yardsticks(setup, known)
     assert finding[:3] == ("yardstick", "MPI alone", "pass")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,16 +21,13 @@ from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair, trains
 from hvdenv.verification.setup import HostMpi, Setup, Shell
 from hvdenv.verification.verify import table
+from tests.evidence import by_framework, evidence, outcome
 from tests.rank_events import good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 ANYTHING = Expectation()
 LAUNCHERS = ("mpirun", "horovodrun-gloo")
 MPI = (Mpi("Open MPI", "5.0.11"), "/env/bin/mpirun (Open MPI 5.0.11)")
-
-
-def outcome(output: str = "", returncode: int = 0, *, timed_out: bool = False) -> Outcome:
-    return Outcome(Command(("x",), timeout=60.0), returncode, output, 1.0, timed_out)
 
 
 def extension(framework: str, **changed: Any) -> Extension:
@@ -81,12 +79,15 @@ def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
 
 
 def check_build(found: BuildTable, expectation: Expectation = LOCAL, **changed: Any) -> Finding:
-    (finding,) = checks.check_build(found, all_three(**changed), expectation)
+    known = evidence(build_table=found, extensions=all_three(**changed))
+    (finding,) = checks.check_build(setup(expectation=expectation), known)
     return finding
 
 
 def judge_extension(found: Extension, expectation: Expectation = LOCAL) -> list[Finding]:
-    return list(checks.check_extension(found, expectation))
+    known = evidence(extensions=by_framework(found))
+    mine = setup(expectation=expectation)
+    return list(checks.check_extension(found.framework, mine, known))
 
 
 def setup(**changed: Any) -> Setup:
@@ -98,7 +99,8 @@ def judge_allreduce(
     found: Extension, run: RankRun | None, mpi: HostMpi = MPI, **changed: Any
 ) -> list[Finding]:
     pair = Pair(found.framework, "MPI")
-    findings = rank_checks.check_pair(setup(**changed), pair, found, mpi, run)
+    known = evidence(extensions=by_framework(found), mpi=mpi, runs={pair: run} if run else {})
+    findings = rank_checks.check_pair(pair, setup(**changed), known)
     return [each for each in findings if each.check == "allreduce"]
 
 
@@ -172,9 +174,10 @@ def test_missing_rows() -> None:
 
 def test_some_framework_has_to_be_there() -> None:
     nothing = {name: absent(name) for name in ROWS}
-    assert not list(checks.check_any_framework(all_three(), ANYTHING))
-    assert not list(checks.check_any_framework(nothing, LOCAL))
-    (finding,) = checks.check_any_framework(nothing, ANYTHING)
+    anything = setup(expectation=ANYTHING)
+    assert not list(checks.check_any_framework(anything, evidence(extensions=all_three())))
+    assert not list(checks.check_any_framework(setup(), evidence(extensions=nothing)))
+    (finding,) = checks.check_any_framework(anything, evidence(extensions=nothing))
     assert finding.status == "fail"
     assert "/env/horovod/torch.so" in finding.evidence
 
@@ -248,9 +251,9 @@ def shadowing(
     libraries: dict[str, Extension],
     expectation: Expectation = LOCAL,
     installation: Installation = BUILT,
-    hiding: dict[str, str] | None = None,
 ) -> list[Finding]:
-    return list(checks.check_shadowing(libraries, hiding or {}, expectation, installation))
+    mine = setup(expectation=expectation)._replace(installation=installation)
+    return list(checks.check_shadowing(mine, evidence(libraries=libraries)))
 
 
 def test_shadowing_is_for_what_is_asked_for() -> None:
@@ -268,18 +271,19 @@ def test_shadowing_is_for_what_is_asked_for() -> None:
     assert foreign.remedy.startswith("unset PYTHONPATH; --clean leaves it out")
 
 
-def test_modules_of_python_that_are_hidden_matter_if_python_fails() -> None:
-    hiding = {"enum": "/old/enum.py", "types": "/old/types.py"}
-    (works,) = shadowing(all_three(), hiding=hiding)
+def test_modules_of_python_that_are_hidden_matter_if_python_fails(tmp_path: Path) -> None:
+    for name in ("enum.py", "types.py", "other.py"):
+        (tmp_path / name).touch()
+    foreign = FOREIGN._replace(env=(("PYTHONPATH", str(tmp_path)),))
+    (works,) = shadowing(all_three(), LOCAL, foreign)
     assert (works.subject, works.status, works.remedy) == ("Python", "pass", "")
-    outcome = Outcome(Command(("python",)), 1, "", 0.1)
-    dead = {name: Extension(name, outcome) for name in ("torch", "tensorflow", "mxnet")}
-    (fails,) = shadowing(dead, LOCAL, FOREIGN, hiding)
+    dead = {name: Extension(name, outcome("", 1)) for name in ("torch", "tensorflow", "mxnet")}
+    (fails,) = shadowing(dead, LOCAL, foreign)
     assert fails.status == "fail"
     assert fails.message == (
-        "PYTHONPATH puts /old/enum.py before Python's own module enum, and 1 more"
+        f"PYTHONPATH puts {tmp_path}/enum.py before Python's own module enum, and 1 more"
     )
-    assert fails.evidence.splitlines() == ["/old/enum.py", "/old/types.py"]
+    assert fails.evidence.splitlines() == [f"{tmp_path}/enum.py", f"{tmp_path}/types.py"]
 
 
 def test_packages_of_the_user_are_named() -> None:
@@ -335,10 +339,8 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
     assert bool(alone.remedy)
     (wrong,) = judge_allreduce(extension("torch"), rank_run(size=1, failed=1), launch=launch)
     assert wrong.status == "fail"
-    found = {"torch": extension("torch")}
-    runs = {Pair("torch", "MPI"): rank_run(size=1)}
-    seen = rank_checks.check_operations(found, runs, Expectation(operations=("MPI",)))
-    assert [each.status for each in seen] == ["unproven"]
+    seen = operations(extension("torch"), rank_run(size=1), Expectation(operations=("MPI",)))
+    assert list(seen.values()) == ["unproven"]
 
 
 @pytest.mark.parametrize(
@@ -354,15 +356,22 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
 )
 def test_the_mpi_of_an_image_and_the_hosts(image: Mpi, run: RankRun, found: dict[str, str]) -> None:
     host = (Mpi("Open MPI", "4.1.8"), "/usr/bin/mpirun")
-    judged = list(rank_checks.check_image_mpi(image, host, [run]))
+    known = evidence(image_mpi=image, mpi=host, runs={Pair("torch", "MPI"): run})
+    judged = list(rank_checks.check_image_mpi(setup(), known))
     assert [each.status for each in judged] == list(found)
     assert all(found[each.status] in each.message for each in judged)
 
 
 def operations(found: Extension, run: RankRun, expectation: Expectation) -> dict[str, str]:
-    runs = {Pair("torch", "MPI"): run}
-    findings = rank_checks.check_operations({"torch": found}, runs, expectation)
-    return {each.subject: each.status for each in findings}
+    return {f.subject: f.status for f in operation_findings(found, run, expectation)}
+
+
+def operation_findings(
+    found: Extension, run: RankRun | None, expectation: Expectation
+) -> list[Finding]:
+    runs = {Pair("torch", "MPI"): run} if run else {}
+    known = evidence(extensions=by_framework(found), runs=runs)
+    return list(rank_checks.check_operations(setup(expectation=expectation), known))
 
 
 def test_operations() -> None:
@@ -370,8 +379,7 @@ def test_operations() -> None:
     with_nccl = extension("torch", built={"NCCL": 21602})
     found = operations(with_nccl, rank_run(), expected)
     assert found == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
-    failed = {Pair("torch", "MPI"): rank_run(failed=1)}
-    *_, finding = rank_checks.check_operations({"torch": with_nccl}, failed, expected)
+    *_, finding = operation_findings(with_nccl, rank_run(failed=1), expected)
     message = "it was built, but the ranks over MPI failed"
     assert finding == Finding(
         "operation", "MPI in torch", "unproven", message, remedy="see allreduce",
@@ -386,8 +394,7 @@ def test_operations() -> None:
 
 def test_nccl_on_a_host_with_gpus_is_not_proven_either() -> None:
     found = extension("torch", built={"NCCL": 21602}, gpus=4)
-    expected = Expectation(operations=("NCCL",))
-    (finding,) = rank_checks.check_operations({"torch": found}, {}, expected)
+    (finding,) = operation_findings(found, None, Expectation(operations=("NCCL",)))
     assert finding.status == "unproven"
     assert "there are GPUs" in finding.message
 
@@ -447,7 +454,7 @@ def test_each_framework_trains_over_one_of_the_expected_controllers(
 
 def said_of(shell: Shell, installation: Installation = BUILT) -> list[Finding]:
     mine = setup(shell=shell, launchers=("srun", *LAUNCHERS))
-    return list(checks.check_variables(mine._replace(installation=installation)))
+    return list(checks.check_variables(mine._replace(installation=installation), evidence()))
 
 
 def test_variables_that_the_activation_unsets_are_named() -> None:
@@ -496,6 +503,6 @@ def test_variables_that_are_dropped_are_named() -> None:
 )
 def test_holes_of_horovodrun(facts: RendezvousFacts, status: str, message: str) -> None:
     """A Horovod without the patch is not broken; one whose patch was overwritten is."""
-    (finding,) = checks.check_rendezvous(facts)
-    assert (finding.status, message in finding.message) == (status, True)
-    assert (finding.status == "pass") != bool(finding.remedy or facts.error)
+    judgement = checks.judge_rendezvous(facts)
+    assert (judgement.status, message in judgement.message) == (status, True)
+    assert (judgement.status == "pass") != bool(judgement.remedy or facts.error)

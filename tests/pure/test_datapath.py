@@ -25,6 +25,7 @@ from hvdenv.verification.rank_run import Rank, RankRun, collect
 from hvdenv.verification.rank_start import Pair
 from hvdenv.verification.setup import Setup
 from tests import rank_events
+from tests.evidence import evidence
 from tests.rank_events import event, exited, result, started
 from tests.standalone import load
 
@@ -285,14 +286,15 @@ def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
 def findings_of(check: str, ranks: RankRun, **mca: str) -> Sequence[Finding]:
     facts = ExtensionFacts("torch", size=1, gpus=2, built={"NCCL": 21805, "MPI": 1})
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
+    pair = Pair("torch", "MPI")
+    known = evidence(extensions={"torch": extension}, mpi=(OPEN_MPI, ""), runs={pair: ranks})
     if check == "operation":
         expectation = Expectation(operations=("NCCL", "MPI"))
-        runs = {Pair("torch", "MPI"): ranks}
-        return list(rank_checks.check_operations({"torch": extension}, runs, expectation))
+        setup = Setup(Installation("", "", ()), Runner(), expectation)
+        return list(rank_checks.check_operations(setup, known))
     launch = Launch((), 2, settings=Settings(mca=mca))
     setup = Setup(Installation("", "", ()), Runner(), launch=launch)
-    pair, mpi = Pair("torch", "MPI"), (OPEN_MPI, "")
-    findings = rank_checks.check_pair(setup, pair, extension, mpi, ranks)
+    findings = rank_checks.check_pair(pair, setup, known)
     return [each for each in findings if each.check == check]
 
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv.environments.installation import Installation
 from hvdenv.reports.report import Finding
+from hvdenv.runner import Runner
 from hvdenv.schema import Problem, encode
 from hvdenv.verification.drift import (
     Library,
@@ -24,6 +26,8 @@ from hvdenv.verification.drift import (
 )
 from hvdenv.verification.inspection import Observed
 from hvdenv.verification.installation_checks import check_drift
+from hvdenv.verification.setup import Setup
+from tests.evidence import evidence
 from tests.merge import patched
 
 CASES = Path(__file__).parents[1] / "cases/drift"
@@ -38,7 +42,8 @@ def case(name: str) -> tuple[Observation, Observation]:
 
 
 def judged(was: Observation | None, now: Observation | None, why: str = "") -> list[Finding]:
-    return list(check_drift(Observed(was, now, why)))
+    setup = Setup(Installation("", "", ()), Runner())
+    return list(check_drift(setup, evidence(observed=Observed(was, now, why))))
 
 
 @pytest.mark.parametrize("wanted", CHANGES, ids=lambda each: each["name"])

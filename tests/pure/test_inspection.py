@@ -15,6 +15,7 @@ from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import check_files
 from hvdenv.verification.rank_start import words_before_launcher
 from hvdenv.verification.setup import Setup
+from tests.evidence import evidence
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"
@@ -53,7 +54,8 @@ def test_an_edit_that_leaves_the_size_as_it_was(
 ) -> None:
     (generation / name).write_text("as  else")
     changed = changed_files(generation)
-    (finding,) = check_files(changed)
+    setup = Setup(Installation("", "", ()), Runner())
+    (finding,) = check_files(setup, evidence(changed_files=changed))
     assert (finding.status, finding.message) == (status, message)
 
 

@@ -26,13 +26,13 @@ from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair
 from hvdenv.verification.setup import CONTROLLERS, OPERATIONS, Setup, Shell
 from hvdenv.verification.verify import judge_evidence, table, with_first_remedy
+from tests.evidence import failed, outcome
 from tests.pure.test_checks import (
     ALL_ROWS,
     MPI,
     all_three,
     build_table,
     extension,
-    outcome,
     rank_run,
     setup,
     text,
@@ -133,12 +133,6 @@ def in_junit(text: str) -> set[tuple[str, str]]:
         for name in known[f"proven {section.lower()}"].split(", ")
         if name
     }
-
-
-def failed(error: Exception) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future
 
 
 GOOD = Evidence(

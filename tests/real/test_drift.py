@@ -23,6 +23,7 @@ from hvdenv.sites import module_shell
 from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup
+from tests.evidence import evidence
 from tests.modulesystems import KINDS, cache_folder, install, write_module
 from tests.real.doctored import TIMEOUT, make_copy, purelib
 
@@ -55,7 +56,8 @@ def drift(now: Installation, runner: Runner) -> list[Finding]:
     """The findings of verify's check."""
     setup = Setup(now, runner)
     mpi, _ = inspection.host_mpi(setup, TIMEOUT)
-    return list(check_drift(inspection.observed(setup, TIMEOUT, mpi)))
+    observed = inspection.observed(setup, TIMEOUT, mpi)
+    return list(check_drift(setup, evidence(observed=observed)))
 
 
 def the_failure(now: Installation, runner: Runner) -> Finding:

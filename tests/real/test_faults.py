@@ -32,6 +32,7 @@ from hvdenv.verification import installation_checks as checks
 from hvdenv.verification.datapath import rank_records
 from hvdenv.verification.setup import TWO_RANKS, Setup
 from hvdenv.verification.verify import EXERCISES, verify
+from tests.evidence import evidence
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
@@ -258,7 +259,9 @@ def judged(installation: Installation, runner: Runner) -> Finding:
     setup = Setup(installation, runner)
     libraries = inspection.extension_files(setup, TIMEOUT)
     seen = inspection.import_extension(setup, TIMEOUT, libraries["torch"])
-    (finding,) = checks.check_extension(seen, TORCH)
+    (finding,) = checks.check_extension(
+        "torch", setup._replace(expectation=TORCH), evidence(extensions={"torch": seen})
+    )
     assert finding.status == "fail"
     return finding
 
@@ -322,7 +325,9 @@ def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Pa
         (folder / "__init__.py").write_text("__version__ = '0.28.1'\n")
     installation = copy()._replace(env=(("PYTHONPATH", str(tmp_path / "module")),))
     libraries = inspection.extension_files(Setup(installation, runner), TIMEOUT)
-    (finding,) = checks.check_shadowing(libraries, {}, TORCH, installation)
+    (finding,) = checks.check_shadowing(
+        Setup(installation, runner, TORCH), evidence(libraries=libraries)
+    )
     assert finding.status == "fail"
     assert finding.message == (
         f"PYTHONPATH puts {tmp_path}/module/horovod before the environment's own horovod"

@@ -19,7 +19,7 @@ import pytest
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
 from hvdenv.verification import inspection
-from hvdenv.verification.installation_checks import check_rendezvous
+from hvdenv.verification.installation_checks import judge_rendezvous
 from hvdenv.verification.setup import Setup
 from tests.real.doctored import purelib
 from tests.real.test_patches import prepare
@@ -142,8 +142,7 @@ def stock(
 def judged(installation: Installation, runner: Runner) -> tuple[str, str]:
     """What verify says."""
     facts = inspection.rendezvous(Setup(installation, runner), 20.0)
-    (finding,) = check_rendezvous(facts)
-    return finding.status, finding.message
+    return judge_rendezvous(facts)[:2]
 
 
 @pytest.mark.optin

@@ -21,6 +21,7 @@ from hvdenv.verification import inspection, rank_judgement, rank_run
 from hvdenv.verification.installation_checks import check_extension
 from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import EXERCISES, verify
+from tests.evidence import evidence
 from tests.real.doctored import (
     TIMEOUT,
     found,
@@ -106,7 +107,8 @@ def imported(installation: Installation, runner: Runner) -> inspection.Extension
 
 
 def evidence_findings(extension: inspection.Extension) -> list[Finding]:
-    return list(check_extension(extension, TORCH))
+    setup = Setup(Installation("", "", ()), Runner(), TORCH)
+    return list(check_extension("torch", setup, evidence(extensions={"torch": extension})))
 
 
 def test_an_extension_that_crashes_on_import(
