@@ -64,11 +64,11 @@ def find_allocation(
         UsageError: the scheduler's own list of hosts cannot be read.
     """
     for name, dialect in (dialects or shipped()).items():
-        if environ.get(dialect.job_id) and (not dialect.marker or dialect.marker in environ):
-            if name == "slurm" or dialect.like == "slurm":
-                return _of_slurm(name, environ[dialect.job_id], environ)
-            path = environ.get(dialect.hostfile, "")
-            return _from_hostfile(name, dialect, environ, read(path) if path else "")
+        job = environ.get(dialect.job_id, "")
+        if job and (not dialect.marker or dialect.marker in environ):
+            slurm = name == "slurm" or dialect.like == "slurm"
+            found = _of_slurm(environ) if slurm else _of_hostfile(dialect, environ, read)
+            return found._replace(scheduler=name, job=job, gpus_per_node=_gpus(environ))
     return Allocation()
 
 
@@ -93,23 +93,65 @@ def refuse_unknown(environ: Mapping[str, str], command: str) -> None:
     )
 
 
-def _from_hostfile(
-    scheduler: str, dialect: Dialect, environ: Mapping[str, str], hosts: str
+def _of_hostfile(
+    dialect: Dialect, environ: Mapping[str, str], read: Callable[[str], str]
 ) -> Allocation:
     path = environ.get(dialect.hostfile, "")
-    listed = parse_hostfile(hosts, path) if hosts.strip() else ()
+    text = read(path) if path else ""
+    listed = parse_hostfile(text, path) if text.strip() else ()
     with limited():
         named = tuple(h for h in listed if not re.fullmatch(dialect.launch_host, h.name)) or listed
     readable = named and named == listed and not dialect.columns
     return Allocation(
-        scheduler=scheduler,
-        job=environ[dialect.job_id],
         hosts=named,
         nodes=len(named) or number(environ.get(dialect.node_count, "")),
         hostfile=path if readable else "",
-        gpus_per_node=_visible_gpus(environ),
         counts_tasks=dialect.counts_tasks,
     )
+
+
+# Steps that Slurm makes for a batch script or the shell of salloc: they hold no cores.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Allocation:
+    """Slurm has no file of hosts, but a compressed list, and counts what was requested."""
+    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    names = expand(listed) if listed else ()
+    tasks = _repeated(environ.get("SLURM_TASKS_PER_NODE", ""))
+    # Without -n and --ntasks-per-node Slurm counts one task for each host, or each core.
+    requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+    slots = tasks if requested and len(tasks) == len(names) else (0,) * len(names)
+    step = environ.get("SLURM_STEP_ID", "")
+    return Allocation(
+        hosts=tuple(map(Host, names, slots)),
+        nodes=len(names),
+        tasks=tasks,
+        cpus=_repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
+        cpus_per_rank=number(environ.get("SLURM_CPUS_PER_TASK", "")),
+        nested=step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP,
+        counts_tasks=True,
+    )
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    """GPUs of each host: as Slurm counts them, or as the scheduler made them visible."""
+    requested = environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    if found := number(environ.get("SLURM_GPUS_ON_NODE", "")) or number(requested):
+        return found
+    visible = environ.get("SLURM_JOB_GPUS") or environ.get("CUDA_VISIBLE_DEVICES", "")
+    return len([one for one in visible.split(",") if re.fullmatch(r"[0-9]+|(GPU|MIG)-.+", one)])
+
+
+def _repeated(text: str) -> tuple[int, ...]:
+    """The numbers of ``4(x2),3``."""
+    numbers: list[int] = []
+    for word in text.split(",") if text else ():
+        found = re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,5})\))?", word, re.ASCII)
+        if not found:
+            return ()
+        numbers += [int(found[1])] * int(found[2] or 1)
+    return tuple(numbers)
 
 
 def interactive(
@@ -142,57 +184,3 @@ def interactive(
         "command": shlex.join(program),
     }
     return template.words(dialect.interactive, words)
-
-
-# Steps that Slurm makes for a batch script or the shell of salloc: they hold no cores.
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-
-
-def _of_slurm(scheduler: str, job: str, environ: Mapping[str, str]) -> Allocation:
-    """Slurm has no file of hosts, but a compressed list, and counts what was requested."""
-    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
-    names = expand(listed) if listed else ()
-    tasks = _repeated(environ.get("SLURM_TASKS_PER_NODE", ""))
-    # Without -n and --ntasks-per-node Slurm counts one task for each host, or each core.
-    requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
-    slots = tasks if requested and len(tasks) == len(names) else (0,) * len(names)
-    step = environ.get("SLURM_STEP_ID", "")
-    return Allocation(
-        scheduler=scheduler,
-        job=job,
-        hosts=tuple(map(Host, names, slots)),
-        nodes=len(names),
-        tasks=tasks,
-        cpus=_repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
-        cpus_per_rank=number(environ.get("SLURM_CPUS_PER_TASK", "")),
-        gpus_per_node=_gpus_of_slurm(environ),
-        nested=step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP,
-        counts_tasks=True,
-    )
-
-
-def _gpus_of_slurm(environ: Mapping[str, str]) -> int:
-    requested = environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
-    return (
-        number(environ.get("SLURM_GPUS_ON_NODE", ""))
-        or number(requested)
-        or len([one for one in environ.get("SLURM_JOB_GPUS", "").split(",") if one])
-        or _visible_gpus(environ)
-    )
-
-
-def _repeated(text: str) -> tuple[int, ...]:
-    """The numbers of ``4(x2),3``."""
-    numbers: list[int] = []
-    for word in text.split(",") if text else ():
-        found = re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,5})\))?", word, re.ASCII)
-        if not found:
-            return ()
-        numbers += [int(found[1])] * int(found[2] or 1)
-    return tuple(numbers)
-
-
-def _visible_gpus(environ: Mapping[str, str]) -> int:
-    """How many GPUs the scheduler made visible in CUDA_VISIBLE_DEVICES."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    return len([one for one in visible.split(",") if re.fullmatch(r"[0-9]+|(GPU|MIG)-.+", one)])

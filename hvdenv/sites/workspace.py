@@ -60,15 +60,10 @@ def remaining(folder: Path, runner: Runner) -> str:
     if not shutil.which("ws_list"):
         return ""
     outcome = runner.run(Command(("ws_list",), timeout=_SECONDS))
-    return parse_remaining(outcome.output, folder) if outcome else ""
-
-
-def parse_remaining(text: str, folder: Path) -> str:
-    """The remaining time of a folder's workspace in the output of ``ws_list``; or empty."""
     found = re.findall(
         r"^.{0,80}?workspace directory[ \t]*:[ \t]*(/\S+)[ \t]*\n"
         r"(?:.*\n)??[ \t]*remaining time[ \t]*:[ \t]*(\S.*)",
-        text,
+        outcome.output if outcome else "",
         re.MULTILINE,
     )
     return next((left.strip() for place, left in found if folder.is_relative_to(place)), "")

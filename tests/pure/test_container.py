@@ -176,7 +176,6 @@ def test_a_text_is_written_as_it_is_and_no_line_of_it_means_anything(text: str) 
         ("container.packages", '["gcc\\nUSER nobody"]'),
         ("container.image", '"a.sif\\n%post"'),
         ("container.binds", '["/data\\n%post"]'),
-        ("environment.run.A", '"a\\nb"'),
     ],
 )
 def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
