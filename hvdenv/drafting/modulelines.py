@@ -49,7 +49,7 @@ def module(statement: Statement, page: Page) -> Iterator[Read]:
 
 def _load(names: list[str], _: Page, __: bool) -> Iterator[Read]:
     for each in names:
-        yield Value(_UNLOAD if each[0] == "-" else LOAD, each.removeprefix("-"), item=True)
+        yield Value(_UNLOAD if each.startswith("-") else LOAD, each.removeprefix("-"), item=True)
 
 
 def _unload(names: list[str], page: Page, _: bool) -> Iterator[Read]:

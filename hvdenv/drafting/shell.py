@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
@@ -43,7 +44,13 @@ _MENTION = re.compile(
     r"\b(?:module load|ml load|pip3? install|conda (?:create|install)|horovodrun|mpirun|srun|sbatch|qsub) \S"
     r"|#(?:SBATCH|PBS|BSUB|PJM|COBALT)\b"
 )
-_ASSIGNMENT = re.compile(r"""([A-Za-z_]\w*)=([^\s'"`;&|<>()*?[\]]+)""")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_NAME = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_COMMANDS = ("command", "declaration_command", "unset_command", "variable_assignment")
+_EXPANSIONS = frozenset({
+    "simple_expansion", "expansion", "command_substitution", "process_substitution",
+    "arithmetic_expansion", "ansi_c_string", "translated_string", "array",
+})  # fmt: skip
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(
@@ -270,16 +277,16 @@ class _Reader:
                 if kind := kind_of_file("", lines):
                     first = self.first + offset + node.start_point[0]
                     self.inner.append(Block(first, lines, kind))
-            elif node.type in ("command", "declaration_command", "unset_command"):
-                yield self._statement(node, offset, *_parts(node))
-            elif node.type == "variable_assignment":
-                yield self._statement(node, offset, [], list(_assignments([node])))
+            elif node.type in _COMMANDS:
+                yield self._statement(node, offset)
             elif node.type != "command_substitution":
                 stack += reversed(node.children)
 
-    def _statement(
-        self, node: Node, offset: int, words: list[str], variables: list[tuple[str, str]]
-    ) -> Statement:
+    def _statement(self, node: Node, offset: int) -> Statement:
+        try:
+            words, variables = _parts(node)
+        except ValueError:
+            words, variables = [_text(node).split()[0], UNKNOWN], []
         learn(variables)  # before the text is shown
         words = [each.replace(_PLACEHOLDER, UNKNOWN) for each in words]
         variables = [(name, value.replace(_PLACEHOLDER, UNKNOWN)) for name, value in variables]
@@ -292,64 +299,42 @@ class _Reader:
 
 
 def _parts(node: Node) -> tuple[list[str], list[tuple[str, str]]]:
-    """The words of a command and the variables that it assigns."""
-    if assigned := _ASSIGNMENT.fullmatch(_text(node)):  # a=/b/$C/$D
-        return [], [(assigned[1], re.sub(r"\$\{(\w+)\}", r"$\1", assigned[2]))]
-    variables, words = list(_assignments(node.children)), list(_words(node))
-    while len(words) > 1 and (words[0] in _BEFORE or "=" in words[0]):
-        name, equals, value = words.pop(0).partition("=")
-        variables += [(name, value)] if equals else []
-    return words, variables
+    """The words of a command and the variables that it assigns.
+
+    Raises:
+        ValueError: its quotes do not match.
+    """
+    words = shlex.split(_known_text(node))
+    if node.type == "declaration_command":
+        assigned = [each for each in words if _ASSIGNMENT.match(each)]
+        words = [each for each in words if each not in assigned]
+    else:
+        assigned = []
+        while words and (_ASSIGNMENT.match(words[0]) or (len(words) > 1 and words[0] in _BEFORE)):
+            assigned.append(words.pop(0))
+    pairs = (each.partition("=") for each in assigned)
+    return words, [(name.rstrip("+"), value) for name, equals, value in pairs if equals]
 
 
-def _words(node: Node) -> Iterator[str]:
-    if node.type != "command":
-        named = (each for each in node.children[1:] if each.type in ("variable_name", "word"))
-        yield from map(_text, chain(node.children[:1], named))
-        return
-    for child in node.children:
-        if child.type == "command_name":
-            yield "".join(map(_value, child.children))
-        elif child.is_named and child.type != "variable_assignment":
-            yield _value(child)
-
-
-def _assignments(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
-    for node in nodes:
-        if node.type == "variable_assignment":
-            values = [child for child in node.children[1:] if child.is_named]
-            yield _text(node.children[0]), "".join(map(_value, values))
+def _known_text(node: Node) -> str:
+    """A command on one line: ``${NAME}`` as ``$NAME``, and UNKNOWN for what a shell finds out."""
+    parts, end, stack = list[str](), 0, [node]
+    whole = node.text or b""
+    while stack:
+        each = stack.pop()
+        if each.type in _EXPANSIONS:
+            name = _NAME.fullmatch(_text(each))
+            parts.append(whole[end : each.start_byte - node.start_byte].decode("utf-8", "replace"))
+            parts.append(f"${name[1]}" if name else UNKNOWN)
+            end = each.end_byte - node.start_byte
+        else:
+            stack += reversed(each.children)
+    parts.append(whole[end:].decode("utf-8", "replace"))
+    return "".join(parts).replace("\\\n", "")
 
 
 def _text(node: Node) -> str:
     return (node.text or b"").decode("utf-8", "replace")
-
-
-def _value(node: Node) -> str:
-    """A word without its quotes; ``${NAME}`` as ``$NAME``."""
-    text = _text(node)
-    if node.type in ("simple_expansion", "expansion"):
-        name = re.fullmatch(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", text)
-        return f"${name[1]}" if name else UNKNOWN
-    if node.type == "raw_string":
-        return text[1:-1]
-    if node.type in ("string", "concatenation"):
-        return "".join(_pieces(node))
-    if node.type in ("word", "number", "string_content", "variable_name"):
-        return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))
-    return UNKNOWN
-
-
-def _pieces(node: Node) -> Iterator[str]:
-    """The parts of a string. The spaces between them belong to no node."""
-    quote = node.type == "string"
-    whole, start = node.text or b"", node.start_byte
-    at = quote + 0
-    for child in node.named_children:
-        yield whole[at : child.start_byte - start].decode()
-        yield _value(child)
-        at = child.end_byte - start
-    yield whole[at : len(whole) - quote].decode()
 
 
 def _parser() -> Parser:

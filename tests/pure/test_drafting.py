@@ -210,20 +210,6 @@ VALUES: dict[str, dict[str, Any]] = {
         "job.gpus_per_node": 4, "job.select": "system=x", "job.time": "01:00:00",
         "job.attributes.filesystems": "home",
     },
-    "N=$(nproc)\nOPTS=\"-hostfile $SGE_JOB_HOSTLIST -np ${N} -map-by ppr:4:node -mca btl self,tcp\"\n"
-    "#$ -l rt_G.small=1\nmpirun ${OPTS} python t.py": {
-        "job.ranks_per_node": 4, "launch.mca.btl": "self,tcp", "scheduler": "site",
-        "job.partition": "rt_G.small", "job.nodes": 1, "schedulers.site.hostfile": "SGE_JOB_HOSTLIST",
-    },
-    "#$ -l rt_F=2,h_rt=1:00:00\nqsub -g grp job.sh": {
-        "schedulers.site.like": "gridengine", "job.requires": ["account"], "job.time": "01:00:00",
-        "schedulers.site.directives": [
-            "-N {name}", "-S /bin/bash", "-cwd", "-l h_rt={hhmmss}", "-l {partition}={nodes}",
-            "-g {account}", "-ar {reservation}", "-l {attribute}={value}",
-            "{?exclusive}-l exclusive=true", "-o {output}", "{!output}-o {name}.o$JOB_ID",
-            "-e {error}", "{!error}-j y", "-M {mail}", "-m {mail_letters}",
-        ],
-    },
     "#SBATCH -N 2 -n 8 -p rtx\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod\nibrun -np 8 python t.py": {
         "job.ranks_per_node": 4, "job.gpu_option": "none", "launch.launcher": "ibrun",
         "launch.launchers.ibrun.command": "ibrun -n {ranks} {program}",
@@ -233,9 +219,6 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "mpirun --np 2 --host a:1,b:1 -N 1 /opt/bin/singularity exec --nv /x.sif python t.py": {
         "job.nodes": 2, "job.ranks_per_node": 1, "container.image": "/x.sif",
-    },
-    "conda config --add channels https://x/nvidia\nconda config --add channels https://x/pytorch": {
-        "conda.channels": ["https://x/nvidia", "https://x/pytorch"],
     },
     "#SBATCH -N 2\nmodule load python/3.11\nHOROVOD_NCCL_LIB=/nccl/lib/ pip install horovod\n"
     "mpirun -n 6 python t.py": {

@@ -199,6 +199,8 @@ def test_alternatives_of_every_kind_of_page(page: str) -> None:
 
 ODD = {
     "a directive without an option": "#!/bin/bash\n#SBATCH \n#PBS\t\nmodule load gcc/1\n",
+    "a module without a name": "#!/bin/bash\nmodule load ''\nuv\nconda create --clone\n",
+    "quotes that do not match": "#!/bin/bash\nA='x\n#SBATCH -J 'y\npip install \"torch\n",
     "pip without a list": "dependencies:\n- python=3.10\n- pip: horovod\n- [a, b]\n- {}\n",
     "keys that are lists": "? [a, b]\n: c\ndependencies: torch\nchannels:\n  a: b\nvariables: [x]\n",
     "not YAML": "dependencies:\n- a: [\n",
