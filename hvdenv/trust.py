@@ -141,7 +141,9 @@ def _group_name(group: int) -> str:
     return f"id {group}"
 
 
-def on_way(path: str | os.PathLike[str], owners: Owners, *, used: bool = False) -> Iterator[Fault]:
+def judge_way(
+    path: str | os.PathLike[str], owners: Owners, *, used: bool = False
+) -> Iterator[Fault]:
     """What lets others change which file or folder is at a path, or add to it. It need not exist.
 
     Args:
@@ -170,17 +172,17 @@ def on_way(path: str | os.PathLike[str], owners: Owners, *, used: bool = False) 
         below = here
 
 
-def of_content(content: Content, owners: Owners) -> Iterator[Fault]:
+def judge_content(content: Content, owners: Owners) -> Iterator[Fault]:
     """What could have let others write bytes; the file is not opened again."""
     yield from judge(os.path.abspath(content.path), content.status, owners)
-    yield from on_way(content.path, owners)
+    yield from judge_way(content.path, owners)
 
 
-def in_environment(prefix: str, owners: Owners, *, whole: bool = False) -> Iterator[Fault]:
+def judge_environment(prefix: str, owners: Owners, *, whole: bool = False) -> Iterator[Fault]:
     """What lets others change what an environment executes or imports: the way to it, all entries
     of the folders above (``whole``: all files), and what links, ``.pth`` files and ``pyvenv.cfg``
     lead to."""
-    yield from on_way(prefix, owners)
+    yield from judge_way(prefix, owners)
     root = os.path.realpath(prefix)
     folders = [root]
     while folders:
@@ -189,8 +191,8 @@ def in_environment(prefix: str, owners: Owners, *, whole: bool = False) -> Itera
             if status.st_uid not in owners or status.st_mode & OTHERS_WRITE:
                 yield from judge(path, status, owners)
             if not stat.S_ISDIR(status.st_mode):
-                for each in _led_to(path, root, status.st_mode):
-                    yield from on_way(each, owners, used=True)
+                for each in _targets(path, root, status.st_mode):
+                    yield from judge_way(each, owners, used=True)
             elif whole or _EXECUTED.fullmatch(path[len(root) + 1 :]):
                 folders.append(path)
 
@@ -202,7 +204,7 @@ def _entries(folder: str) -> Iterator[tuple[str, Status]]:
                 yield entry.path, entry.stat(follow_symlinks=False)
 
 
-def _led_to(path: str, root: str, mode: int) -> Iterator[str]:
+def _targets(path: str, root: str, mode: int) -> Iterator[str]:
     """Where a file of an environment leads Python to, or programs if it is a link."""
     folder, name = os.path.split(path)
     with suppress(OSError):

@@ -137,7 +137,7 @@ def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
 
 def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     recipe = resolved.recipe
-    partition = recipe.partitions.get(recipe.job.partition or "")
+    partition = recipe.partition
     machine = partition.arch if partition else os.uname().machine
     facts = definition.image_facts(recipe.container, machine, len(os.sched_getaffinity(0)))
     python = definition.image_python(recipe, facts, arguments.python)

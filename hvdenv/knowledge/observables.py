@@ -70,32 +70,32 @@ def observables(
         "patches": frozenset(
             each.name for each in applicable(versions) if horovod.provider == "source"
         ),
-        **_of_machine(recipe, facts),
-        **_of_python(recipe, python),
+        **_observe_machine(recipe, facts),
+        **_observe_python(recipe, python),
         "horovod": horovod.version,
         "horovod_provider": horovod.provider,
         "frameworks": frozenset(horovod.frameworks),
         "controllers": frozenset(horovod.controllers),
         "cpu_operations": horovod.cpu_operations,
-        **_of_archive(horovod),
+        **_observe_archive(horovod),
         "build_contradicted": _contradicted(recipe, facts.machine),
-        **_of_compiler(recipe, facts),
-        **_of_cuda(recipe, facts),
-        **_of_mpi(recipe, facts),
-        **_of_job(recipe),
-        **_of_launch(recipe),
-        **_of_packages(recipe),
+        **_observe_compiler(recipe, facts),
+        **_observe_cuda(recipe, facts),
+        **_observe_mpi(recipe, facts),
+        **_observe_job(recipe),
+        **_observe_launch(recipe),
+        **_observe_packages(recipe),
         "place": recipe.places.environments,
         "expires_days": recipe.places.expires_days,
         "container_base": recipe.container.base if recipe.container else None,
         "container_gpu": recipe.container.gpu if recipe.container else None,
     }
     for name in horovod.frameworks:
-        seen.update(_of_framework(name, recipe, versions.get(name, "")))
+        seen.update(_observe_framework(name, recipe, versions.get(name, "")))
     return {name: value for name, value in seen.items() if value is not None and value != ""}
 
 
-def _of_machine(recipe: Recipe, facts: Facts) -> Found:
+def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
     wanted = recipe.target.arch_flags.get(facts.machine, "").split()
     lacking = [
         flag for flag in wanted if facts.cpu_flags and not _instructions(flag) <= {*facts.cpu_flags}
@@ -145,7 +145,7 @@ def _megabytes(recipe: Recipe) -> int:
     return needed
 
 
-def _of_python(recipe: Recipe, python: Interpreter | None) -> Found:
+def _observe_python(recipe: Recipe, python: Interpreter | None) -> Found:
     return {
         "python": python.version if python else None,
         "python_minor": minor(python.version) if python else None,
@@ -156,7 +156,7 @@ def _of_python(recipe: Recipe, python: Interpreter | None) -> Found:
     }
 
 
-def _of_archive(wanted: Horovod) -> Found:
+def _observe_archive(wanted: Horovod) -> Found:
     """Whether version and hash belong to one release; nothing of a site's own archive."""
     known = releases()
     if wanted.provider != "source" or "+" in wanted.version or not wanted.sha256:
@@ -195,7 +195,7 @@ def _contradicted(recipe: Recipe, machine: str) -> frozenset[str]:
     return _assignments({k: v for k, v in decided.items() if flags.get(k, "").upper() != v.upper()})
 
 
-def _of_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
+def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
     wanted = recipe.frameworks[name]
     build, cuda = _build_of(name, wanted, version, recipe)
     return {
@@ -232,7 +232,7 @@ def _build_of(
     return "", ""
 
 
-def _of_compiler(recipe: Recipe, facts: Facts) -> Found:
+def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
     """The C++ compiler: of the modules where there are any, and then of the version they name."""
     if recipe.horovod.provider == "present":
         return {"cxx": "not needed"}
@@ -260,9 +260,9 @@ def _of_compiler(recipe: Recipe, facts: Facts) -> Found:
     return {**found, "cxx": facts.cxx.path, "gcc": facts.cxx.version}
 
 
-def _of_cuda(recipe: Recipe, facts: Facts) -> Found:
+def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
     gpu = recipe.horovod.gpu
-    target = recipe.partitions.get(recipe.job.partition or "")
+    target = recipe.partition
     found: Found = {
         "driver": facts.driver,
         "driver_cuda": _number(target.cuda or "") if target else None,
@@ -331,7 +331,7 @@ def _capability_missing(gpu: Gpu, wanted: str | None) -> str | None:
     return None if fits else wanted
 
 
-def _of_mpi(recipe: Recipe, facts: Facts) -> Found:
+def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
     mpi = recipe.mpi
     host = facts.mpirun.version if facts.mpirun else ""
     if mpi is None:
@@ -352,9 +352,9 @@ def _of_mpi(recipe: Recipe, facts: Facts) -> Found:
     }
 
 
-def _of_job(recipe: Recipe) -> Found:
+def _observe_job(recipe: Recipe) -> Found:
     job = recipe.job
-    target = recipe.partitions.get(job.partition or "")
+    target = recipe.partition
     return {
         "scheduler": recipe.scheduler,
         "job_nodes": job.nodes,
@@ -369,7 +369,7 @@ def _of_job(recipe: Recipe) -> Found:
     }
 
 
-def _of_launch(recipe: Recipe) -> Found:
+def _observe_launch(recipe: Recipe) -> Found:
     launch, network = recipe.launch, recipe.network
     return {
         "launcher": launch.launcher,
@@ -384,7 +384,7 @@ def _of_launch(recipe: Recipe) -> Found:
     }
 
 
-def _of_packages(recipe: Recipe) -> Found:
+def _observe_packages(recipe: Recipe) -> Found:
     conda, python = recipe.conda, recipe.python
     # What conda or the site has brought already, pip leaves as it is.
     brought = conda.packages if conda else {}

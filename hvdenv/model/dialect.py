@@ -237,7 +237,7 @@ def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
         if name in SHIPPED:
             yield Problem(path, f"hvdenv has a scheduler {name}: give this one another name")
             continue
-        for key, message in (*_of_templates(each), *_of_patterns(each)):
+        for key, message in (*_check_templates(each), *_check_patterns(each)):
             yield Problem((*path, *key), message)
         values = _flat(_whole(each))
         for required in _REQUIRED:
@@ -248,7 +248,7 @@ def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
                 )
 
 
-def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+def _check_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
     values = _flat(dialect)
     for key, known in _COMMANDS.items():
         path, uses = tuple(key.split(".")), tuple(template.uses(values[key]))
@@ -264,7 +264,7 @@ def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
             yield ("setup", number), "a line of the script cannot have fields; use shell variables"
 
 
-def _of_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+def _check_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
     groups = {"submitted": "id", "exit_code": "code"}
     for keys, pattern in _patterns(dialect):
         group = groups.get(str(keys[-1]))

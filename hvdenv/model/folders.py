@@ -52,17 +52,17 @@ def expand(kind: type[T], value: T, user: User, above: Path = ()) -> tuple[T, di
     def folder(text: str, path: Path) -> str:
         if found := _VARIABLE.match(text):
             written[dotted(path)] = text
-            text = _of_variable(found[1], dotted(path), user) + text[found.end() :]
+            text = _variable_value(found[1], dotted(path), user) + text[found.end() :]
         return named(text, path)
 
     def named(text: str, path: Path) -> str:
-        return _PLACEHOLDER.sub(lambda found: _of_user(found[1], dotted(path), user), text)
+        return _PLACEHOLDER.sub(lambda found: _user_value(found[1], dotted(path), user), text)
 
     rewriters = {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}
     return decode(kind, encode(value), above, rewriters=rewriters), written
 
 
-def _of_user(placeholder: str, key: str, user: User) -> str:
+def _user_value(placeholder: str, key: str, user: User) -> str:
     """The user's name or home, which variables such as LOGNAME and HOME decide."""
     value, fitting = {"user": (user.name, _NAME), "home": (user.home, _HOME)}[placeholder]
     if fitting.fullmatch(value):
@@ -84,7 +84,7 @@ def _value(name: str, user: User) -> str:
     return user.variables.get(name, "").rstrip("/")
 
 
-def _of_variable(name: str, key: str, user: User) -> str:
+def _variable_value(name: str, key: str, user: User) -> str:
     value = _value(name, user)
     if _FOLDER.fullmatch(value):
         return value

@@ -114,7 +114,7 @@ def load_recipe(
 
 def _gpus_per_node(recipe: Recipe) -> int | None:
     """The recipe's number, or one for each rank where Horovod is built for GPUs."""
-    job, partition = recipe.job, recipe.partitions.get(recipe.job.partition or "")
+    job, partition = recipe.job, recipe.partition
     follows = recipe.horovod.gpu and partition and partition.gpus and job.gpu_option != "none"
     if job.gpus_per_node is not None or not (follows and partition):
         return job.gpus_per_node

@@ -31,7 +31,7 @@ from hvdenv.places import home_folder
 from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import Problem, decode
-from hvdenv.trust import on_way, trusted_owners
+from hvdenv.trust import judge_way, trusted_owners
 
 QUESTION_SECONDS = 10.0
 
@@ -160,7 +160,9 @@ def _candidates() -> Iterator[Interpreter]:
                 and os.access(path, os.X_OK)
                 and "shims" not in path.parts
                 # Another user could have put it there: HOME can belong to another user.
-                and (folder in named or all(each.note for each in on_way(path, trusted_owners())))
+                and (
+                    folder in named or all(each.note for each in judge_way(path, trusted_owners()))
+                )
             ):
                 seen.add(real)
                 yield Interpreter(str(path), path.name.removeprefix("python"))

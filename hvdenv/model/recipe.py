@@ -357,6 +357,11 @@ class Recipe(NamedTuple):
         return with_own(self.schedulers)
 
     @property
+    def partition(self) -> Partition | None:
+        """What is declared about the nodes of its jobs."""
+        return self.partitions.get(self.job.partition or "")
+
+    @property
     def dialect(self) -> Dialect | None:
         return self.dialects[self.scheduler] if self.scheduler else None
 

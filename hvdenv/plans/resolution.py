@@ -138,7 +138,7 @@ class Resolution(Steps):
     @property
     def glibc(self) -> str:
         """What wheels may require: what the recipe's nodes have, or what most machines do."""
-        target = self.recipe.partitions.get(self.recipe.job.partition or "")
+        target = self.recipe.partition
         if target and target.glibc:
             return target.glibc
         common = ".".join(map(str, _COMMON_GLIBC))

@@ -208,7 +208,7 @@ class Steps(NamedTuple):
     def _virtual_packages(self) -> dict[str, str]:
         """What the machine that runs the environment has, by the recipe or else its partition."""
         assert self.recipe.conda
-        target = self.recipe.partitions.get(self.recipe.job.partition or "")
+        target = self.recipe.partition
         known = {"__glibc": target.glibc, "__cuda": target.cuda} if target else {}
         return {n: v for n, v in known.items() if v} | dict(self.recipe.conda.virtual)
 

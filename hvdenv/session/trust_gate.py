@@ -46,7 +46,7 @@ class Gate:
         layer = read_layer("site", self._site) if self._site else None
         if not (layer and layer.content):
             return trust.trusted_owners()
-        site = partial(trust.of_content, layer.content)
+        site = partial(trust.judge_content, layer.content)
         self._judge(site(trust.trusted_owners()), layer.content.path, _RUNS_NAMED)
         return trust.trusted_owners(own_keys(layer, "trust").trust.owners)
 
@@ -92,11 +92,11 @@ class Gate:
         use = "hvdenv would run programs from HVDENV_HOME"
         way = "; or name a folder of your own: export HVDENV_HOME=..."
         for each in _BELOW_HOME:
-            self.refuse(partial(trust.on_way, home / each), home, use, way)
+            self.refuse(partial(trust.judge_way, home / each), home, use, way)
 
     def refuse_content(self, content: Content, use: str = "") -> None:
         """Judge the bytes of a recipe, a site file or a lock."""
-        self.refuse(partial(trust.of_content, content), content.path, use or _RUNS_NAMED)
+        self.refuse(partial(trust.judge_content, content), content.path, use or _RUNS_NAMED)
 
     def refuse_names(self, recipe: Recipe, where: str) -> None:
         """Judge the scripts and folders that a recipe names."""
@@ -117,11 +117,11 @@ class Gate:
             also: a further folder with its Python, where that is elsewhere.
         """
         for each in filter(None, (str(prefix), also)):
-            self.refuse(partial(trust.in_environment, each, whole=whole), each)
+            self.refuse(partial(trust.judge_environment, each, whole=whole), each)
 
     def refuse_path(self, path: object, use: str = RUNS_PROGRAMS, *, used: bool = False) -> None:
-        """Judge a script, an image or a folder; for `used`, see trust.on_way()."""
-        self.refuse(partial(trust.on_way, str(path), used=used), path, use)
+        """Judge a script, an image or a folder; for `used`, see trust.judge_way()."""
+        self.refuse(partial(trust.judge_way, str(path), used=used), path, use)
 
 
 _RUNS_NAMED = "hvdenv would run what it names"

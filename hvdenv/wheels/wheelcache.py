@@ -401,6 +401,6 @@ def _refuse_untrusted(cache: Cache, content: Content) -> None:
     Raises:
         NotUsedError: such a user owns it or a folder on the way, or can write it.
     """
-    for fault in trust.of_content(content, trust.trusted_owners(cache.trusted)):
+    for fault in trust.judge_content(content, trust.trusted_owners(cache.trusted)):
         if not fault.note:
             raise NotUsedError(f"{fault.path} {fault.problem}")

@@ -36,7 +36,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine_of(resolved: Resolved) -> str:
-    partition = resolved.recipe.partitions.get(resolved.recipe.job.partition or "")
+    partition = resolved.recipe.partition
     return partition.arch if partition else os.uname().machine
 
 

@@ -49,11 +49,11 @@ def of_eve(path: Path) -> Path:
 
 
 def problems(path: Path) -> list[str]:
-    return [fault.problem for fault in trust.on_way(path, OWN)]
+    return [fault.problem for fault in trust.judge_way(path, OWN)]
 
 
 def faults(prefix: Path, *, whole: bool) -> str:
-    return " ".join(map(str, trust.in_environment(str(prefix), OWN, whole=whole)))
+    return " ".join(map(str, trust.judge_environment(str(prefix), OWN, whole=whole)))
 
 
 # What executes nothing of a recipe, a site file or an environment. `envs` and `plan` start the
@@ -381,11 +381,11 @@ def test_what_everybody_can_create_is_not_used(tmp_path: Path) -> None:
     public.chmod(0o1777)
     owners = trust.trusted_owners()
     absent = public / "absent/init.sh"
-    (found,) = trust.on_way(absent, owners, used=True)
+    (found,) = trust.judge_way(absent, owners, used=True)
     assert (found.path, found.problem) == (str(public), "can be written by everybody")
-    assert not list(trust.on_way(absent, owners))  # such as a prefix, which a build creates
+    assert not list(trust.judge_way(absent, owners))  # such as a prefix, which a build creates
     (public / "absent").mkdir(mode=0o755)
-    assert not list(trust.on_way(absent, owners, used=True))
+    assert not list(trust.judge_way(absent, owners, used=True))
 
 
 def test_a_script_that_everybody_can_create_is_refused(tmp_path: Path, hvdenv: Hvdenv) -> None:

@@ -391,7 +391,7 @@ def test_bytes_that_are_used_are_those_that_were_judged(at: Path) -> None:
     try:
         for _ in range(2000):
             content = read_file(link_, RECIPE)
-            if next(trust.of_content(content, owners), None):
+            if next(trust.judge_content(content, owners), None):
                 refused += 1
             else:
                 accepted.append(content.data)
