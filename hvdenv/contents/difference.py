@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -159,19 +159,17 @@ def _short(text: str) -> str:
 
 def _direction(before: str, after: str) -> Kind:
     """Whether a version went up or down; ``changed`` if the two cannot be compared."""
+    one: Any
+    two: Any
     try:
         one, two = Version(before), Version(after)
-    except InvalidVersion:
-        return _by_parts(before, after)
+    except InvalidVersion:  # such as 1.1.1w or Open MPI 4.1.8
+        one, two = _parts(before), _parts(after)
+        if one[0] != two[0]:
+            return "changed"
     return "up" if one < two else "down" if one > two else "changed"
 
 
-def _by_parts(before: str, after: str) -> Kind:
-    """The same for versions that are not PEP 440, such as 1.1.1w or Open MPI 4.1.8."""
-    one, two = re.split(r"(\d+)", before), re.split(r"(\d+)", after)
-    if one[0] != two[0]:
-        return "changed"
-    numbers = ([int(each) if each.isdecimal() else each for each in parts] for parts in (one, two))
-    # Text and numbers alternate, so parts of one kind are compared.
-    older, newer = numbers
-    return "up" if older < newer else "down" if older > newer else "changed"
+def _parts(version: str) -> list[str | int]:
+    """Text and numbers in turn, so that parts of one kind are compared."""
+    return [int(each) if each.isdecimal() else each for each in re.split(r"(\d+)", version)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
@@ -48,41 +47,27 @@ def uses(environment: Environment) -> Uses:
     """
     users = []
     unseen = 0
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["cmdline", "exe", "cwd", "name"]):
         if process.pid == os.getpid():
             continue
-        paths, whole = _paths_of(process)
-        unseen += not whole
+        # None is what this user may not see. Kernel threads have no arguments.
+        arguments, *places = (process.info[each] for each in ("cmdline", "exe", "cwd"))
+        unseen += bool(arguments) and None in places
+        paths = [*(arguments or ()), *filter(None, places), *_mapped(process.pid)]
         seen = [found for path in paths if (found := _inside(environment, path)) is not None]
         if seen:
-            with suppress(psutil.Error):
-                users.append(User(process.pid, process.name(), max(seen)))
+            users.append(User(process.pid, process.info["name"], max(seen)))
     return Uses(tuple(users), unseen)
 
 
-def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
-    """Every path by which a process can use an environment, and whether all could be read."""
-    paths: list[str] = []
-    whole = True
+def _mapped(pid: int) -> set[str]:
+    """The files that a process has mapped into its memory, as far as this user may see them."""
     try:
-        arguments = process.cmdline()
-        paths += arguments
-    except psutil.Error:
-        return paths, True
-    for look in (process.exe, process.cwd):
-        try:
-            paths.append(look())
-        except psutil.AccessDenied:
-            whole = whole and not arguments  # kernel threads have no arguments
-        except psutil.Error:
-            return paths, True
-    try:
-        with open_file(f"/proc/{process.pid}/maps", SYSTEM) as stream:
+        with open_file(f"/proc/{pid}/maps", SYSTEM) as stream:
             fields = (os.fsdecode(line).rstrip("\n").split(None, 5) for line in stream)
-            paths += {field[5] for field in fields if len(field) == 6}
+            return {field[5] for field in fields if len(field) == 6}
     except OSError:
-        pass
-    return paths, whole
+        return set()
 
 
 def _inside(environment: Environment, path: str) -> str | None:

@@ -20,12 +20,6 @@ def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:
         at(Path("/"))
 
 
-def test_a_new_environment_has_nothing(environment: Environment) -> None:
-    assert environment.active() == environment.pointed() == ""
-    assert environment.identities() == []
-    assert environment.records() == {}
-
-
 def test_the_prefix_points_to_what_was_switched_to(environment: Environment) -> None:
     build(environment, ONE)
     build(environment, TWO)

@@ -122,25 +122,3 @@ def test_nothing_is_changed_while_a_build_on_another_machine_runs(environment: E
             change()
     assert environment.active() == TWO
     assert environment.identities() == [ONE, TWO]
-
-
-@pytest.mark.parametrize("function", ["remove", "prune"])
-def test_what_is_half_deleted_does_not_look_whole(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, function: str
-) -> None:
-    class Killed(BaseException):
-        """Stands for a kill -9 before the first file is gone."""
-
-    def killed(_: Path) -> str:
-        raise Killed
-
-    build(environment, ONE)
-    monkeypatch.setattr(generations, "erase", killed)
-    options = {"keep": 0} if function == "prune" else {}
-    with pytest.raises(Killed):
-        getattr(prune, function)(environment, **options)
-    monkeypatch.undo()
-    assert environment.identities() == []
-    assert environment.records() == {}
-    assert prune.remove(environment).kept == ()
-    assert not environment.store.exists()
