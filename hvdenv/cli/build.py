@@ -15,10 +15,9 @@ from hvdenv.model.observe import complete
 from hvdenv.model.recipe import provided_by_modules
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.session.describe import describe
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
-from hvdenv.session.prepare import Prepared, prepare
+from hvdenv.session.prepare import Prepared, describe, prepare
 from hvdenv.session.recipe import open_recipe
 
 EXAMPLES = """\

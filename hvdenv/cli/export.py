@@ -13,8 +13,7 @@ from hvdenv.environments import installed
 from hvdenv.errors import UsageError
 from hvdenv.places import find_places, named_file, write_text
 from hvdenv.session.output import report
-from hvdenv.session.recipe import open_recipe
-from hvdenv.session.target import planned_environment
+from hvdenv.session.recipe import open_recipe, planned_environment
 
 EXAMPLES = """\
 examples:

@@ -7,9 +7,8 @@ import argparse
 from hvdenv.cli.options import add, add_options, is_locked, read_request
 from hvdenv.plans.script import render_bash
 from hvdenv.schema import encode
-from hvdenv.session.describe import describe
 from hvdenv.session.output import print_json
-from hvdenv.session.prepare import prepare
+from hvdenv.session.prepare import describe, prepare
 
 EXAMPLES = """\
 examples:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.command import spelled_out
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import IncompatibleError
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter, of_partition
 from hvdenv.model.layers import Resolved, load_recipe
 from hvdenv.model.observe import ask_interpreter, declared, observe
-from hvdenv.places import find_places
+from hvdenv.places import environment_name, find_places
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.plan import Plan, candidates, make_plan, site_python, steps_of
-from hvdenv.runner import Runner
-from hvdenv.session.recipe import open_recipe
+from hvdenv.plans.plan import TEMPORARY, Plan, candidates, make_plan, site_python, steps_of
+from hvdenv.plans.step import TextFile
+from hvdenv.runner import Runner, cleaned_names, environment
+from hvdenv.session.recipe import open_recipe, planned_environment
 from hvdenv.session.request import Request
-from hvdenv.session.target import planned_environment
 from hvdenv.sites import membership
+from hvdenv.sites.modules import commands
+
+# A longer file of a step is not shown.
+_SHOWN_LINES = 40
 
 
 class Prepared(NamedTuple):
@@ -136,3 +142,38 @@ def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
             if _candidates(other, facts, wanted):
                 return variant
     return ""
+
+
+def describe(plan: Plan, prepared: Prepared) -> str:
+    plan, facts, prefix = prepared.place(plan), prepared.facts, prepared.target.prefix
+    foreign = prepared.foreign
+    compiler = "not looked at" if foreign else facts.cxx.version if facts.cxx else "none"
+    head = [
+        f"plan {plan.digest[:12]} of {environment_name(plan.recipe, plan.variants)}",
+        f"facts {facts.origin} {'for' if foreign else 'on'} {facts.host}: {facts.machine}, glibc"
+        f" {facts.glibc or 'unknown'}, g++ {compiler}, {facts.cores} cores"
+        + (f" ({foreign})" if foreign else ""),
+        f"Python {plan.python.version} ({plan.python.path})",
+        f"{prefix} -> {plan.generation}, written as $G below; temporary files in $T",
+        f"every step: {' '.join('='.join(pair) for pair in plan.step_variables.items())}; "
+        f"unset here: {' '.join(cleaned_names(environment())) or 'nothing'}",
+    ]
+    lines: list[str] = []
+    for number, step in enumerate(plan.steps, 1):
+        lines += ["", f"{number}. {step.name}: {step.reason}"]
+        if step.spared_by:
+            lines.append("   (not run when a wheel of the same stack is in the cache)")
+        if step.modules:
+            lines += [f"   {line}" for line in commands(step.modules)]
+        lines += [line for file in step.files for line in _written(file)]
+        lines += [f"   $ {spelled_out(command)}" for command in step.commands]
+    below = (line.replace(str(plan.generation), "$G") for line in lines)
+    return "\n".join([*head, *below]).replace(str(TEMPORARY), "$T")
+
+
+def _written(file: TextFile) -> Iterator[str]:
+    """A file that a step writes; what is no program of hvdenv's, and short, is shown."""
+    yield f"   write {file.path}"
+    lines = file.text.splitlines()
+    if file.path.suffix in (".json", ".txt") and len(lines) <= _SHOWN_LINES:
+        yield from (f"      {line}" for line in lines)

@@ -1,18 +1,22 @@
-"""The recipe and the site file that a request names: opened, expanded and trusted."""
+"""What a request names: its recipe, opened and trusted, its site file, and its environment."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hvdenv.model.cluster import SiteKeys, Wheels
+from hvdenv.environments import generations
+from hvdenv.environments.generations import Environment
+from hvdenv.errors import UsageError
+from hvdenv.model.cluster import SiteKeys, Wheels, Workspace
 from hvdenv.model.folders import User, expand, unset_variable
 from hvdenv.model.layers import Resolved, load_recipe, own_keys
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import read_layer
-from hvdenv.places import home_folder, login_name
-from hvdenv.runner import environment
+from hvdenv.places import environment_name, find_places, home_folder, login_name
+from hvdenv.runner import Runner, environment
 from hvdenv.session.output import report
 from hvdenv.session.request import Request
+from hvdenv.sites import workspace as workspaces
 
 
 def open_recipe(request: Request) -> Resolved:
@@ -41,6 +45,45 @@ def open_recipe(request: Request) -> Resolved:
 
 def _user(*, lenient: bool = False) -> User:
     return User(login_name(), str(home_folder()), environment(), lenient)
+
+
+def planned_environment(request: Request, resolved: Resolved) -> Environment:
+    """The environment at the requested prefix, or where the recipe keeps its environments.
+
+    Raises:
+        UsageError: the recipe's workspace is not allocated.
+    """
+    if request.prefix:
+        return generations.at(request.prefix)
+    places = resolved.recipe.places
+    if places.workspace and request.facts is None:
+        folder = _workspace(places.workspace, anywhere=request.anywhere)
+    elif places.environments:
+        # A variable that is not set stays in a folder that is only shown.
+        folder = Path("/", places.environments)
+    else:
+        folder = find_places().envs
+    return generations.at(folder / environment_name(resolved.recipe.name, resolved.keyed))
+
+
+def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
+    """Its folder; with ``anywhere`` a placeholder for one that this machine lacks."""
+    found = None
+    if not anywhere or workspaces.has_tools():
+        found = workspaces.find(wanted, Runner())
+    if found:
+        return found
+    if not anywhere:
+        raise UsageError(
+            f"the workspace {wanted.name} is not allocated, or it has expired",
+            remedy="`hvdenv build` allocates it and builds there; or name a folder with --prefix",
+        )
+    stands = workspaces.placeholder(wanted)
+    report(
+        f"note: {stands} stands for the folder of the recipe's workspace, which this machine lacks;"
+        " `ws_find` prints it on the cluster"
+    )
+    return stands
 
 
 def site_keys(site: Path | None, *keys: str) -> SiteKeys:

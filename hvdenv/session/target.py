@@ -17,15 +17,13 @@ from hvdenv.environments.installation import inspect_prefix
 from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import image_of, inside
-from hvdenv.model.cluster import Container, Workspace
-from hvdenv.model.layers import Resolved
+from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places, make_folder, write_text
-from hvdenv.runner import Runner, environment
+from hvdenv.runner import environment
 from hvdenv.session.output import report
-from hvdenv.session.recipe import open_recipe
+from hvdenv.session.recipe import open_recipe, planned_environment
 from hvdenv.session.request import Request
-from hvdenv.sites import workspace as workspaces
 from hvdenv.sites.modules import shell_lines
 
 # They name the environment that is active in a shell.
@@ -90,45 +88,6 @@ class Chosen(NamedTuple):
         if not self.module_lines:
             return "true"
         return "\n".join(("hvdenv_modules() {", *self.module_lines, "}", "hvdenv_modules"))
-
-
-def planned_environment(request: Request, resolved: Resolved) -> Environment:
-    """The environment at the requested prefix, or where the recipe keeps its environments.
-
-    Raises:
-        UsageError: the recipe's workspace is not allocated.
-    """
-    if request.prefix:
-        return generations.at(request.prefix)
-    places = resolved.recipe.places
-    if places.workspace and request.facts is None:
-        folder = _workspace(places.workspace, anywhere=request.anywhere)
-    elif places.environments:
-        # A variable that is not set stays in a folder that is only shown.
-        folder = Path("/", places.environments)
-    else:
-        folder = find_places().envs
-    return generations.at(folder / environment_name(resolved.recipe.name, resolved.keyed))
-
-
-def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
-    """Its folder; with ``anywhere`` a placeholder for one that this machine lacks."""
-    found = None
-    if not anywhere or workspaces.has_tools():
-        found = workspaces.find(wanted, Runner())
-    if found:
-        return found
-    if not anywhere:
-        raise UsageError(
-            f"the workspace {wanted.name} is not allocated, or it has expired",
-            remedy="`hvdenv build` allocates it and builds there; or name a folder with --prefix",
-        )
-    stands = workspaces.placeholder(wanted)
-    report(
-        f"note: {stands} stands for the folder of the recipe's workspace, which this machine lacks;"
-        " `ws_find` prints it on the cluster"
-    )
-    return stands
 
 
 def choose(request: Request, *, image: bool = False, judged: bool = False) -> Chosen:

@@ -20,8 +20,8 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.schema import Problem, check_part, json_schema
+from hvdenv.session.recipe import planned_environment
 from hvdenv.session.request import Request
-from hvdenv.session.target import planned_environment
 from hvdenv.session.trust_gate import Gate
 from tests.commands import Hvdenv
 from tests.files import write

@@ -46,7 +46,7 @@ def printed(
     cases: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> Callable[[str, str], str]:
     """What `hvdenv plan` prints for declared facts, but the digest: it covers every patch."""
-    monkeypatch.setattr("hvdenv.session.describe.environment", dict)
+    monkeypatch.setattr("hvdenv.session.prepare.environment", dict)
 
     def plan(name: str, variant: str) -> str:
         words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
