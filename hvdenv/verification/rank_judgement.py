@@ -450,13 +450,16 @@ def _wrong_results(run: RankRun) -> Judgement | None:
     if not wrong:
         return None
     first = wrong[0][1]
+    example = f"; {clean(first.wrong[0])}" if first.wrong else ""
     return _failure(
         run,
         f"allreduce gives wrong values on {listed([name for name, _ in wrong])}:"
-        f" {first.failed} of {first.tests} reductions",
+        f" {first.failed} of {first.tests} reductions{example}",
         "do not train with this environment: rebuild it for this machine; if the values stay wrong,"
         " try the other controller and report this evidence to Horovod",
-        lines=[f"{name}: {each}" for name, result in wrong[:_SHOWN] for each in result.wrong],
+        lines=[
+            f"{name}: {clean(case)}" for name, result in wrong[:_SHOWN] for case in result.wrong
+        ],
     )
 
 

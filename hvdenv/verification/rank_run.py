@@ -112,11 +112,6 @@ class Rank(NamedTuple):
         return self._latest.stage
 
     @property
-    def detail(self) -> str:
-        """What it tried last within its stage."""
-        return self._latest.detail
-
-    @property
     def doing(self) -> str:
         """What it tried last: ``operations (alltoall int8)``."""
         detail = self._latest.detail

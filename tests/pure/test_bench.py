@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import RecipeError
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
@@ -18,18 +15,14 @@ from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python, steps_of
-from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
-from hvdenv.verification import bench, rank_checks
+from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.rank_run import RankRun
-from hvdenv.verification.rank_start import Pair
-from hvdenv.verification.setup import Setup
 from tests import rank_events
 from tests.commands import Hvdenv
-from tests.evidence import evidence
 from tests.rank_events import event, exited, good
 from tests.standalone import load
 
@@ -248,17 +241,6 @@ def test_the_libraries_of_gpus(
     assert bench.gpu_libraries(run(2, DataPath(libraries=libraries))) == found
 
 
-def test_the_checks_have_findings_of_their_own() -> None:
-    expectation = Expectation(references=(REFERENCE._replace(value=9),))
-    setup = Setup(Installation("", "", ()), Runner(), expectation)
-    pair = Pair("torch", "MPI")
-    known = evidence(benchmarks={pair: BENCHMARK})
-    (finding,) = rank_checks.check_speed(pair, setup, known)
-    assert finding[:3] == ("bench", SUBJECT, "fail")
-    (finding,) = rank_checks.check_yardsticks(setup, known)
-    assert finding[:3] == ("yardstick", "MPI alone", "pass")
-
-
 def test_fewer_ranks() -> None:
     assert [bench.smaller_counts(count) for count in (1, 2, 6, 8)] == [
         [],
@@ -316,12 +298,6 @@ def test_memory_that_a_job_can_get(tmp_path: Path, case: dict[str, Any]) -> None
     assert RANK_BENCH.available(str(tmp_path)) == case["mib"] * MIB
 
 
-def test_memory_bounds_the_size() -> None:
-    assert RANK_BENCH.available() > 0
-    assert RANK_BENCH.fits(MIB, 8 * MIB, 2)
-    assert not RANK_BENCH.fits(MIB, 8 * MIB, 3)
-
-
 TIMEOUT: Final = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
@@ -368,14 +344,6 @@ def test_ranks_that_try_operations_negotiate_less_often_unless_the_user_says_how
     ):
         env = RANK.child_environment(60.0, "Gloo", words)
         assert env.get("HOROVOD_CYCLE_TIME", "") == expected
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
-def test_quartiles(values: list[float]) -> None:
-    found = RANK_BENCH.quartiles(values)
-    assert len(found) == 5
-    assert found == sorted(found)
-    assert (found[0], found[4]) == (min(values), max(values))
 
 
 # The recipe
@@ -446,12 +414,6 @@ def test_references_do_not_change_what_is_built(tmp_path: Path, facts: Facts) ->
     recipe = resolved(tmp_path)
     assert recipe.references
     assert digest(recipe) == digest(recipe._replace(references=()))
-
-
-def test_a_record_of_before_has_no_references(recipe: Recipe) -> None:
-    kept = encode(recipe)
-    del kept["references"]
-    assert decode(Recipe, kept) == recipe
 
 
 @pytest.mark.parametrize(

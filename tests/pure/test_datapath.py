@@ -102,12 +102,6 @@ def test_loaded_libraries(tmp_path: Path) -> None:
     }
 
 
-def test_libraries_that_do_not_say_their_version() -> None:
-    assert rank_datapath.mpi_version({"libmpi": ["/not/there/libmpi.so"], "libnccl": []}) == ""
-    assert rank_datapath.mpi_version({}) == ""
-    assert rank_datapath.nccl_version({"libnccl": ["/not/there/libnccl.so.2"]}) == 0
-
-
 def test_adapters(tmp_path: Path) -> None:
     ports = {
         "mlx5_0": ("4: ACTIVE", "InfiniBand"), "mlx5_1": ("4: ACTIVE", "Ethernet"),
@@ -322,13 +316,6 @@ def test_nccl_on_the_only_rank_is_no_proof_and_no_failure() -> None:
     assert findings_of("operation", run(silent))[0].status == "fail"
 
 
-def test_the_path_is_judged_where_the_values_are_right() -> None:
-    assert found("data-path", SLOW) == {"torch over MPI": "fail"}
-    assert found("data-path", SLOW, pml="ob1") == {"torch over MPI": "pass"}
-    wrong = SLOW._replace(ranks=(SLOW.ranks[0],))
-    assert found("data-path", wrong) == {}
-
-
 def test_records_of_ranks() -> None:
     (first, second) = datapath.rank_records("torch", run(rank(0, logged=TCP), on_gpu(1, "n1", "7")))
     assert (first.name, first.run, first.pid) == ("rank 0 on n0", "torch over MPI", 100)
@@ -352,13 +339,6 @@ def test_records_of_ranks() -> None:
 )  # fmt: skip
 def test_what_libraries_of_mpi_call_themselves(text: str, mpi: Mpi) -> None:
     assert datapath.parse_library(text) == mpi
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(2708, "2.7.8"), (21003, "2.10.3"), (21805, "2.18.5"), (0, "")]
-)
-def test_numbers_of_nccl(number: int, text: str) -> None:
-    assert datapath.nccl_release(number) == text
 
 
 def test_every_rank_has_to_run_from_the_image() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.reports import page
-from hvdenv.reports.plots import figure, is_drawn, marks, plots, size
+from hvdenv.reports.plots import is_drawn, plots
 from hvdenv.reports.render import HEADINGS, clean
 from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row
 from hvdenv.schema import encode
@@ -239,42 +239,3 @@ def test_any_figures_can_be_shown(measurements: list[Measurement]) -> None:
     drawings = {tag for tag, _ in read.tags} >= {"circle"}
     assert drawings == any(is_drawn(each) for each in measurements)
     assert not any("nan" in each or "inf" in each for each in read.all("cx") + read.all("d"))
-
-
-@given(st.lists(st.floats(1e-9, 1e18), min_size=1))
-def test_marks_lie_around_the_values(values: list[float]) -> None:
-    found = marks(values)
-    assert found[0] <= min(values) and max(values) <= found[-1]
-    assert found == sorted(set(found))
-    assert len(found) <= 30
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([3.0, 40.0], [2, 5, 10, 20, 50]),
-        ([0.01, 5.0], [0.01, 0.1, 1, 10]),
-        ([10.0], [10]),
-        ([9.0], [5, 10]),
-    ],
-)
-def test_marks(values: list[float], expected: list[float]) -> None:
-    assert marks(values) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0"), (0.00012345, "0.000123"), (5.6, "5.60"), (12.34, "12.3"), (1234567.8, "1,234,568"),
-     (None, ""), (-2.5, "-2.50")],
-)  # fmt: skip
-def test_figures(value: float | None, text: str) -> None:
-    assert figure(value) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"),
-     (2**28, "256 MiB"), (2**30, "1 GiB"), (-1, "-1 B")],
-)  # fmt: skip
-def test_sizes(count: int, text: str) -> None:
-    assert size(count) == text

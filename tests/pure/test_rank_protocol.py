@@ -396,8 +396,9 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "wrong sums": (
         run(*good()[:3], started(1), exited(1),
-            result(1, failed=2, wrong=["Sum int64 17: got 3, wanted 5"])),
-        "wrong values on rank 1 on n1: 2 of 30", "rank 1 on n1: Sum int64 17: got 3, wanted 5",
+            result(1, failed=2, wrong=["Sum int64 17: element 0 is 3, expected 5"])),
+        "on rank 1 on n1: 2 of 30 reductions; Sum int64 17: element 0 is 3, expected 5",
+        "rank 1 on n1: Sum int64 17: element 0 is 3, expected 5",
     ),
     "other controller": (
         run(*good()[:3], started(1), result(1, logged={"controller": "GLOO"}), exited(1)),
@@ -636,7 +637,7 @@ def test_operations_are_those_that_horovod_names() -> None:
 def test_a_listener_tells_each_stage_and_each_wrong_operation_once() -> None:
     told: list[tuple[str, str]] = []
     take = listener("0a", lambda *news: told.append(news))
-    cases = ["float32 1114113: got 1, wanted 2"] * 9  # an event of several lines
+    cases = ["float32 1114113: element 0 is 1, expected 2"] * 9  # an event of several lines
     wrong = Operation("alltoall", 3, 9, cases=cases)
     for number in range(3):
         writer = EventWriter("0a")

@@ -70,18 +70,10 @@ FIGURE = {"name": "n", "value": 1, "unit": "s"}
     [
         ("schema", "hvdenv.report/3", f"its schema is not one of hvdenv.report/1, {SCHEMA}"),
         ("host", None, "host: expected a string, found None"),
-        ("seconds", "1", "seconds: expected a number, found '1'"),
-        ("seconds", float("nan"), "seconds: expected a number, found nan"),
-        ("findings", {}, "findings: expected a list"),
         ("findings", ["text"], "findings.0.: expected a table, found 'text'"),
         ("findings", [{"check": "a"}], "findings.0..subject: this key is required"),
         ("findings", [{**GOOD, "status": "good"}], "findings.0..status: expected one of"),
-        ("findings", [{**GOOD, "evidence": 1}], "findings.0..evidence: expected a string, found 1"),
-        ("measurements", [{**FIGURE, "value": 10**400}], "measurements.0..value: this number is too large"),
         ("measurements", [{**FIGURE, "ranks": True}], "measurements.0..ranks: expected a whole number, found true"),
-        ("ranks", [{"rank": "0"}], "ranks.0..rank: expected a whole number, found '0'"),
-        ("table", [{"expected": 1}], "table.0..expected: expected true or false, found 1"),
-        ("environment", [], "environment: expected a table"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )  # fmt: skip

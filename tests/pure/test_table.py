@@ -175,7 +175,9 @@ def with_torch(**changed: Any) -> Evidence:
     return GOOD._replace(extensions={**GOOD.extensions, "torch": torch})
 
 
-WRONG = Operation("broadcast", 1, 9, ["float32"], cases=["float32 1114113: got 1, wanted 2"])
+WRONG = Operation(
+    "broadcast", 1, 9, ["float32"], cases=["float32 1114113: element 0 is 1, expected 2"]
+)
 DIVERGED = Training("DistributedOptimizer", 1.0, losses=[1.0, 2.0])
 BROKEN = failed(StepError("no answer"))
 HERE = Observation(

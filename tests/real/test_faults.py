@@ -159,6 +159,7 @@ def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Ru
     fault = (
         "def allreduce_async(tensor, *args, **kwargs):\n    return tensor\n"
         "def synchronize(handle):\n    return handle\n"
+        "def poll(handle):\n    return True\n"
     )
     judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, "MPI"))
     assert judgement.message == (

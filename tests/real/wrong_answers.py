@@ -86,7 +86,9 @@ def try_case(case: Any, size: int) -> Iterator[str]:
         yield f"{case.kind} {case.reduce} {name}"
     if types[0] != "any":
         got = [("int16", want[0]), *typed[1:]]
-        assert cases.problem(numpy, case, rank, size, got) == f"got int16, wanted {types[0]}"
+        assert (
+            cases.problem(numpy, case, rank, size, got) == f"its type is int16, expected {types[0]}"
+        )
         yield f"{case.kind} of another type"
 
 

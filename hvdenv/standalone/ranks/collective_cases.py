@@ -317,7 +317,7 @@ def expected_of_join(numpy: Any, rank: int, size: int) -> List[Array]:
 def compare(numpy: Any, got: Array, want: Array, relative: float, absolute: float) -> str:
     """What is wrong with an array; empty if nothing is."""
     if got.shape != want.shape:
-        return "got shape %s, wanted %s" % (got.shape, want.shape)
+        return "its shape is %s, expected %s" % (got.shape, want.shape)
     if relative == absolute == 0.0:
         wrong = got != want
     else:
@@ -326,8 +326,8 @@ def compare(numpy: Any, got: Array, want: Array, relative: float, absolute: floa
         return ""
     at = int(numpy.flatnonzero(wrong)[0])
     first, right = (repr(each.reshape(-1)[at].item()) for each in (got, want))
-    counted = "in element %d, %d of %d are wrong" % (at, wrong.sum(), wrong.size)
-    return "got %s, wanted %s %s" % (first, right, counted)
+    counted = "%d of %d elements wrong" % (wrong.sum(), wrong.size)
+    return "element %d is %s, expected %s (%s)" % (at, first, right, counted)
 
 
 def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, Array]]) -> str:
@@ -336,11 +336,11 @@ def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, A
     if case.kind == "alltoall":
         want = want[: len(got)]  # some versions do not return the numbers of rows
     if len(got) != len(want):
-        return "got %d tensors, wanted %d" % (len(got), len(want))
+        return "%d tensors, expected %d" % (len(got), len(want))
     for which, (dtype, array) in enumerate(got):
         kind = types(case, want)[which]
         if kind and dtype != kind:
-            return "got %s, wanted %s" % (dtype, kind)
+            return "its type is %s, expected %s" % (dtype, kind)
         wrong = compare(numpy, array, want[which], *bounds(case, size))
         if wrong:
             return wrong
