@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
-from hvdenv.building import effects, record
+from hvdenv.building import copied, effects, record
 from hvdenv.building.finished import Built, drift, refused_drift
 from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.resolve import attempt
@@ -69,7 +69,10 @@ def build(
             with scratch.folder(_temporary_root(), "build") as temporary:
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
-                _run(state, break_lock=break_lock)
+                source = None
+                if not rebuild:
+                    source = copied.find_source(plan, request.resolved, places)
+                _run(state, source, break_lock=break_lock)
     differences: tuple[Difference, ...] = ()
     if locked := request.plan.locked:
         differences = drift(locked, generations.read_record(environment.record(identity)))
@@ -108,15 +111,32 @@ def _temporary_root() -> Path:
         return Path(gettempdir())
 
 
-def _run(state: State, *, break_lock: bool) -> None:
-    """Run the steps of the plan, in a generation that is empty."""
+def _run(state: State, source: Path | None, *, break_lock: bool) -> None:
+    """Run the steps of the plan, in a generation that is empty.
+
+    Args:
+        source: an environment to copy the packages from; None to install them.
+    """
     plan = state.plan
     # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
     registry.register(state.places, state.environment, plan.recipe, plan.variants)
     make_folder(plan.generation / LOGS)
+    done = _copy(state, source) if source else ()
     for number, step in enumerate(plan.steps, 1):
         state.held.check()
-        _do(state, number, step, break_lock=break_lock)
+        if step.name in done:
+            state.progress.step_done(number, step, f"copied from {source}", 0.0)
+        else:
+            _do(state, number, step, break_lock=break_lock)
+
+
+def _copy(state: State, source: Path) -> tuple[str, ...]:
+    """Copy an environment with the packages of the plan. Returns the steps that this replaces."""
+    state.progress.note(f"copying the packages of the lock from {source}")
+    if failure := copied.copy(source, state):
+        state.progress.note(f"they cannot be copied, so they are installed: {failure}")
+        return ()
+    return copied.REPLACED
 
 
 def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:

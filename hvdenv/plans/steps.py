@@ -384,7 +384,7 @@ class Steps(NamedTuple):
             OWN_PYTHON, "-m", "uv", "pip", "install", "--no-config", "--offline", "--no-index",
             "--compile-bytecode", "--python", self.env_python, *hashed,
             # Never hard links: editing a file of one environment would change others.
-            env=(("UV_LINK_MODE", "clone"), ("UV_FIND_LINKS", folder), ("UV_CACHE_DIR", cache)),
+            env=(("UV_LINK_MODE", "copy"), ("UV_FIND_LINKS", folder), ("UV_CACHE_DIR", cache)),
         )  # fmt: skip
         return get, install
 

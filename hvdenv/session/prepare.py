@@ -163,6 +163,8 @@ def describe(plan: Plan, prepared: Prepared) -> str:
         lines += ["", f"{number}. {step.name}: {step.reason}"]
         if step.spared_by:
             lines.append("   (not run when a wheel of the same stack is in the cache)")
+        if step.effect == "packages":
+            lines.append("   (copied instead if an environment has the packages of this lock)")
         if step.modules:
             lines += [f"   {line}" for line in commands(step.modules)]
         lines += [line for file in step.files for line in _written(file)]

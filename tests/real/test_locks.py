@@ -75,6 +75,12 @@ def test_a_node_without_internet_builds_what_was_fetched(
     modes = (path.lstat().st_mode for path in prefix.resolve().rglob("*"))
     assert not any(mode & stat.S_IWOTH for mode in modes if not stat.S_ISLNK(mode))
 
+    second = tmp_path / "second"
+    again = without_network(new, *build[:-1], second)
+    assert again.returncode == 0, again.stderr
+    assert f"copying the packages of the lock from {prefix.resolve()}/venv" in again.stderr
+    assert_separate(prefix / "venv", second / "venv")
+
     # The build fills in what it was made with, and then nothing is left to write.
     words = ("lock", *TORCH, "--lockfiles", str(locks), "--prefix", str(prefix))
     assert cli(*words, "--json").json["changed"]
@@ -85,6 +91,21 @@ def test_a_node_without_internet_builds_what_was_fetched(
     assert cli(*words, "--check", "--json").json == {
         "folder": str(lock), "changed": [], "unsatisfied": [],
     }  # fmt: skip
+
+
+def assert_separate(first: Path, second: Path) -> None:
+    """Check that two environments, and uv's cache, share no file, and that the second one works."""
+    for environment in (first, second):
+        files = (path.lstat() for path in environment.rglob("*"))
+        assert not any(stat.S_ISREG(file.st_mode) and file.st_nlink > 1 for file in files)
+    (script,) = second.glob("lib/python3*/site-packages/torch/version.py")
+    original = first / script.relative_to(second)
+    before = original.read_bytes()
+    script.write_bytes(before + b"\n#")
+    assert original.read_bytes() == before
+    started = [str(second / "bin" / "horovodrun"), "--check-build"]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=120, check=False)
+    assert "[X] PyTorch" in done.stdout, done.stderr
 
 
 def test_a_lock_of_something_else_is_not_built(cli: Cli, locks: Path, tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Copies the packages of a lock from an environment that has them, instead of installing them.
+
+Unpacking and compiling 10,000 Python files takes most of a build from a lock. An environment that
+was built from the same lock with the same interpreter has them already. They are copied: no file
+is shared, so no environment can change another.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hvdenv import trust
+from hvdenv.building.state import State
+from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import registry
+from hvdenv.errors import HvdenvError
+from hvdenv.places import Places
+from hvdenv.plans.plan import Plan
+from hvdenv.reading import OWN, read_file
+
+# The steps that a copy replaces, by name.
+REPLACED = ("environment", "packages")
+# Longer first lines of scripts are cut off by Linux before 5.1.
+_FIRST_LINE = 127
+
+
+def find_source(plan: Plan, resolved: Mapping[str, object], places: Places) -> Path | None:
+    """A virtual environment that has the packages of the plan's lock and nothing else but Horovod.
+
+    Args:
+        resolved: the recipe of the plan as tables.
+
+    Returns:
+        Its folder; None if the plan has no lock, or no environment of this user is like that.
+    """
+    names = {step.name for step in plan.steps}
+    builds_framework = any(step.effect == "framework-keep" for step in plan.steps)
+    if plan.locked is None or builds_framework or not names.issuperset(REPLACED):
+        return None
+    for listed in registry.list_environments(places):
+        environment = listed.environment
+        for identity, record in environment.records().items():
+            folder = environment.generation(identity)
+            if (
+                _fits(plan, resolved, record)
+                and not environment.damage(identity)
+                and _is_own(folder)
+            ):
+                return folder / "venv"
+    return None
+
+
+def copy(source: Path, state: State) -> str:
+    """Make the environment of a build from a copy of another, without Horovod.
+
+    Returns:
+        Why it failed, and nothing is left of the copy; or empty.
+    """
+    target = state.plan.environment
+    try:
+        # Its own modes count, as far as the user's umask allows them, and not its group.
+        words = ("cp", "-dR", "--reflink=auto", "--preserve=timestamps", str(source), str(target))
+        copied = state.runner.run(Command(words))
+        if not copied:
+            raise OSError(copied.tail(1))
+        python = str(target / "bin" / "python")
+        _relocate(target, os.fsencode(source))
+        removed = state.runner.run(
+            Command((OWN_PYTHON, "-m", "uv", "pip", "uninstall", "--python", python, "horovod"))
+        )
+        if not removed:
+            raise OSError(removed.tail(1))
+    except (OSError, ValueError, csv.Error, HvdenvError) as error:
+        shutil.rmtree(target, ignore_errors=True)
+        return str(error)
+    return ""
+
+
+def _fits(plan: Plan, resolved: Mapping[str, object], record: GenerationRecord) -> bool:
+    """Whether a generation was built from the lock of a plan, for the same interpreter."""
+    return (
+        plan.locked is not None
+        and record.lock is not None
+        and record.lock.digest == plan.locked.digest
+        and record.environment == "venv"
+        and record.python.get("path") == plan.python.path
+        and record.python.get("version") == plan.python.version
+        and record.resolved.get("python") == resolved.get("python")
+        and not record.additions
+    )
+
+
+def _is_own(generation: Path) -> bool:
+    """Whether the environment of a generation exists, and nobody else can have changed a file."""
+    if not (generation / "venv" / "bin" / "python").exists():
+        return False
+    faults = trust.judge_environment(str(generation / "venv"), trust.trusted_owners(), whole=True)
+    return all(fault.note for fault in faults)
+
+
+def _relocate(environment: Path, old: bytes) -> None:
+    """Write the place of an environment into the files that name the place it was copied from.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        ValueError: a script cannot name its interpreter here.
+    """
+    new = os.fsencode(environment)
+    changed = {path for path in _naming_places(environment) if _replace(path, old, new)}
+    for record in environment.glob("lib/python3*/site-packages/*.dist-info/RECORD"):
+        _correct(record, changed)
+
+
+def _naming_places(environment: Path) -> Iterator[Path]:
+    """The files of an environment that may contain its path; Python corrects that of bytecode."""
+    yield environment / "pyvenv.cfg"
+    for path in (environment / "bin").iterdir():
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _replace(path: Path, old: bytes, new: bytes) -> bool:
+    """Replace a path in a text file. Returns whether the file contains it."""
+    content = read_file(path, OWN).data
+    if old not in content or b"\0" in content:
+        return False
+    content = content.replace(old, new)
+    first = content.split(b"\n", 1)[0]
+    if first.startswith(b"#!") and (len(first) > _FIRST_LINE or first.count(b" ")):
+        raise ValueError(f"{path} cannot name its interpreter: the path is too long, or has spaces")
+    path.write_bytes(content)
+    return True
+
+
+def _correct(record: Path, changed: set[Path]) -> None:
+    """Correct the hashes and sizes of changed files in the RECORD of a package."""
+    site_packages = record.parent.parent
+    rows = list(csv.reader(io.StringIO(read_file(record, OWN).data.decode())))
+    stale = False
+    for row in rows:
+        path = Path(os.path.normpath(site_packages / row[0]))
+        if path in changed:
+            content = read_file(path, OWN).data
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            row[1:] = [f"sha256={digest.decode()}", str(len(content))]
+            stale = True
+    if stale:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        record.write_bytes(text.getvalue().encode())
