@@ -41,6 +41,9 @@ KEYS = {
     **{f"horovod.gpu.{key}": variable for key, variable in _GPU_VARIABLES.items()},
 }
 
+# Those whose values may begin with $NAME, a variable of the modules.
+FOLDER_VARIABLES = frozenset(name for key, name in KEYS.items() if key.endswith("_home"))
+
 # The first release that reads a key of [horovod.gpu].
 _SINCE = {
     "operations": ("0.20.0", "name the operations one by one: allreduce, allgather, broadcast"),
@@ -51,7 +54,7 @@ _SINCE = {
 
 
 def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
-    """The variables of Horovod's build. Values may begin with $NAME, which the modules set.
+    """The variables of Horovod's build.
 
     Only the value 1 counts (0.20 and newer compare as strings). HOROVOD_WITH_GLOO has no
     effect since 0.20, which builds Gloo unless told not to; sites' documents set it.
@@ -151,16 +154,3 @@ def _problems(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
 
 def _older(version: Version, other: str) -> bool:
     return Parsed(version) < Parsed(other)
-
-
-def split(variables: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Separate variables whose value begins with one of the modules, as $NAME/lib.
-
-    $ORIGIN is for the linker.
-    """
-    derived = {
-        name: value
-        for name, value in variables.items()
-        if value.startswith("$") and not value.startswith("$ORIGIN")
-    }
-    return {name: each for name, each in variables.items() if name not in derived}, derived

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments.activation import KINDS, activate_script
-from hvdenv.knowledge.flags import nccl_of_torch, split
+from hvdenv.knowledge.flags import FOLDER_VARIABLES, nccl_of_torch
 from hvdenv.knowledge.patches import Patch
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import Locked
@@ -38,6 +38,16 @@ _OLD_PIP = (3, 7)
 _UV_PYTHON = (3, 8)
 # The time of every file in the wheel: the earliest that the format knows, 1980-01-01.
 _EPOCH = "315532800"
+
+_TIDY = Step(
+    "tidy", "remove source and object files: they are not part of the environment", effect="tidy"
+)
+_MANIFEST = Step(
+    "manifest", "list every file, so that a purge or a change is noticed", effect="manifest"
+)
+_RECORD = Step(
+    "record", "mark the generation as complete and point the prefix at it", effect="record"
+)
 
 
 class Steps(NamedTuple):
@@ -75,9 +85,9 @@ class Steps(NamedTuple):
             *(self.horovod() if recipe.horovod.provider == "source" else []),
             *([self.added()] if self.additions else []),
             self.activation(),
-            *([self.tidy()] if self.makes_environment else []),
-            self.manifest(),
-            self.record(),
+            *([_TIDY] if self.makes_environment else []),
+            _MANIFEST,
+            _RECORD,
         )
 
     def horovod(self) -> list[Step]:
@@ -529,7 +539,8 @@ class Steps(NamedTuple):
         )
 
     def wheel(self) -> Step:
-        (flags, derived), cores = split(dict(self.flags)), str(self.facts.cores)
+        flags, cores = dict(self.flags), str(self.facts.cores)
+        derived = {n: flags.pop(n) for n in FOLDER_VARIABLES if flags.get(n, "").startswith("$")}
         # Without the patch, Horovod's setup.py passes arguments that only make knows.
         lean = any(patch.name == "lean-compile" for patch in self.patches)
         env = {
@@ -553,7 +564,7 @@ class Steps(NamedTuple):
             name="wheel",
             reason="compile without build isolation, which would hide the frameworks",
             commands=(
-                command._replace(derived=(*command.derived, *derived.items())),
+                command._replace(derived=(*command.derived, *sorted(derived.items()))),
                 self._run("normalise_wheel.py", str(self.wheel_path)),
             ),
             files=self._programs("normalise_wheel.py", "archives.py"),
@@ -596,21 +607,6 @@ class Steps(NamedTuple):
             reason="a script that activates the environment without hvdenv",
             files=(TextFile(self.generation / "activate.sh", text),),
         )
-
-    def tidy(self) -> Step:
-        reason = "remove source and object files: they are not part of the environment"
-        return Step("tidy", reason, effect="tidy")
-
-    def manifest(self) -> Step:
-        return Step(
-            name="manifest",
-            reason="list every file, so that a purge or a change is noticed",
-            effect="manifest",
-        )
-
-    def record(self) -> Step:
-        reason = "mark the generation as complete and point the prefix at it"
-        return Step("record", reason, effect="record")
 
     @property
     def wheel_path(self) -> Path:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hvdenv.errors import IncompatibleError
-from hvdenv.knowledge.flags import compute_capabilities, horovod_variables, operations, split
+from hvdenv.knowledge.flags import compute_capabilities, horovod_variables, operations
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 
@@ -104,9 +104,3 @@ def test_one_build_is_for_the_gpus_of_all_partitions() -> None:
 )  # fmt: skip
 def test_operations_that_verify_expects(settings: str, more: tuple[str, ...]) -> None:
     assert operations(recipe(settings)) == ("MPI", "Gloo", *more)
-
-
-def test_what_begins_with_a_variable_of_the_modules_is_told_apart() -> None:
-    given = {"A": "$CUDA_HOME/lib64", "B": "/x", "C": "$ORIGIN/../lib", "D": "-mavx"}
-    plain = {"B": "/x", "C": "$ORIGIN/../lib", "D": "-mavx"}
-    assert split(given) == (plain, {"A": "$CUDA_HOME/lib64"})
