@@ -7,6 +7,7 @@ could not be observed. Everything here is a function of the events of the ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from hvdenv.programs.data import SAME_STEPS, judge_data, judge_step_counts, uneven
@@ -60,25 +61,20 @@ def _called_alone(program: Program) -> Finding | None:
     ends = program.ends
     if any(not end or (end.reason == "exception" and not is_follow_on(end.error)) for end in ends):
         return None  # it did not get that far, for another reason
-    called = [(rank, _collectives(rank)) for rank in program.ranks]
-    for (rank, own), end in zip(called, ends, strict=True):
-        if not own:
-            continue
-        last = own[-1]
-        fewer = [each.name for each, calls in called if _count(calls, last) < _count(own, last)]
-        if fewer:
+    called = {rank.name: _collectives(rank) for rank in program.ranks}
+    counts = {name: Counter(call.operation for call in calls) for name, calls in called.items()}
+    for name, end in zip(called, ends, strict=True):
+        last = called[name][-1] if called[name] else Call("", "", 0)
+        own = counts[name][last.operation]
+        if fewer := [other for other in called if counts[other][last.operation] < own]:
             return program.fail(
-                "steps", f"{rank.name} waits in {last.operation} ({last.site}), which {listed(fewer)}"
-                " never called",
+                "steps", f"{name} waits in {last.operation} ({last.site}), which {listed(fewer)} never"
+                " called",
                 "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no other"
                 " rank",
                 end.error if end else "",
             )  # fmt: skip
     return None
-
-
-def _count(calls: Sequence[Call], one: Call) -> int:
-    return sum(each.operation == one.operation for each in calls)
 
 
 def _collectives(rank: Rank) -> list[Call]:
