@@ -231,14 +231,14 @@ class TorchObserver:
             del self.descendants[id(module)]
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
-        if module.training:
+        if module.training and not observer.fed:
             tensors = [each for each in inputs if self.torch.is_tensor(each)]
             observer.batches += self.checksums(tensors)
 
     def supplied(self, batch: Any) -> None:
-        """A loader has supplied a batch; the model may read it by arguments that have names."""
+        """A loader has supplied a batch."""
         if not observer.phase:
-            observer.batch += self.checksums(batch)
+            observer.batches += self.checksums(batch)
 
     def sampler_made(self, sampler: Any, *_: Any, **__: Any) -> None:
         """Keep whether a sampler is given the local rank."""

@@ -47,8 +47,8 @@ class Observer:
         known: what was reported once, by kind.
         fed: number of the data source that supplied the last batch.
         feeding: numbers of those that supplied any for a step.
-        batch: checksums of what a loader has supplied for this step.
-        batches: of what models have read since the last step, where no loader is known.
+        batches: checksums of what loaders have supplied since the last step or, where none is known,
+            of what models have read.
         of_some: a function of Horovod is called for a process set.
         by_local_rank: a callback saves that was made where the local rank is compared.
         communicates: libraries besides Horovod by which ranks have met.
@@ -68,7 +68,6 @@ class Observer:
         self.known: Dict[str, Set[Any]] = {}
         self.device = self.unobserved = ""
         self.batches: List[int] = []
-        self.batch: List[int] = []
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
         self.first = self.last = self.spent = self.spent_then = 0.0
@@ -173,7 +172,6 @@ class Observer:
     def next_batch(self, number: int) -> bool:
         """Whether a source supplies another batch. Only loops expect that there is none."""
         self.fed = number
-        self.batch = []
         if self.phase != 1 or number not in self.feeding:
             return True
         frame: Any = sys._getframe(1)
@@ -232,11 +230,11 @@ class Observer:
         self._end_after_enough(self.steps[number])
 
     def _report_step(self, number: int, sums: List[int], facts: Dict[str, Any]) -> None:
-        step, read = self.steps[number], self.batch or self.batches
+        step = self.steps[number]
         if step in (1, 2, self.wanted):
             facts["tensors"] = ["{:08x}".format(each) for each in sums[:MOST_NAMES]]
         self.emit(events.Stage("training", "step {}".format(step)))
-        batch = digest(read) if read else ""
+        batch = digest(self.batches) if self.batches else ""
         after = digest(sums)
         self.emit(
             events.TrainingStep(number, step, after=after, batch=batch, source=self.fed, **facts)
