@@ -23,7 +23,6 @@ import re
 import runpy
 import sys
 import traceback
-import types
 from typing import Any, Callable, Dict, List, NoReturn, Set, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -114,17 +113,11 @@ def run(argv: List[str]) -> None:
         sys.argv = argv[1:]
         sys.path.insert(0, os.getcwd())
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = argv
-    observer.program = Program(argv[0], os.path.dirname(os.path.abspath(argv[0])))
-    sys.path.insert(0, observer.program.home)
-    with open(argv[0], "rb") as stream:
-        code = compile(stream.read(), argv[0], "exec")
-    main = types.ModuleType("__main__")
-    main.__file__ = argv[0]
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
-    exec(code, main.__dict__)
+    else:
+        sys.argv = argv
+        observer.program = Program(argv[0], os.path.dirname(os.path.abspath(argv[0])))
+        sys.path.insert(0, observer.program.home)
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 def describe(error: BaseException) -> str:
