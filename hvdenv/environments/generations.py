@@ -247,7 +247,7 @@ def read_record(path: Path) -> GenerationRecord:
     )
 
 
-def recipe_of(record: GenerationRecord, path: Path) -> Recipe:
+def recorded_recipe(record: GenerationRecord, path: Path) -> Recipe:
     """The recipe that an environment was built from.
 
     Raises:

@@ -25,7 +25,7 @@ class Uses(NamedTuple):
     users: tuple[User, ...]
     unseen: int
 
-    def of(self, identity: str) -> Uses:
+    def select(self, identity: str) -> Uses:
         """Those that use this generation, or may do so."""
         users = (user for user in self.users if user.generation in ("", identity))
         return self._replace(users=tuple(users))

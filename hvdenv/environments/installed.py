@@ -18,12 +18,12 @@ from hvdenv.contents.packages import (
     hint,
 )
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, registry
+from hvdenv.environments import generations, registry, search_path
 from hvdenv.errors import UsageError
 from hvdenv.locks import condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, Locked
 from hvdenv.places import Places, home_folder
-from hvdenv.reading import STATE, SYSTEM, read_json, read_text
+from hvdenv.reading import STATE, read_json
 from hvdenv.schema import Table
 
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
@@ -161,7 +161,11 @@ def installed_packages(base: Path) -> Installed:
         if name not in distributions and folder.name not in of_conda:
             packages.append(_python_package(name, version, folder))
         distributions.setdefault(name, version)
-    return Installed(tuple(packages), distributions, python or _venv_python(base / "pyvenv.cfg"))
+    settings = search_path.settings(base)
+    stated = settings.get("version") or settings.get("version_info", "")
+    created_with = re.match(r"\d+(\.\d+){1,2}", stated)
+    python = python or (created_with[0] if created_with else "")
+    return Installed(tuple(packages), distributions, python)
 
 
 def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
@@ -195,13 +199,3 @@ def _json(path: Path) -> Table:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _venv_python(path: Path) -> str:
-    """The Python version that a virtual environment was created with."""
-    try:
-        text = read_text(path, SYSTEM, errors="replace")
-    except OSError:
-        return ""
-    found = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+){1,2})", text, re.MULTILINE)
-    return found[1] if found else ""

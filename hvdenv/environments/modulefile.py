@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.activation import KINDS, Kind, left_open
-from hvdenv.environments.generations import recipe_of
+from hvdenv.environments.generations import recorded_recipe
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import ModuleName, Modules
 
@@ -54,7 +54,7 @@ def from_record(record: GenerationRecord, generation: Path, name: str, user: str
         StepError: the record is damaged.
         UsageError: this cannot be the name of a module.
     """
-    recipe = recipe_of(record, generation)
+    recipe = recorded_recipe(record, generation)
     version, built = recipe.horovod.version, record.wheel.get("frameworks", {})
     frameworks = [
         f"{each} {built[each]['built_with']}" if each in built else each

@@ -32,7 +32,7 @@ def refuse_unfit(prefix: Path) -> None:
 
 def refuse_foreign(path: Path) -> None:
     """Refuse a path where anything exists; call it if hvdenv did not make that."""
-    what = what_is_at(path)
+    what = occupant(path)
     if what:
         raise UsageError(
             f"is {what} that hvdenv did not make",
@@ -53,7 +53,7 @@ def refuse_inside(folder: Path, marker: str) -> None:
             )
 
 
-def what_is_at(path: Path) -> str:
+def occupant(path: Path) -> str:
     """What exists at a path, for a message; or empty."""
     if path.is_symlink():
         return f"a symbolic link to {os.readlink(path)}"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import TEMPORARY, Environment, delete, erase, switch
 from hvdenv.environments.in_use import Uses, uses
-from hvdenv.environments.prefixes import what_is_at
+from hvdenv.environments.prefixes import occupant
 from hvdenv.errors import BusyError, UsageError
 from hvdenv.places import LEFT_ALONE_SECONDS, reporting, sweep, sync
 
@@ -80,7 +80,7 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
                 prefix.unlink()
                 sync(prefix.parent)
         elif os.path.lexists(prefix):
-            kept.append((str(prefix), f"is {what_is_at(prefix)}"))
+            kept.append((str(prefix), f"is {occupant(prefix)}"))
         cleared = _delete(environment, environment.identities(), found)
         kept += [*cleared.kept, *_clean(store, seconds=0)]
     try:
@@ -127,7 +127,7 @@ def _delete(
     """Delete the generations that no process uses."""
     removed, kept = [], []
     for identity in identities:
-        if users := found.of(identity):
+        if users := found.select(identity):
             note = f"in use by {users}"
         else:
             note = "" if dry_run else delete(environment, identity)

@@ -61,17 +61,17 @@ def _search_path(base: Path) -> Iterator[Path]:
     shared = []
     if shares_packages(base):
         versions = {"python3", *(folder.parent.name for folder in own)}
-        prefix = Path(_settings(base).get("home", "/usr/bin")).parent
+        prefix = Path(settings(base).get("home", "/usr/bin")).parent
         for each in dict.fromkeys((prefix / "local", prefix)):
             found = sorted(each.glob("lib*/python3*/*-packages"))
             shared += [folder for folder in found if folder.parent.name in versions]
     for folder in (*own, *shared):
         yield folder
         for file in sorted(folder.glob("*.pth")):
-            yield from _named_by(file)
+            yield from _added_folders(file)
 
 
-def _settings(base: Path) -> dict[str, str]:
+def settings(base: Path) -> dict[str, str]:
     """The keys of pyvenv.cfg; empty if the environment is no virtual one."""
     pairs = (line.partition("=") for line in _text(base / "pyvenv.cfg").splitlines())
     return {key.strip().lower(): value.strip() for key, _, value in pairs}
@@ -79,10 +79,10 @@ def _settings(base: Path) -> dict[str, str]:
 
 def shares_packages(base: Path) -> bool:
     """Whether a virtual environment also sees packages of the Python that it was made with."""
-    return _settings(base).get("include-system-site-packages", "").lower() == "true"
+    return settings(base).get("include-system-site-packages", "").lower() == "true"
 
 
-def _named_by(file: Path) -> Iterator[Path]:
+def _added_folders(file: Path) -> Iterator[Path]:
     """The folders that a .pth file adds."""
     for line in map(str.strip, _text(file).splitlines()):
         if finder := _FINDER.match(line):

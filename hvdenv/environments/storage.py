@@ -94,12 +94,12 @@ def list_generations(environment: Environment, places: Places) -> tuple[Generati
             added = tuple(record.additions.get("requirements", ()))
         else:
             state = "unfinished" if environment.begun(identity) else "damaged"
-            created, size = _worked_at(folder), measure(folder)
+            created, size = _last_change(folder), measure(folder)
         found.append(Generation(identity, state, created, *size, used.when, used.how, added))
     return tuple(sorted(found, key=lambda one: (one.created, one.generation), reverse=True))
 
 
-def _worked_at(folder: Path) -> str:
+def _last_change(folder: Path) -> str:
     """When a build last changed something in the folder of a generation."""
     try:
         latest = max(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))

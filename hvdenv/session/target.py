@@ -157,7 +157,7 @@ def _at(
         also = provider(folder, environment().get(PYTHON_PATH, ""))
     request.gate.refuse_prefix(installed.prefix, whole=judged, also=also)
     if record and not recipe:
-        recipe = generations.recipe_of(record, file)
+        recipe = generations.recorded_recipe(record, file)
         name = environment_name(record.recipe, record.variants)
         request.gate.refuse_names(recipe, str(installed.prefix))
     if recipe and (record or missing):

@@ -69,7 +69,7 @@ def test_a_generation_of_hvdenv_0_1_is_still_read(
     listed = manifest.read(generation / manifest.NAME, record.manifest_digest)
     assert manifest.compare(generation, listed, closely=lambda path: True) == []
     assert decode(Facts, record.facts).machine == "x86_64"
-    assert generations.recipe_of(record, path).name == record.recipe == "local"
+    assert generations.recorded_recipe(record, path).name == record.recipe == "local"
     registry.register(find_places(), environment, record.recipe, record.variants)
     assert main(["envs", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)

@@ -136,7 +136,7 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
 ) -> None:
     process = use(environment, start)
     try:
-        wait_until(lambda: in_use.uses(environment).of(ONE))
+        wait_until(lambda: in_use.uses(environment).select(ONE))
 
         cleared = prune.prune(environment, keep=0)
         assert cleared.removed == ()
@@ -152,14 +152,14 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not in_use.uses(environment).of(ONE))
+    wait_until(lambda: not in_use.uses(environment).select(ONE))
     assert prune.prune(environment, keep=0).removed == (ONE,)
 
 
 def test_only_the_generation_that_is_used_is_kept(environment: Environment, start: Start) -> None:
     process = runs(environment, start)
-    wait_until(lambda: in_use.uses(environment).of(ONE))
-    assert in_use.uses(environment).of(TWO).users == ()
+    wait_until(lambda: in_use.uses(environment).select(ONE))
+    assert in_use.uses(environment).select(TWO).users == ()
     assert [user.pid for user in in_use.uses(environment).users] == [process.pid]
 
 
@@ -172,7 +172,7 @@ def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Star
 
 def test_removed_by_force_although_used(environment: Environment, start: Start) -> None:
     runs(environment, start)
-    wait_until(lambda: in_use.uses(environment).of(ONE))
+    wait_until(lambda: in_use.uses(environment).select(ONE))
     assert prune.remove(environment, force=True).removed == (ONE, TWO)
     assert not environment.store.exists()
 
