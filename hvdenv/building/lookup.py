@@ -6,40 +6,31 @@ looked at.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.availability import Availability
 from hvdenv.building.resolve import attempt
+from hvdenv.building.resolver import MEMORY, Resolver, Sources, elsewhere, find_sources, platform
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError
 from hvdenv.locks import condalock
-from hvdenv.masking import learn
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import write_text
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress
 from hvdenv.plans.steps import PIP
 from hvdenv.reading import GIB, RESULT, read_json
 from hvdenv.runner import Runner
-from hvdenv.schema import decode
 
-# uv needs 0.3 GB for the largest sets; an index may answer with more than any machine has.
-MEMORY = 4 * GIB
-# Minor versions of glibc for which uv knows the platform.
-_GLIBCS = (17, 28, *range(31, 41))
 _ROUNDS = 12
 _LONGEST = 400
-_EXTRA = "--extra-index-url"
 _OUT_OF_MEMORY = (
     f"uv needs more than {MEMORY // GIB} GiB of memory for what the indexes answer; see whether one of"
     " them is broken: `curl -sI URL`"
@@ -63,8 +54,8 @@ class Questions(NamedTuple):
     end: float
     where: Callable[[str], str]
 
-    def run(self, *argv: str, env: tuple[tuple[str, str], ...] = ()) -> Outcome:
-        return self.runner.run(Command(argv, env, timeout=self.left, memory=MEMORY))
+    def run(self, *argv: str) -> Outcome:
+        return self.runner.run(Command(argv, timeout=self.left, memory=MEMORY))
 
     @property
     def left(self) -> float:
@@ -152,17 +143,25 @@ def _packages(questions: Questions, provided: Collection[str]) -> Availability:
     if not tag:
         machine = f"{maker.facts.machine} with glibc {maker.glibc}"
         return _silent("Python packages", f"no resolver of metadata knows {machine}")
-    sources = configured(questions, maker)
+    sources = find_sources(maker, questions.work, questions.runner, questions.left)
     if sources.no_index and not sources.links:
         return _silent("Python packages", "pip is configured to use no index")
-    return _resolved(questions, sources, tag, {*provided})
+    resolver = Resolver(
+        sources=sources,
+        work=questions.work,
+        cache=questions.cache,
+        runner=questions.runner,
+        target=elsewhere(maker),
+        end=questions.end,
+    )
+    return _resolved(questions, resolver, tag, {*provided})
 
 
-def _resolved(questions: Questions, sources: Sources, tag: str, apart: set[str]) -> Availability:
+def _resolved(questions: Questions, resolver: Resolver, tag: str, apart: set[str]) -> Availability:
     """Resolve again without what cannot be asked, until there is an answer."""
-    archives, silent = list[str](), list[str]()
+    archives, silent = list[str](), resolver.sources.silent
     for _ in range(_ROUNDS):
-        outcome = _compile(questions, sources, tag, apart)
+        outcome = resolver.compile(questions.maker.requirements, apart, "--no-annotate")
         text = " ".join(outcome.output.split())
         if outcome:
             count = len(re.findall(r"^\S+==", outcome.output, re.MULTILINE))
@@ -173,17 +172,11 @@ def _resolved(questions: Questions, sources: Sources, tag: str, apart: set[str])
         if outcome.returncode < 0 or "memory allocation of" in text:
             return _silent("Python packages", _OUT_OF_MEMORY)
         if "No solution found" not in text:
-            host = _silent_host(text)
-            fewer = sources.without(host) if host else sources
-            if fewer == sources:
-                return _silent("Python packages", _shortened(text.removeprefix("error: ")))
-            silent.append(host)
-            sources = fewer
-            continue
+            return _silent("Python packages", _shortened(text.removeprefix("error: ")))
         names = re.findall(r"Wheels are required for `([A-Za-z0-9][\w.-]{0,200})`", text)
-        unasked = [each for each in names if _has_archive(questions, sources, each)]
+        unasked = [each for each in names if _has_archive(questions, resolver.sources, each)]
         if not unasked:
-            return _refused(questions, outcome.output, tag, silent)
+            return _refused(questions, outcome.output, tag)
         archives += unasked
         apart.update(unasked)
     return _silent("Python packages", f"more than {_ROUNDS} need a source archive")
@@ -198,8 +191,8 @@ def _left_out(archives: Iterable[str], silent: Iterable[str]) -> Availability:
     )
 
 
-def _refused(questions: Questions, output: str, tag: str, silent: Collection[str]) -> Availability:
-    """Why nothing fits; not known for certain if an index did not answer."""
+def _refused(questions: Questions, output: str, tag: str) -> Availability:
+    """Why nothing fits."""
     maker = questions.maker
     cause = " ".join(output.partition("cause: ")[2].partition("\nhint:")[0].split())
     last = cause.rpartition("you require ")[2].partition(", we can conclude")[0]
@@ -207,13 +200,6 @@ def _refused(questions: Questions, output: str, tag: str, silent: Collection[str
         cause = f"no file for {_target(maker, tag)} satisfies {last}"
     key = key_of(maker.recipe, re.split(r"[^\w.-]", last, maxsplit=1)[0])
     text = f"{questions.where(key)}: {cause}" if key else cause
-    # The build does without an index of CPU builds that does not answer.
-    optional = {urlsplit(url).hostname for url in maker.cpu_indexes}
-    if not optional.issuperset(silent):
-        missed = questions.where(key) if key else last or "some of them"
-        return _silent(
-            "Python packages", f"no answer from {', '.join(silent)}, where {missed} may be"
-        )
     return Availability({"packages_refused": frozenset({text})})
 
 
@@ -230,110 +216,13 @@ def _shortened(text: str) -> str:
     return flat if len(flat) <= _LONGEST else flat[:_LONGEST] + "…"
 
 
-def _silent_host(text: str) -> str:
-    """The host of an index that did not answer uv."""
-    found = re.search(r"https?://[^\s)`]+", text)
-    return (urlsplit(found[0]).hostname or "") if found else ""
-
-
-class Sources(NamedTuple):
-    """Where pip looks for files.
-
-    Attributes:
-        extra: further indexes, of that and of the recipe.
-        insecure: hosts that are trusted without a certificate.
-        certificates: file with those of a site.
-    """
-
-    main: str
-    extra: tuple[str, ...]
-    links: tuple[str, ...]
-    no_index: bool
-    insecure: tuple[str, ...]
-    certificates: str
-
-    def without(self, host: str) -> Sources:
-        """All but the recipe's and further sources at a host."""
-
-        def kept(urls: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(each for each in urls if urlsplit(each).hostname != host)
-
-        return self._replace(extra=kept(self.extra), links=kept(self.links))
-
-    def as_toml(self) -> str:
-        """A configuration of uv; JSON's strings and lists are TOML, too."""
-        values = {
-            **({} if self.no_index else {"index-url": self.main, "extra-index-url": self.extra}),
-            "find-links": self.links,
-            "no-index": self.no_index,
-            "allow-insecure-host": self.insecure,
-            "index-strategy": "unsafe-best-match",  # as pip: the best of all indexes
-            "no-build": True,
-        }
-        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-
-
-def configured(questions: Questions, maker: Resolution) -> Sources:
-    """Where pip would look: by its configuration, and by the recipe."""
-    file = questions.work / "pip.json"
-    questions.run(OWN_PYTHON, str(STEP_PROGRAMS / "pip_sources.py"), str(file))
-    pip = decode(dict[str, str], read_json(file, RESULT)) if file.exists() else {}
-    learn(pip.items())  # URLs in pip's configuration may have credentials
-    words = iter(maker.sources)
-    extra, links = [*maker.cpu_indexes], list[str]()
-    no_index = pip.get("no-index", "0").lower() in ("1", "true", "yes", "on")
-    for word in words:
-        if word == "--no-index":
-            no_index = True
-        else:
-            (extra if word == _EXTRA else links).append(next(words))
-    return Sources(
-        main=pip.get("index-url", "https://pypi.org/simple"),
-        extra=(*pip.get("extra-index-url", "").split(), *extra),
-        links=(*pip.get("find-links", "").split(), *links),
-        no_index=no_index,
-        insecure=tuple(pip.get("trusted-host", "").split()),
-        certificates=pip.get("cert", ""),
-    )
-
-
-def platform(machine: str, glibc: str) -> str:
-    """The platform by uv's name; empty if uv has none."""
-    if machine not in ("x86_64", "aarch64") or not glibc.startswith("2."):
-        return ""
-    fitting = [each for each in _GLIBCS if each <= int(glibc.split(".")[1])]
-    return f"{machine}-manylinux_2_{fitting[-1]}" if fitting else ""
-
-
-def _compile(questions: Questions, sources: Sources, tag: str, apart: Iterable[str]) -> Outcome:
-    work, maker = questions.work, questions.maker
-    texts = {
-        "uv.toml": sources.as_toml(),
-        "required.in": "\n".join(maker.requirements) + "\n",
-        # Never true, so nothing of that name is asked for.
-        "apart.in": "".join(f"{name} ; python_version < '0'\n" for name in sorted(apart)),
-    }
-    for name, text in texts.items():
-        write_text(work / name, text, 0o600)
-    certificates = sources.certificates
-    return questions.run(
-        OWN_PYTHON, "-m", "uv", "pip", "compile", "--config-file", str(work / "uv.toml"),
-        "--quiet", "--no-header", "--no-annotate", "--color", "never", "--no-python-downloads",
-        "--cache-dir", str(questions.cache), "--python", OWN_PYTHON,
-        "--python-version", maker.python.version, "--python-platform", tag,
-        "--override", str(work / "apart.in"), str(work / "required.in"),
-        env=(
-            ("UV_HTTP_TIMEOUT", "15"), ("UV_HTTP_RETRIES", "1"),
-            *((("SSL_CERT_FILE", certificates),) if certificates else ()),
-        ),
-    )  # fmt: skip
-
-
 def _has_archive(questions: Questions, sources: Sources, name: str) -> bool:
     """Whether a source archive for this Python could satisfy a requirement that no wheel does."""
     maker = questions.maker
     # The recipe's sources, which have no credentials; pip knows those of its configuration.
-    indexes = (w for url in maker.cpu_indexes if url in sources.extra for w in (_EXTRA, url))
+    indexes = (
+        w for url in maker.cpu_indexes if url in sources.extra for w in ("--extra-index-url", url)
+    )
     outcome = questions.run(
         OWN_PYTHON, *PIP, "index", "versions", name, "--no-binary", ":all:",
         "--python-version", maker.python.version, *indexes, *maker.sources,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.locks import pip_report, pypi
 from hvdenv.places import make_folder, reporting
-from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress, Step
-from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.sites import module_shell
 
@@ -36,12 +33,13 @@ _PAGE_SECONDS = 30.0
 _NETWORK = ("host-unknown", "connect-failed", "index-proxy", "tls-failed")
 
 
-def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
-    """Run the steps of a Resolution: here(), elsewhere(), solution() or fetch().
+def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> str:
+    """Run the steps of a Resolution; returns the output of the last one.
 
     Raises:
         StepError: a step failed.
     """
+    outcome = Outcome(Command(()), 0, "", 0.0)
     for number, step in enumerate(steps, 1):
         started = time.monotonic()
         progress.step_started(number, step)
@@ -53,6 +51,7 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
         if not outcome:
             raise failure(step, outcome, "the packages of the lock")
         progress.step_done(number, step, "", time.monotonic() - started)
+    return outcome.output
 
 
 def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = None) -> Outcome:
@@ -113,23 +112,3 @@ def failure(step: Step, outcome: Outcome, where: str) -> StepError:
         detail=outcome.tail(15),
         remedy=known.remedy if known else "",
     )
-
-
-def index_hints(maker: Resolution) -> Mapping[str, str]:
-    """The index of a framework's files, by its package, as the recipe names it."""
-    recipe = maker.recipe
-    return {
-        recipe.frameworks[name].package or name: index
-        for name in recipe.horovod.frameworks
-        if (index := recipe.frameworks[name].cpu_index or recipe.frameworks[name].extra_index)
-    }
-
-
-def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
-    """The text of pylock.toml for what pip reports; ``before`` is the lock that it replaces."""
-    report = pip_report.decoded(read_json(maker.report, RESULT))
-    packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
-    if not maker.portable:
-        packages = pypi.without_the_sites(packages)
-    python = ".".join(maker.python.version.split(".")[:2])
-    return pypi.render(packages, python, maker.facts.machine)

@@ -10,23 +10,15 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from packaging.version import Version
-
-from hvdenv.building.effects import try_modules
-from hvdenv.building.resolve import attempt, failure
+from hvdenv.building.resolver import Resolver, find_sources
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.contents.packages import Contents
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
 from hvdenv.errors import IncompatibleError, StepError, UsageError
-from hvdenv.locks import pip_report
 from hvdenv.places import find_places
 from hvdenv.plans import additions
-from hvdenv.plans.additions import Additions, conflict, reported
-from hvdenv.plans.resolution import Resolution
-from hvdenv.plans.step import Progress
-from hvdenv.reading import RESULT, read_json
-from hvdenv.runner import Runner
+from hvdenv.plans.additions import Additions, refusal
 from hvdenv.schema import Problem, decode, encode
 from hvdenv.session.build import build_prepared
 from hvdenv.session.lock import add_recorded_lock, resolution_of
@@ -42,9 +34,6 @@ examples:
   hvdenv envs rollback local                   return to the previous generation
   hvdenv build local                           return to the recipe without additions
 """
-
-# Before it, pip does not tell what it would install.
-_TELLING_PIP = "22.2"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -136,35 +125,30 @@ def _base(prepared: Prepared, built: str) -> str:
 
 
 def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) -> dict[str, str]:
-    """Have pip say what it would install without moving what is there; versions by name."""
-    pip = contents.distributions.get("pip", "0")
-    if Version(pip) < Version(_TELLING_PIP):
-        raise IncompatibleError(
-            f"pip {pip} of this environment has no --dry-run --report (pip 22.2 or newer)",
-            where=str(prepared.target.prefix),
-            remedy="add the packages under `packages` in a recipe of your own, and build that",
-        )
+    """Have uv say what it would install without moving what is there; versions by name."""
     there = resolution_of(prepared, prepared.target.generation(active))
+    own = installed.installed_packages(there.environment).distributions
+    chosen = prepared.additions
+    assert chosen
     with (
         scratch.folder(find_places().scratch, "asking") as work,
-        choose(1, quiet=request.quiet, verbose=request.verbose) as progress,
+        choose(1, quiet=request.quiet, verbose=request.verbose),
     ):
-        runner = work.runner
-        modules = try_modules(prepared.resolved.recipe, runner)
-        if modules:
-            runner = runner.changed(modules.set, modules.unset)
-        maker = resolution_of(prepared, work.path)._replace(additions=prepared.additions)
-        return _answer(maker, there.env_python, runner, progress)
-
-
-def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) -> dict[str, str]:
-    assert maker.additions
-    requested, step = maker.additions.requirements, maker.addition(python)
-    progress.step_started(1, step)
-    outcome = attempt(step, runner, progress)
+        maker = resolution_of(prepared, work.path)
+        resolver = Resolver(
+            sources=find_sources(maker, work.path, work.runner),
+            work=work.path,
+            cache=find_places().cache / "uv",
+            runner=work.runner,
+            target=("--python", there.env_python),
+            builds=True,
+        )
+        # uv does not see what modules provide.
+        apart = contents.distributions.keys() - own.keys()
+        outcome, found = resolver.additions(chosen.requirements, apart, chosen.constraints)
     if not outcome:
-        raise conflict(outcome.output, requested) or failure(step, outcome, ", ".join(requested))
-    return reported(pip_report.decoded(read_json(maker.report, RESULT)))
+        raise refusal(outcome, chosen)
+    return found
 
 
 def _versions(packages: Mapping[str, str]) -> str:

@@ -6,18 +6,22 @@ Locked packages keep their versions, and a lock that still matches is not rewrit
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 
 from packaging.utils import canonicalize_name
 
-from hvdenv.building.resolve import pylock
+from hvdenv.building.resolver import Resolver, elsewhere, find_sources
 from hvdenv.cli.options import add, add_options, give, read_request
+from hvdenv.command import OWN_PYTHON
+from hvdenv.contents.packages import parse_requirement
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, NetworkError, RecipeError, StepError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.built import built_with
 from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, bind
+from hvdenv.locks.resolved import Target
 from hvdenv.places import find_places
 from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
@@ -45,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser,
         "--platform PLATFORM",
-        "lock for another machine, such as linux-ppc64le",
+        "lock for another machine, such as linux-aarch64",
         choices=PLATFORMS,
     )
 
@@ -135,7 +139,7 @@ def _resolve(
     found = bind(folders.place(root, inputs), inputs, texts)
     if problems := compare.package_problems(found, inputs):
         raise LockError(
-            "pip or conda resolved versions that the recipe does not allow",
+            "uv or conda resolved versions that the recipe does not allow",
             where=inputs.name,
             detail="\n".join(problems),
             remedy="check pip's configuration for constraints (pip config list), and the recipe's channels",
@@ -152,7 +156,7 @@ def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> L
     indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
     keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)
     return LockError(
-        "the recipe asks for CPU builds, but pip found only CUDA builds; no lock was written",
+        "the recipe asks for CPU builds, but uv found only CUDA builds; no lock was written",
         where=inputs.name,
         detail="\n".join(cuda),
         remedy=f"lock where {' and '.join(indexes.values())} can be reached, or name another place"
@@ -180,36 +184,73 @@ def _pypi(
     conda: str | None,
     work: Scratch,
 ) -> str:
-    """Resolve with pip: with the locked versions, or without them if they no longer fit."""
+    """Resolve for all machines of the platform; if that fails, for this one."""
     moved = canonicalize_name(arguments.update or "")
     locked = pypi.packages(kept) if kept else ()
     pins = {each.name: each.version for each in locked if each.name != moved}
-    installed = condalock.for_pip(condalock.parse(conda)) if conda else {}
-    on_this_machine = prepared.facts.origin == "observed" and not conda
-    choices = [pins] if arguments.update or not pins else [pins, {}]
-    # If a package has no wheel for all machines, one for this machine may be built.
-    attempts = [
-        steps
-        for each in choices
-        for steps in (
-            *([maker.elsewhere(each, installed)] if maker.portable else ()),
-            *([maker.here(each)] if on_this_machine else ()),
-        )
-    ]
-    for number, steps in enumerate(attempts, 1):
+    ways = _ways(prepared, maker, conda)
+    apart = _provided(arguments, maker, conda, work)
+    resolver = Resolver(
+        sources=find_sources(maker, work.path, work.runner),
+        work=work.path,
+        cache=find_places().cache / "uv",
+        runner=work.runner,
+    )
+    for host in resolver.sources.silent:
+        report(f"no answer from {host}: resolved without it")
+    for number, (words, builds, target) in enumerate(ways, 1):
+        way = resolver._replace(target=words, builds=builds)
         try:
-            find_lock.run_steps(read_request(arguments), steps, work)
+            found = way.lock(maker.requirements, apart, pins, strict=bool(moved), target=target)
+            break
         except StepError as error:
-            if number == len(attempts) or isinstance(error, NetworkError):
+            if number == len(ways) or isinstance(error, NetworkError):
                 raise
             report(f"{error.message}; trying another way")
-            continue
-        return pylock(maker, locked)
-    raise UsageError(
-        "the packages of this recipe can only be resolved on its own machines",
-        where=prepared.resolved.file,
-        remedy="run `hvdenv lock` there",
-    )
+    python = ".".join(maker.python.version.split(".")[:2])
+    return pypi.render(pypi.as_before(found, locked), python, maker.facts.machine)
+
+
+def _ways(
+    prepared: Prepared, maker: Resolution, conda: str | None
+) -> list[tuple[tuple[str, ...], bool, Target]]:
+    """Options of uv, whether code of source archives may run, and the target: first one that wheels
+    for all machines of the platform fit, then this machine.
+
+    Raises:
+        UsageError: it can be resolved neither here nor elsewhere.
+    """
+    version, facts = maker.python.version, prepared.facts
+    ways = []
+    if maker.portable and elsewhere(maker):
+        target = Target(version, facts.machine, maker.glibc)
+        ways.append((elsewhere(maker), False, target))
+    if facts.origin == "observed" and not conda:
+        target = Target(version, facts.machine, facts.glibc or maker.glibc)
+        ways.append((("--python", OWN_PYTHON, "--python-version", version), True, target))
+    if not ways:
+        raise UsageError(
+            "the packages of this recipe can only be resolved on its own machines",
+            where=prepared.resolved.file,
+            remedy="run `hvdenv lock` there",
+        )
+    return ways
+
+
+def _provided(
+    arguments: argparse.Namespace, maker: Resolution, conda: str | None, work: Scratch
+) -> set[str]:
+    """Packages that conda or the site provides, and pip; these are not locked as Python packages."""
+    if conda:
+        versions = condalock.for_pip(condalock.parse(conda))
+        return {"pip"} | compare.fitting(versions, maker.requirements)
+    if maker.portable:
+        return {"pip"}
+    printed = find_lock.run_steps(read_request(arguments), maker.site(), work)
+    listed = next(line for line in printed.splitlines() if line.startswith("["))
+    requested = {canonicalize_name(parse_requirement(each).name) for each in maker.requirements}
+    provided: set[str] = {canonicalize_name(each["name"]) for each in json.loads(listed)}
+    return provided - requested
 
 
 def _with_build(locked: Locked, present: Locked | None, prepared: Prepared) -> Locked:

@@ -117,6 +117,13 @@ def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tup
     return tuple(found)
 
 
+def fitting(versions: Mapping[str, str], requirements: Iterable[str]) -> set[str]:
+    """The packages whose versions meet all requirements on them."""
+    wrong = {text.partition(":")[0] for text in unsatisfied(versions, requirements)}
+    names = {canonicalize_name(parse_requirement(text).name) for text in wrong}
+    return versions.keys() - names
+
+
 def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[str, ...]:
     """Requirements in the recorded metadata of packages that the lock does not meet.
 

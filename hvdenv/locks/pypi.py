@@ -6,23 +6,16 @@ or of fetched files can provide it as well.
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from hvdenv.contents.packages import hint, parse_requirement
-from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
-from hvdenv.locks.pip_report import PipReport
-from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
 from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
 
@@ -30,7 +23,6 @@ if TYPE_CHECKING:
     from packaging import pylock
     from packaging.markers import Marker
     from packaging.pylock import Pylock
-    from packaging.requirements import Requirement
 
 
 # What a lock may contain. PEP 751 has more; that is refused.
@@ -67,95 +59,6 @@ class Package(NamedTuple):
     @property
     def is_wheel(self) -> bool:
         return self.file.endswith(".whl")
-
-
-def from_report(report: PipReport, hints: Mapping[str, str]) -> tuple[Package, ...]:
-    """The packages that pip would install, sorted by name.
-
-    Args:
-        report: of ``pip install --dry-run``.
-        hints: by package, the index that the recipe names: the URL of a file that this machine
-            has in a folder.
-
-    Raises:
-        LockError: a package has no hash, or is not a file of an index.
-    """
-    found = []
-    requires = _requires(report)
-    for each in report.install:
-        name, download = canonicalize_name(each.metadata.name), each.download_info
-        address = urlsplit(download.url)
-        if not download.sha256:
-            raise LockError(
-                f"{name} {each.metadata.version} has no sha256 at {mask(download.url)}",
-                remedy="install it from an index or a folder of wheels: only files with a hash"
-                " can be locked",
-            )
-        file = unquote(posixpath.basename(address.path))
-        url = hint(download.url.partition("#")[0].partition("?")[0])
-        if address.scheme == "file" and name in hints:
-            url = f"{hints[name].rstrip('/')}/{quote(file)}"
-        known = url if re.fullmatch(get_args(Url)[1].regex, url) else ""
-        version = str(Version(each.metadata.version))
-        found.append(
-            Package(
-                name=name, version=version, file=file, sha256=download.sha256, url=known,
-                requires=requires[name],
-            )
-        )  # fmt: skip
-    return tuple(sorted(found, key=lambda each: each.name))
-
-
-def _requires(report: PipReport) -> dict[str, tuple[str, ...]]:
-    """What each package requires on the target machine, including its extras.
-
-    Raises:
-        LockError: a requirement is malformed.
-    """
-    stated: dict[str, list[Requirement]] = {}
-    extras: dict[str, set[str]] = {}
-    for each in report.install:
-        name = canonicalize_name(each.metadata.name)
-        try:
-            stated[name] = [parse_requirement(text) for text in each.metadata.requires_dist]
-        except ValueError as error:
-            raise LockError(
-                f"the metadata of {name} cannot be read: {error}",
-                remedy=f"choose another version of {name} in the recipe",
-            ) from error
-        extras[name] = {*each.requested_extras}
-    found: dict[str, tuple[str, ...]] = {}
-    known = -1
-    # An extra that one package requests of another can add requirements with more extras.
-    while known != (known := sum(map(len, extras.values()))):
-        for package, requirements in stated.items():
-            holding = [
-                each for each in requirements if _holds(each, report.environment, extras[package])
-            ]
-            for one in holding:
-                extras.setdefault(canonicalize_name(one.name), set()).update(one.extras)
-            texts = {f"{canonicalize_name(one.name)}{one.specifier}" for one in holding}
-            found[package] = tuple(sorted(texts))
-    return found
-
-
-def _holds(requirement: Requirement, environment: Mapping[str, str], extras: set[str]) -> bool:
-    """Whether a requirement applies, with these extras of the package that states it."""
-    marker = requirement.marker
-    return marker is None or any(
-        marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
-    )
-
-
-def without_the_sites(packages: Iterable[Package]) -> tuple[Package, ...]:
-    """Drop requirements that packages of the site satisfy, since these are not locked."""
-    known = {each.name: each for each in packages}
-    return tuple(
-        each._replace(
-            requires=tuple(text for text in each.requires or () if required(text) in known)
-        )
-        for each in known.values()
-    )
 
 
 def required(requirement: str) -> str:
@@ -277,10 +180,15 @@ def packages(locked: Locked) -> tuple[Package, ...]:
     return parse(text, path, locked.lock.inputs.python)
 
 
-def with_urls_of(packages: Iterable[Package], before: Iterable[Package]) -> tuple[Package, ...]:
-    """Packages with the known URLs of the same files, since a new URL alone is no change."""
-    known = {each.sha256: each.url for each in before}
-    return tuple(each._replace(url=known.get(each.sha256) or each.url) for each in packages)
+def as_before(packages: Iterable[Package], before: Iterable[Package]) -> tuple[Package, ...]:
+    """Packages with the entries that a lock has of the same files: another URL is no change."""
+    known = {each.sha256: each for each in before}
+    found = []
+    for each in packages:
+        old = known.get(each.sha256, each)
+        same = tuple(map(required, old.requires or ())) == each.requires
+        found.append(old if same else each._replace(url=old.url or each.url))
+    return tuple(found)
 
 
 def platforms(packages: Iterable[Package]) -> tuple[str, ...]:

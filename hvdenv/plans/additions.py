@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from hvdenv.command import Outcome
 from hvdenv.contents.packages import Package, parse_requirement
-from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.locks.pip_report import PipReport
+from hvdenv.errors import HvdenvError, IncompatibleError, StepError, UsageError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-
-
-# pip prints one line for each version of a package that it has tried, and then what it must keep.
-_MOST_LINES = 10
 
 
 class Additions(NamedTuple):
@@ -146,28 +142,19 @@ def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:
     return requirement.specifier.contains(version, prereleases=True)
 
 
-def reported(report: PipReport) -> dict[str, str]:
-    """Versions by name of what pip would install, or has installed, sorted."""
-    packages = (each.metadata for each in report.install)
-    return dict(sorted((canonicalize_name(each.name), each.version) for each in packages))
-
-
-def conflict(output: str, requested: Iterable[str]) -> IncompatibleError | None:
-    """The error if pip cannot keep the versions that it was told to keep; None for other failures.
-
-    Args:
-        output: what pip printed.
-    """
-    _, found, rest = output.partition("The conflict is caused by:\n")
-    if not found:
-        return None
-    lines = rest.partition("\n\n")[0].replace(
-        "The user requested (constraint)", "this environment has"
-    )
+def refusal(outcome: Outcome, additions: Additions) -> HvdenvError:
+    """The error if uv cannot add the packages, or only with another version of an installed one."""
+    text = " ".join(outcome.output.partition("error: ")[2].split()) or outcome.tail(15)
+    where = ", ".join(additions.requirements)
+    if not any(f"{name}=={version}" in text for name, version in additions.kept.items()):
+        return StepError(
+            "the packages cannot be resolved", where=where, detail=text,
+            remedy="check their names and versions, the network, and pip's configuration",
+        )  # fmt: skip
     return IncompatibleError(
         "what you request conflicts with what the environment has",
-        where=", ".join(requested),
-        detail="\n".join(line.strip() for line in lines.splitlines()[-_MOST_LINES:]),
+        where=where,
+        detail=text,
         remedy="request a version that fits; name packages that you added before too, so that they"
         " may change; or change the recipe and build that",
     )

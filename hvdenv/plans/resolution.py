@@ -3,7 +3,6 @@ packages without installing them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
 from hvdenv.plans.step import Step, TextFile, digest
 from hvdenv.plans.steps import CONDA_ENV, PIP, Steps
 
-# Older ones cannot resolve for another machine without installing.
-_RESOLVING_PIP = "pip>=23.3"
+# Older ones know fewer platforms.
+_FETCHING_PIP = "pip>=23.3"
 # A lock should fit more machines than the one that writes it: the glibc of RHEL 8.
 _COMMON_GLIBC = (2, 28)
 # What pip needs to read the archives of sources, Horovod's among them.
@@ -67,32 +66,16 @@ class Resolution(Steps):
         spec = self.conda_spec
         return Conda(tuple(spec["specs"]), tuple(spec["channels"]), dict(spec["virtual"]))
 
-    @property
-    def report(self) -> Path:
-        """Where the last step writes what pip would install."""
-        return self._report("resolved")
-
-    def here(self, pins: Mapping[str, str]) -> tuple[Step, ...]:
-        """For this machine: in an environment as the build makes it, so that pip sees the same."""
-        python, pip = self.recipe.python, self.newer_pip()
-        # A lock leaves out what a new environment comes with, but not what modules provide.
-        fresh = python.provider == "venv" and not python.system_site_packages
-        return (
-            *([self.modules()] if self.recipe.modules else []),
-            *([self._venv()] if python.provider == "venv" else []),
-            *([Step("pip", "a version that can report what it would install", pip)] if pip else []),
-            self._ask(self.env_python, {"pins": dict(pins), "fresh": fresh}),
+    def site(self) -> tuple[Step, ...]:
+        """List what an environment has before anything is installed: what modules and a site's
+        Python provide."""
+        venv = [self._venv()] if self.recipe.python.provider == "venv" else []
+        listing = Step(
+            "site-packages",
+            "what the site provides, which is not locked",
+            (self._pip("list", "--format", "json"),),
         )
-
-    def addition(self, python: str) -> Step:
-        """What pip would install for the user's packages, with everything else as it is.
-
-        Args:
-            python: of an environment that is not changed.
-        """
-        assert self.additions
-        request = {"requirements": self.additions.requirements, "pins": self.additions.kept}
-        return self._ask(python, request)
+        return (*([self.modules()] if self.recipe.modules else []), *venv, listing)
 
     def solution(self, prefer: Mapping[str, object]) -> tuple[Step, ...]:
         """Find the conda packages.
@@ -121,20 +104,6 @@ class Resolution(Steps):
         plain = python.provider == "venv" and not python.system_site_packages
         return plain or python.provider == "conda"
 
-    def elsewhere(self, pins: Mapping[str, str], installed: Mapping[str, str]) -> tuple[Step, ...]:
-        """For any machine of the platform: wheels only, for the glibc that those machines have.
-
-        Args:
-            installed: packages that conda provides, by the names that pip knows them by.
-        """
-        target = {
-            "python": self.python.version,
-            "machine": self.facts.machine,
-            "glibc": self.glibc,
-        }
-        request = {"pins": dict(pins), "installed": dict(installed), "target": target}
-        return (self._resolver(), self._ask(self._resolver_python, request))
-
     @property
     def glibc(self) -> str:
         """What wheels may require: what the recipe's nodes have, or what most machines do."""
@@ -146,33 +115,31 @@ class Resolution(Steps):
         return min(own or common, common, key=lambda version: tuple(map(int, version.split("."))))
 
     @property
-    def _resolver_python(self) -> str:
-        return str(self.generation / "resolver" / "bin" / "python")
+    def _fetching_python(self) -> str:
+        return str(self.generation / "fetching" / "bin" / "python")
 
-    def _resolver(self) -> Step:
-        pip, folder = (self._resolver_python, *PIP), str(self.generation / "resolver")
+    def _fetching(self) -> Step:
+        folder, pip = str(self.generation / "fetching"), (self._fetching_python, *PIP)
         return Step(
-            "resolver",
-            "a pip that can resolve for other machines",
+            "fetching",
+            "a pip that can download for other machines",
             (
                 Command((OWN_PYTHON, "-m", "venv", folder)),
-                Command((*pip, "install", "--quiet", _RESOLVING_PIP)),
-                # Older Pythons include it: pip would count it as installed on the target.
-                Command((*pip, "uninstall", "--quiet", "--yes", "setuptools")),
+                Command((*pip, "install", "--quiet", _FETCHING_PIP)),
             ),
         )
 
     def fetch(self, locked: Locked, to: Path, own: Path, package: Path) -> tuple[Step, ...]:
         """The steps that get every file that a locked build needs."""
         return (
-            self._resolver(),
+            self._fetching(),
             self._files(locked, to),
             *([self._conda_files(locked, to)] if CONDA in locked.texts else ()),
             Step("hvdenv", "itself, and what it needs", (self._own(own, package),)),
         )
 
     def _files(self, locked: Locked, to: Path) -> Step:
-        packages, pip = pypi.packages(locked), (self._resolver_python, *PIP)
+        packages, pip = pypi.packages(locked), (self._fetching_python, *PIP)
         texts = {
             "wheels": pypi.requirements([each for each in packages if each.is_wheel]),
             "archives": pypi.requirements([each for each in packages if not each.is_wheel]),
@@ -217,20 +184,3 @@ class Resolution(Steps):
         checkout = (package.parent / "pyproject.toml").is_file()
         source = str(package.parent) if checkout else f"hvdenv=={__version__}"
         return Command((OWN_PYTHON, *PIP, "wheel", "--quiet", "--wheel-dir", str(to), source))
-
-    def _ask(self, python: str, request: Mapping[str, object]) -> Step:
-        program, *imported = self._programs("pip_resolve.py", "pip_install.py", "digest.py")
-        content = {
-            "requirements": self.requirements,
-            "cpu_indexes": self.cpu_indexes,
-            "arguments": self.sources,
-            "report": str(self.report),
-            **request,
-        }
-        spec = TextFile(self.build / "request.json", json.dumps(content, indent=1) + "\n")
-        return Step(
-            name="resolution",
-            reason="what pip would install, with the hash of every file",
-            commands=(self._command(python, str(program.path), str(spec.path)),),
-            files=(program, *imported, spec),
-        )

@@ -165,6 +165,7 @@ def _source(request: Request, inputs: Inputs) -> Path | None:
     return source
 
 
-def run_steps(request: Request, steps: Sequence[Step], scratch: Scratch) -> None:
+def run_steps(request: Request, steps: Sequence[Step], scratch: Scratch) -> str:
+    """Run steps; returns the output of the last one."""
     with choose_progress(len(steps), quiet=request.quiet, verbose=request.verbose) as progress:
-        perform(steps, scratch.runner, progress)
+        return perform(steps, scratch.runner, progress)

@@ -9,24 +9,21 @@ import pytest
 from hvdenv.building.resolve import attempt, perform
 from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
-from hvdenv.command import Command
+from hvdenv.command import Command, Outcome
 from hvdenv.contents.packages import Package
 from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
-from hvdenv.locks.pip_report import decoded
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import (
     Additions,
     added_to,
-    conflict,
     parse,
-    reported,
+    refusal,
 )
 from hvdenv.plans.plan import Plan, make_plan, steps_of
-from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
@@ -112,29 +109,18 @@ def test_what_was_added_before_stays_unless_it_is_named() -> None:
     assert other.conda == ("python=3.11.7=h955ad1f_0",)
 
 
-def test_a_conflict_is_said_in_the_words_of_pip(cases: Path) -> None:
-    error = conflict((cases / "additions/one-version.txt").read_text(), ["opencv-python"])
-    assert error and (error.exit_code, error.where) == (3, "opencv-python")
-    assert error.detail == (
-        'opencv-python 4.12.0.88 depends on numpy<2.3.0 and >=2; python_version >= "3.9"\n'
-        "this environment has numpy==1.26.4"
+UNSOLVED = "Using Python 3.11\nerror: No solution found\n  cause: Because a depends on {}\n"
+
+
+def test_a_conflict_is_said_in_the_words_of_uv() -> None:
+    outcome = Outcome(Command(()), 1, UNSOLVED.format("numpy>=2 and\n   numpy==1.26.4"), 0.0)
+    error = refusal(outcome, chosen("a"))
+    assert (error.exit_code, error.where) == (3, "a")
+    assert (
+        error.detail == "No solution found cause: Because a depends on numpy>=2 and numpy==1.26.4"
     )
-    assert conflict("ERROR: No matching distribution found for x", ["x"]) is None
-
-
-def test_no_more_lines_than_one_reads() -> None:
-    lines = [f"    a {number} depends on numpy>=2" for number in range(50)]
-    error = conflict("\n".join(["The conflict is caused by:", *lines]), ["a"])
-    assert error and error.detail.count("\n") == 9
-
-
-def test_what_would_be_added() -> None:
-    names = {"Torch": "1.0", "tqdm": "4.0"}
-    listed = [
-        {"metadata": {"name": n, "version": v}, "download_info": {"url": ""}}
-        for n, v in names.items()
-    ]
-    assert reported(decoded({"install": listed})) == {"torch": "1.0", "tqdm": "4.0"}
+    missing = Outcome(Command(()), 1, UNSOLVED.format("b and there is no b"), 0.0)
+    assert refusal(missing, chosen("a")).exit_code == 5
 
 
 # In a plan
@@ -183,15 +169,6 @@ def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
         if file.path.name == "conda.json"
     )
     assert '"python=3.11.7=h955ad1f_0"' in conda
-
-
-def test_pip_is_asked_with_constraints(recipe: Recipe, facts: Facts) -> None:
-    maker = Resolution(*steps_of(recipe, facts, facts.interpreters[0]))
-    held = maker._replace(additions=chosen("tqdm")).addition("/env/bin/python")
-    assert held.commands[0].argv[0] == "/env/bin/python"
-    assert '"numpy": "1.26.4"' in held.files[-1].text
-    assert '"requirements": [\n  "tqdm"\n ]' in held.files[-1].text
-    assert '"fresh"' not in held.files[-1].text
 
 
 class Told(Silent):

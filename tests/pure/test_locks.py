@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from hvdenv.building.resolver import Resolver
 from hvdenv.cli.main import main
 from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
 from hvdenv.errors import LockError, NetworkError, RecipeError
-from hvdenv.locks import compare, folders, lockfile, pip_report, pypi
+from hvdenv.locks import compare, folders, lockfile, pypi, resolved
 from hvdenv.locks.built import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
@@ -24,7 +24,6 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
-from hvdenv.plans.step import Step
 from hvdenv.schema import decode
 
 HASH = "0123456789abcdef" * 4
@@ -42,68 +41,43 @@ GCC = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"
 BUILT = Built("0.1.0", "3.11.7", GCC, "Open MPI 4.1.8", glibc="2.36", wheel=HASH)
 
 
-def reported(
-    name: str, version: str, url: str, sha256: str = HASH, requires: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    archive = {"hashes": {"sha256": sha256}} if sha256 else {}
-    return {
-        "metadata": {"name": name, "version": version, "requires_dist": list(requires)},
-        "download_info": {"url": url, "archive_info": archive},
-    }
-
-
-def from_report(report: object, hints: dict[str, str]) -> tuple[Package, ...]:
-    return pypi.from_report(pip_report.decoded(report), hints)
-
-
 def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Locked:
     return lockfile.bind(folder, INPUTS, {PYPI: pypi.render(packages, "3.11", "x86_64")})
 
 
-def test_what_pip_reports_becomes_packages_sorted_by_name() -> None:
-    report = {
-        "install": [
-            reported(
-                "PyYAML", "6.0.3", "https://user:secret@host.org:8080/a/PyYAML-6.0.3.tar.gz?x#y"
-            ),
-            reported("ninja", "1.13.2", "https://x.org/ninja-1.13.2-py3-none-any.whl#sha256=0"),
-        ]
-    }
-    assert from_report(report, {}) == (
-        Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH,
-                "https://x.org/ninja-1.13.2-py3-none-any.whl", ()),
+TARGET = resolved.Target("3.11.7", "x86_64", "2.28")
+
+
+def entry(name: str, version: str, *urls: str, sha256: str = HASH) -> str:
+    """A package as uv writes it."""
+    hashes = f'hashes = {{ sha256 = "{sha256}" }}' if sha256 else 'hashes = { md5 = "0" }'
+    files = [f'{{ url = "{url}", {hashes} }}' for url in urls]
+    wheels = [each for each in files if ".whl" in each]
+    sdist = "".join(f"sdist = {each}\n" for each in files if ".whl" not in each)
+    listed = f"wheels = [{', '.join(wheels)}]\n" if wheels else ""
+    return f'[[packages]]\nname = "{name}"\nversion = "{version}"\n{sdist}{listed}'
+
+
+def from_uv(*entries: str, graph: str = "") -> tuple[Package, ...]:
+    head = 'lock-version = "1.0"\ncreated-by = "uv"\nrequires-python = ">=3.11"\n'
+    return resolved.from_uv(head + "".join(entries), graph, TARGET)
+
+
+def test_what_uv_resolves_becomes_packages_sorted_by_name() -> None:
+    old, new = (
+        f"https://x.org/ninja-1.13.2-py3-none-{tag}_x86_64.whl"
+        for tag in ("manylinux2014", "manylinux_2_28")
+    )
+    found = from_uv(
+        entry("pyyaml", "6.0.3", "https://user:secret@host.org:8080/a/PyYAML-6.0.3.tar.gz?x#y"),
+        entry("ninja", "1.13.2", "https://x.org/ninja-1.13.2.tar.gz", old, new),
+        graph="ninja==1.13.2   # via -r required.in, pyyaml\npyyaml[a]==6.0.3  # via -r required.in\n",
+    )
+    assert found == (
+        Package("ninja", "1.13.2", new.rpartition("/")[2], HASH, new, ()),
         Package("pyyaml", "6.0.3", "PyYAML-6.0.3.tar.gz", HASH,
-                "https://host.org:8080/a/PyYAML-6.0.3.tar.gz", ()),
+                "https://host.org:8080/a/PyYAML-6.0.3.tar.gz", ("ninja",)),
     )  # fmt: skip
-
-
-def test_what_packages_require_is_recorded_as_it_applies_on_the_target() -> None:
-    url = "https://x.org/{}-1-py3-none-any.whl"
-    lib = (
-        "Six>=1.12", 'old ; python_version < "3.8"', 'power ; platform_machine == "ppc64le"',
-        'yaml>=5 ; extra == "conf"', 'never ; extra == "other"',
-    )  # fmt: skip
-    app = ('typing_extensions[x]~=4.0 ; python_full_version >= "3.11.0"', "lib[conf]")
-    more = ('deep ; extra == "x"',)
-    report = {
-        "environment": {
-            "python_version": "3.11", "python_full_version": "3.11.0", "platform_machine": "x86_64",
-        },
-        "install": [
-            # Asks for the extra after its package was looked at.
-            reported("lib", "1", url.format("lib"), requires=lib),
-            reported("app", "1", url.format("app"), requires=app),
-            reported("typing-extensions", "4.1", url.format("t"), requires=more),
-        ],
-    }  # fmt: skip
-    assert {each.name: each.requires for each in from_report(report, {})} == {
-        "app": ("lib", "typing-extensions~=4.0"),
-        "lib": ("six>=1.12", "yaml>=5"),
-        "typing-extensions": ("deep",),
-    }
-    report["install"][0]["metadata"]["requires_dist"] = ["six (=>1)"]  # type: ignore[index]
-    with pytest.raises(LockError, match="the metadata of lib cannot be read"):
-        from_report(report, {})
 
 
 def closed(*packages: tuple[str, str, tuple[str, ...] | None]) -> tuple[Package, ...]:
@@ -190,26 +164,14 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
     recipe = tmp_path / "mine.toml"
     recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
     words = [str(recipe), "--variant", "torch", *change, "--lockfiles", str(tmp_path / "locks")]
-    main(["lock", *words, "--check"])
-    capsys.readouterr()
 
-    def answered(arguments: Any, steps: tuple[Step, ...], scratch: Any) -> None:
+    def answered(_: Resolver, requirements: list[str], *__: object, **___: object) -> Any:
         """As where the index of CPU builds does not answer."""
-        request = json.loads(steps[-1].files[-1].text)
-        file = "https://x.org/{}-py3-none-any.whl"
-        report = [
-            reported(each.name, each.version, file.format(f"{each.name.replace('-', '_')}-{each.version}"), requires=each.requires or ())
-            for each in CUDA
-        ]  # fmt: skip
-        for text in request["requirements"]:
-            if not text.startswith("torch"):
-                name, version = re.split("[<>=]+", text)[:2]
-                url = file.format(f"{name}-{version.rstrip(',')}")
-                report.append(reported(name, version.rstrip(","), url))
-        Path(request["report"]).parent.mkdir(parents=True, exist_ok=True)
-        Path(request["report"]).write_text(json.dumps({"install": report}))
+        others = [each for each in requirements if not each.startswith("torch")]
+        found = (re.split("[<>=]+", each)[:2] for each in others)
+        return (*CUDA, *closed(*((name, version.rstrip(","), ()) for name, version in found)))
 
-    monkeypatch.setattr("hvdenv.session.lock.run_steps", answered)
+    monkeypatch.setattr(Resolver, "lock", answered)
     assert main(["lock", *words]) == (4 if refused else 0)
     said = capsys.readouterr()
     assert bool(list(tmp_path.rglob(MAIN))) == (not refused)
@@ -221,27 +183,18 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
         assert main(["lock", *words, "--check"]) == 0
 
 
-def test_what_a_site_brings_is_not_required_of_the_lock() -> None:
-    packages = closed(("app", "1", ("lib>=2", "site[x]<3", "site-too")), ("lib", "2", ()))
-    assert [each.requires for each in pypi.without_the_sites(packages)] == [("lib>=2",), ()]
-
-
 def test_a_folder_of_the_machine_is_not_in_a_lock() -> None:
     url = "file:///home/me/wheels/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl"
-    report = {"install": [reported("torch", "2.13.0+cpu", url)]}
-    (hinted,) = from_report(report, {"torch": "https://index.org/cpu/"})
-    assert hinted.url == "https://index.org/cpu/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl"
-    (bare,) = from_report(report, {})
+    (bare,) = from_uv(entry("torch", "2.13.0+cpu", url))
     text = pypi.render([bare], "3.11", "x86_64")
-    assert bare.url == ""
+    assert (bare.file, bare.url) == ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "")
     assert "/home/me" not in text
     assert pypi.parse(text, Path(PYPI)) == (bare,)
 
 
 def test_what_has_no_hash_is_not_locked() -> None:
-    report = {"install": [reported("x", "1", "https://user:secret@host/x-1.tar.gz", "")]}
     with pytest.raises(LockError, match="x 1 has no sha256") as error:
-        from_report(report, {})
+        from_uv(entry("x", "1", "https://user:secret@host/x-1.tar.gz", sha256=""))
     assert "secret" not in str(error.value)
 
 
@@ -336,16 +289,19 @@ def test_a_pylock_has_each_package_once_and_one_python() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://localhost:8081/n.whl", "https://mirror/n.whl", "http://x.org/n.whl", "file:///n.whl"],
+    ["http://localhost:8081/", "https://mirror/", "http://x.org/", "file:///"],
 )
 def test_an_address_that_means_nothing_elsewhere_is_not_in_a_lock(url: str) -> None:
-    (found,) = from_report({"install": [reported("n", "1", url)]}, {})
+    (found,) = from_uv(entry("n", "1", f"{url}n-1-py3-none-any.whl"))
     assert found.url == ""
 
 
 def test_where_a_file_was_seen_last_is_no_change() -> None:
-    other = NINJA._replace(url="https://mirror.org/n.whl")
-    assert pypi.with_urls_of([other, TORCH], [NINJA]) == (NINJA, TORCH)
+    before = NINJA._replace(requires=("six>=1",))
+    other = NINJA._replace(url="https://mirror.org/n.whl", requires=("six",))
+    assert pypi.as_before([other, TORCH], [before]) == (before, TORCH)
+    more = other._replace(requires=("six", "wheel"))
+    assert pypi.as_before([more], [before]) == (more._replace(url=NINJA.url),)
 
 
 def test_requirements_have_a_hash_each() -> None:
@@ -578,38 +534,30 @@ def test_a_network_that_is_not_there_is_not_tried_in_another_way(
 ) -> None:
     tried = []
 
-    def unreachable(*_: object) -> None:
+    def unreachable(*_: object, **__: object) -> None:
         tried.append(1)
         raise NetworkError("the network cannot be reached")
 
-    monkeypatch.setattr("hvdenv.session.lock.run_steps", unreachable)
+    monkeypatch.setattr(Resolver, "lock", unreachable)
     assert main(["lock", "local", "--lockfiles", str(tmp_path)]) == 5
     assert len(tried) == 1
     assert "another way" not in capsys.readouterr().err
 
 
-def test_resolving_here_asks_pip_in_an_environment_like_the_builds(maker: Resolution) -> None:
-    steps = maker.here({"numpy": "1.26.4"})
-    assert [step.name for step in steps] == ["environment", "resolution"]
-    request = json.loads(steps[-1].files[-1].text)
-    assert request["pins"] == {"numpy": "1.26.4"}
-    assert request["fresh"]
-    assert "target" not in request
-    assert "torch==2.13.0" in request["requirements"]
+def test_what_a_site_provides_is_listed_in_an_environment_like_the_builds(
+    maker: Resolution,
+) -> None:
+    sees = maker.recipe.python._replace(system_site_packages=True)
+    maker = Resolution(*maker._replace(recipe=maker.recipe._replace(python=sees)))
+    assert not maker.portable
+    environment, listing = maker.site()
+    assert "--system-site-packages" in environment.commands[0].argv
+    assert listing.commands[0].argv[-3:] == ("list", "--format", "json")
 
 
-def test_resolving_for_another_machine_names_it(maker: Resolution) -> None:
-    other = Resolution(*maker._replace(facts=maker.facts._replace(machine="ppc64le")))
-    steps = other.elsewhere({}, {"numpy": "1.26.4"})
-    request = json.loads(steps[-1].files[-1].text)
-    assert request["target"] == {
-        "python": maker.python.version,
-        "machine": "ppc64le",
-        "glibc": "2.28",
-    }
-    assert request["installed"] == {"numpy": "1.26.4"}
-    made = [command.argv[-4:] for command in steps[0].commands]
-    assert ("uninstall", "--quiet", "--yes", "setuptools") in made
+def test_what_conda_provides_is_not_locked_again_unless_it_does_not_fit() -> None:
+    provided = {"numpy": "1.26.4", "pip": "24.0", "torch": "2.0"}
+    assert compare.fitting(provided, ["numpy>=1.23", "torch>=2.1", "six"]) == {"numpy", "pip"}
 
 
 def test_a_locked_plan_installs_the_files_of_the_lock_and_nothing_else(

@@ -122,14 +122,14 @@ def test_packages_come_and_go_and_nothing_moves(
     # What was added before stays in its version, also what it brought, unless it is named.
     write_wheel(wheels, "helper", "2.0")
     refused = cli("install", *words, "newer", code=3).stderr
-    assert "newer 1.0 depends on helper>=2\nthis environment has helper==1.0" in refused
+    assert "newer depend on helper>=2 and helper==1.0" in refused
     assert "name packages that you added before too" in refused
     cli("install", *words, "newer", "helper")
     both = {**both, "newer": "1.0", "helper": "2.0"}
     assert versions(prefix) == both
 
     refused = cli("install", *words, "mover", code=3).stderr
-    assert "mover 1.0 depends on pip>=999\nthis environment has pip==" in refused
+    assert "mover depend on pip>=999 and pip==" in refused
     assert "pip>=999 would change it" in cli("install", *words, "pip>=999", code=3).stderr
     assert "no-such" in cli("install", *words, "no-such", code=5).stderr
     assert versions(prefix) == both
@@ -145,7 +145,7 @@ def test_what_would_move_a_framework_is_said(local_prefix: Path, wheels: Path, h
     cli = Cli(home, offline(wheels))
     before = os.readlink(local_prefix)
     said = cli("install", "local", "unfit", code=3).stderr
-    assert "unfit 1.0 depends on torch<2\nthis environment has torch==" in said
+    assert "unfit depend on torch<2 and torch==" in said
     assert json.loads(cli("install", "local", "added", "--dry-run", "--json").stdout) == {
         "added": {"added": "2.0"}, "changed": False,
     }  # fmt: skip

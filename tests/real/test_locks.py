@@ -214,8 +214,8 @@ def test_a_lock_whose_requirements_were_taken_out_is_refused_once_it_is_installe
     said = cli("lock", *TORCH, *written(packages), "--check", code=4).stdout
     versions = {each.name: each.version for each in whole}
     sympy = f"sympy {versions['sympy']}"
-    assert f"required by {sympy}: mpmath<1.4,>=1.1.0: not in the lock" in said
-    assert f"required by jinja2 {versions['jinja2']}: markupsafe>=2.0: not in the lock" in said
+    assert f"required by {sympy}: mpmath: not in the lock" in said
+    assert f"required by jinja2 {versions['jinja2']}: markupsafe: not in the lock" in said
     silent = [
         each._replace(requires=() if each.name in ("sympy", "jinja2") else each.requires)
         for each in packages

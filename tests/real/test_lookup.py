@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building import lookup
+from hvdenv.building import resolver
 from hvdenv.cli.main import main
 from tests.channel import Channel
 from tests.index import package, served
@@ -50,7 +50,7 @@ def test_a_page_of_files_as_an_index(cli: Cli, tmp_path: Path) -> None:
 def test_an_index_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lookup, "MEMORY", 600 << 20)
+    monkeypatch.setattr(resolver, "MEMORY", 600 << 20)
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
     with served(tmp_path) as site:
         site.everywhere = (

@@ -345,7 +345,7 @@ _shtab_hvdenv_lock_options=(
   "--check[compare only\; exit with 4 if the lock does not match]"
   "--update[update this package to its newest version]:NAME:"
   "--upgrade[update all packages]"
-  "--platform[lock for another machine, such as linux-ppc64le]:PLATFORM:(linux-x86_64 linux-aarch64 linux-ppc64le)"
+  "--platform[lock for another machine, such as linux-aarch64]:PLATFORM:(linux-x86_64 linux-aarch64 linux-ppc64le)"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 

@@ -2,10 +2,11 @@
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
-    pip_sources.py ANSWER.json
+    pip_sources.py ANSWER.json [INDEX...]
 
 ANSWER.json has pip's options by name, such as {"index-url": "https://mirror.example/simple"}. They
-can contain passwords, so they go to a file of the user and not to the output.
+can contain passwords, so they go to a file of the user and not to the output. Prints those of the
+indexes that do not answer.
 """
 
 import ast
@@ -15,6 +16,10 @@ import re
 import subprocess
 import sys
 from typing import Dict
+
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from pip_install import why_unreachable
 
 # Later ones win. The last has the variables PIP_*.
 SECTIONS = ("global", "install", ":env:")
@@ -40,13 +45,16 @@ def from_variables() -> Dict[str, str]:
     }
 
 
-def main(path: str) -> None:
+def main(path: str, *indexes: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     found = from_variables() if pip.returncode else parse(pip.stdout.decode("utf-8", "replace"))
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         json.dump(found, stream)
+    for url in indexes:
+        if why_unreachable(url) is not None:
+            print(url)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
