@@ -16,7 +16,7 @@ from hvdenv.locks.lockfile import (
     render,
     sha256,
 )
-from hvdenv.places import blocked, make_folder, named_folder, reporting, write_text
+from hvdenv.places import make_folder, named_folder, reporting, write_text
 from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
@@ -82,17 +82,10 @@ def _text(path: Path, judge: Callable[[Content], None] | None) -> str:
         if judge:
             judge(content)
         return content.text
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise RecipeError(
-            "there is no such file of a lock",
+            f"this file of a lock cannot be read: {reason}",
             where=str(path),
-            remedy="name a folder that `hvdenv lock RECIPE` wrote, or run that again if it was"
-            " stopped",
+            remedy="restore it, name a folder that `hvdenv lock RECIPE` wrote, or run that again",
         ) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(
-            "is not text", where=str(path),
-            remedy="restore the file, or write a new lock: hvdenv lock RECIPE",
-        ) from error  # fmt: skip
-    except OSError as error:
-        raise blocked(path, error, "read") from error

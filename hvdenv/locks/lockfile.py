@@ -170,13 +170,6 @@ def parse(text: str, path: Path) -> Lock:
         document = parse_toml(text)
     except ValueError as error:
         raise RecipeError(f"is not TOML: {error}", where=str(path), remedy=ANEW) from error
-    written = document.get("format")
-    if isinstance(written, int) and written != FORMAT:
-        raise RecipeError(
-            f"the lock has format {written}; this hvdenv knows format {FORMAT}",
-            where=str(path),
-            remedy="use the hvdenv that wrote it, or write it again with `hvdenv lock RECIPE`",
-        )
     try:
         return decode(Lock, document)
     except Problem as problem:

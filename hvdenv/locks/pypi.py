@@ -7,7 +7,7 @@ or of fetched files can provide it as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -17,12 +17,10 @@ from packaging.version import Version
 
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.model.recipe import Sha256
-from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
+from hvdenv.schema import Pattern, Problem, decode, parse_toml
 
 if TYPE_CHECKING:
     from packaging import pylock
-    from packaging.markers import Marker
-    from packaging.pylock import Pylock
 
 
 # What a lock may contain. PEP 751 has more; that is refused.
@@ -69,57 +67,51 @@ def required(requirement: str) -> str:
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
     """The text of pylock.toml for a minor Python version and a machine such as x86_64."""
     import tomlkit
+    from packaging import pylock
     from packaging.markers import Marker
 
     marker = (
         f"sys_platform == 'linux' and platform_machine == '{machine}'"
         f" and python_version == '{python}'"
     )
-    ordered = sorted(packages, key=lambda each: each.name)
-    document = _pylock(ordered, [Marker(marker)], SpecifierSet(f"=={python}.*"))
+    document = pylock.Pylock(
+        lock_version=Version("1.0"),
+        environments=[Marker(marker)],
+        requires_python=SpecifierSet(f"=={python}.*"),
+        created_by="hvdenv",
+        packages=[_entry(each) for each in sorted(packages, key=lambda each: each.name)],
+    )
     document.validate()
     return tomlkit.dumps(document.to_dict())
 
 
-def _pylock(
-    packages: Iterable[Package], environments: Sequence[Marker] | None, python: SpecifierSet | None
-) -> Pylock:
+def _entry(package: Package) -> pylock.Package:
     from packaging import pylock, utils
 
-    def entry(package: Package) -> pylock.Package:
-        # A file without a URL is beside the lock, or pip finds it elsewhere.
-        url, path = package.url or None, None if package.url else package.file
-        hashes, requires = {"sha256": package.sha256}, package.requires
-        wheel = pylock.PackageWheel(name=package.file, url=url, path=path, hashes=hashes)
-        sdist = pylock.PackageSdist(name=package.file, url=url, path=path, hashes=hashes)
-        return pylock.Package(
-            name=utils.canonicalize_name(package.name),
-            version=Version(package.version),
-            wheels=[wheel] if package.is_wheel else None,
-            sdist=None if package.is_wheel else sdist,
-            tool=None if requires is None else {"hvdenv": {"requires": list(requires)}},
-        )
-
-    return pylock.Pylock(
-        lock_version=Version("1.0"),
-        environments=environments,
-        requires_python=python,
-        created_by="hvdenv",
-        packages=[entry(package) for package in packages],
+    # A file without a URL is beside the lock, or pip finds it elsewhere.
+    url, path = package.url or None, None if package.url else package.file
+    hashes, requires = {"sha256": package.sha256}, package.requires
+    wheel = pylock.PackageWheel(name=package.file, url=url, path=path, hashes=hashes)
+    sdist = pylock.PackageSdist(name=package.file, url=url, path=path, hashes=hashes)
+    return pylock.Package(
+        name=utils.canonicalize_name(package.name),
+        version=Version(package.version),
+        wheels=[wheel] if package.is_wheel else None,
+        sdist=None if package.is_wheel else sdist,
+        tool=None if requires is None else {"hvdenv": {"requires": list(requires)}},
     )
 
 
 def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
-    """Read a pylock.toml of hvdenv: one file with its hash for each package.
+    """Read a pylock.toml: one file with its hash for each package, sorted.
 
     Raises:
-        RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.
+        RecipeError: it is malformed, for another Python, or contains what a lock may not contain.
     """
     from packaging import pylock
 
     try:
-        document = parse_toml(text)
-        read = pylock.Pylock.from_dict(document)
+        read = pylock.Pylock.from_dict(parse_toml(text))
         found = tuple(map(_package, read.packages))
     except (
         ValueError,
@@ -134,29 +126,21 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
             raise malformed(
                 f"{other.name}: it is in the lock twice, or not sorted", str(path), ANEW
             )
-    written = dict(_pylock(found, read.environments, read.requires_python).to_dict())
-    entries = zip(document.pop("packages"), written.pop("packages"), strict=True)
-    for index, (given, expected) in enumerate(entries):
-        if given != expected:
-            where = f"{path}:{line_of(text, ('packages', index))}"
-            raise malformed(f"{found[index].name}: {_UNKNOWN}", where, ANEW)
-    if document != written:
-        raise malformed(_UNKNOWN, str(path), ANEW)
     return found
 
 
-_UNKNOWN = "has keys or values that hvdenv does not write"
-
-
 def _package(entry: pylock.Package) -> Package:
-    """A package from its entry; what else the entry has is not looked at.
+    """A package from its entry.
 
     Raises:
-        ValueError: it cannot be installed from one file with a hash and an acceptable address.
+        ValueError: it cannot be installed from one file with a hash and an acceptable address, or
+            not always.
     """
     files = [*(entry.wheels or ()), *([entry.sdist] if entry.sdist else ())]
     if len(files) != 1:
         raise ValueError(f"{entry.name}: expected one file to install it from, found {len(files)}")
+    if entry.marker:
+        raise ValueError(f"{entry.name}: hvdenv writes no markers")
     own = (entry.tool or {}).get("hvdenv", {})
     values = {
         "name": entry.name, "version": str(entry.version), "file": files[0].name,
@@ -182,10 +166,10 @@ def packages(locked: Locked) -> tuple[Package, ...]:
 
 def as_before(packages: Iterable[Package], before: Iterable[Package]) -> tuple[Package, ...]:
     """Packages with the entries that a lock has of the same files: another URL is no change."""
-    known = {each.sha256: each for each in before}
+    known = {(each.file, each.sha256): each for each in before}
     found = []
     for each in packages:
-        old = known.get(each.sha256, each)
+        old = known.get((each.file, each.sha256), each)
         same = tuple(map(required, old.requires or ())) == each.requires
         found.append(old if same else each._replace(url=old.url or each.url))
     return tuple(found)

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdenv.errors import RecipeError
 from hvdenv.locks import condalock
-from hvdenv.locks.condalock import CondaLock, CondaPackage
+from hvdenv.locks.condalock import CondaLock
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, bind
 
 CHANNEL = "https://conda.example.org/site"
@@ -71,40 +71,6 @@ def test_the_order_of_a_solve_changes_nothing(text: str) -> None:
     assert condalock.render(RECORDS[::-1], SPEC) == text
 
 
-name = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}[a-z0-9]", fullmatch=True)
-version = st.from_regex(
-    r"([0-9]!)?[0-9]{1,3}(\.[0-9a-z]{1,3}){0,2}(\+[a-z0-9]{1,4})?", fullmatch=True
-)
-build = st.from_regex(r"[a-z0-9_.]{1,10}", fullmatch=True)
-wanted = st.one_of(st.just(""), version.map(">={}".format), version.map("{}.* *_cp310".format))
-
-
-@st.composite
-def package(draw: st.DrawFn, named: str) -> CondaPackage:
-    release = draw(version)
-    stem = f"{named}-{release}-{draw(build)}"
-    suffix = draw(st.sampled_from([".conda", ".tar.bz2"]))
-    depends = draw(st.dictionaries(name, wanted, max_size=4))
-    return CondaPackage(
-        name=named,
-        version=release,
-        url=f"{CHANNEL}/{draw(st.sampled_from(['linux-64', 'noarch']))}/{stem}{suffix}",
-        sha256=draw(st.from_regex(r"[0-9a-f]{64}", fullmatch=True)),
-        md5=draw(st.from_regex(r"[0-9a-f]{32}", fullmatch=True)),
-        depends=tuple(f"{each} {text}".strip() for each, text in sorted(depends.items())),
-    )
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=20)
-@given(st.data(), st.sets(name, max_size=3))
-def test_what_is_written_is_what_is_read(data: st.DataObject, names: set[str]) -> None:
-    packages = tuple(data.draw(package(each)) for each in sorted(names))
-    made = CondaLock("linux-64", (CHANNEL,), packages)
-    records = condalock.explicit(made)["explicit"]
-    text = condalock.render(records, {"platform": "linux-64", "channels": [CHANNEL]})  # type: ignore[arg-type]
-    assert condalock.parse(text) == made
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.characters(blacklist_categories=["Cs"]))
 @example(
@@ -120,21 +86,12 @@ def test_a_damaged_file_is_refused_or_read(text: str, place: int, character: str
     ("change", "said"),
     [
         (lambda text: "{", "it is not YAML"),
-        (lambda text: "", "valid dictionary"),
-        (lambda text: "version: 1", "package: Field required"),
         (lambda text: text.replace("version: 1\n", "version: 2\n"), "version: Input should be 1"),
-        (lambda text: text[: text.index("- name: numpy") + 50], "package[1]"),
         (lambda text: text.replace("ab" * 32, "ab" * 31, 1), "libblas: sha256: expected a"),
-        (lambda text: text.replace("    sha256: " + "ab" * 32, "", 1), "libblas: sha256"),
-        (lambda text: text.replace("md5: ", "md6: ", 1), "hash.md6: Extra inputs are not permitted"),
         (lambda text: text.replace("manager: conda", "manager: pip", 1), "libblas: expected manager conda"),
-        (lambda text: text.replace("manager: conda", "manage: conda", 1), "not in the format that conda-lock writes"),
         (lambda text: text.replace("1.22.0\n", "2023-13-45\n", 1), "it is not YAML: month must be"),
-        (lambda text: text.replace("channels:\n", "channels:\nother:\n", 1), "it is not YAML"),
         (lambda text: "version: 1\nmetadata: {channels: null}\npackage: []", "not in the format that conda-lock"),
         (lambda text: "[" * 900, "nested too deeply"),
-        (lambda text: "- " * 100_000, "nested too deeply"),
-        (lambda text: text.replace("category: main", "category: dev", 1), "libblas: expected manager conda, platform linux-64, category main"),
         (lambda text: text.replace("- linux-64\n", "- osx-64\n", 1), "expected one of"),
         (lambda text: text.replace("/linux-64/numpy", "/linux-aarch64/numpy"), "is not for linux-64"),
         (lambda text: text.replace("version: 1.22.0", "version: 1.22.1"), "is not numpy 1.22.1"),

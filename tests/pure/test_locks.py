@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from packaging.version import Version
 
 from hvdenv.building.resolver import Resolver
 from hvdenv.cli.main import main
@@ -198,32 +195,6 @@ def test_what_has_no_hash_is_not_locked() -> None:
     assert "secret" not in str(error.value)
 
 
-NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True)
-
-
-@st.composite
-def some_packages(draw: st.DrawFn) -> tuple[Package, ...]:
-    found = []
-    for name in sorted(draw(st.sets(NAMES, max_size=6))):
-        drawn = st.from_regex(r"[1-9][0-9]?(\.[0-9]{1,2}){0,2}(\+cu1[0-9])?", fullmatch=True)
-        version = str(Version(draw(drawn)))
-        end = draw(st.sampled_from(["-py3-none-any.whl", ".tar.gz"]))
-        file = f"{name.replace('-', '_')}-{version}{end}"
-        url = draw(st.sampled_from(["", f"https://files.org/{file}"]))
-        requires = draw(st.sampled_from([None, (), ("numpy<2,>=1.23", "six")]))
-        sha256 = draw(st.sampled_from([HASH, "f" * 64]))
-        found.append(Package(name, version, file, sha256, url, requires))
-    return tuple(found)
-
-
-@given(some_packages())
-@settings(max_examples=25)
-def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> None:
-    text = pypi.render(reversed(packages), "3.11", "x86_64")
-    assert pypi.parse(text, Path(PYPI)) == packages
-    assert pypi.render(packages, "3.11", "x86_64") == text
-
-
 RELEASE, URL = 'version = "1.13.2"', f'url = "{NINJA.url}"'
 
 
@@ -231,16 +202,10 @@ RELEASE, URL = 'version = "1.13.2"', f'url = "{NINJA.url}"'
     ("before", "after", "said"),
     [
         ('lock-version = "1.0"', 'lock-version = "2.0"', "version 2.0 is not supported"),
-        (
-            'created-by = "hvdenv"',
-            'created-by = "uv"',
-            "has keys or values that hvdenv does not write",
-        ),
         ("[[packages]]", "[packages]", "Unexpected type dict"),
         (f'sha256 = "{HASH}"', f'sha512 = "{HASH}"', "ninja: sha256: this key is required"),
         (f'sha256 = "{HASH}"', f'sha256 = "{HASH}\\n-i http://x"', "sha256: control characters"),
-        (RELEASE, f"{RELEASE}\nmarker = \"os_name == 'x'\"", "6: ninja: has keys or values"),
-        (RELEASE, f'{RELEASE}\nindex = "http://x"', "6: ninja: has keys or values"),
+        (RELEASE, f"{RELEASE}\nmarker = \"os_name == 'x'\"", "ninja: hvdenv writes no markers"),
         (RELEASE, 'version = "1"\nvcs = {type="git"}', "vcs"),
         (RELEASE, 'version = "1"\ndirectory = {path="/x"}', "directory"),
         (RELEASE, 'version = "1"\narchive = {path="/x"}', "archive"),
@@ -253,17 +218,8 @@ RELEASE, URL = 'version = "1.13.2"', f'url = "{NINJA.url}"'
         ("https://x.org/", "https://x.org/t/s3cret/", "url: expected an https://"),
         ("https://x.org/n.whl", "https://x.org/n.whl?token=a", "url: expected an https://"),
         ("https://x.org/", "https://localhost/", "url: expected an https://"),
-        (URL, 'path = "/tmp/n.whl"', "6: ninja: has keys or values"),
-        (URL, 'path = "other.whl"', "6: ninja: has keys or values"),
-        (URL, f'path = "{NINJA.file}"\n{URL}', "6: ninja: has keys or values"),
         (URL, "", "path or url must be provided"),
         ("= []", '= ["six @ file:///tmp"]', "requires[0]: expected a requirement"),
-        ("requires = []", "requires = []\nrun = 1", "6: ninja: has keys or values"),
-        (
-            "requires-python",
-            "made_by = 1\nrequires-python",
-            "has keys or values that hvdenv does not write",
-        ),
         ("=", "", "Expected"),
     ],
 )
@@ -328,9 +284,9 @@ def test_a_build_does_not_change_what_a_lock_is() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (MAIN, None, "there is no such file of a lock"),
-        (PYPI, None, "there is no such file of a lock"),
-        (MAIN, b"\xff\xfe\x00", "is not text"),
+        (MAIN, None, "cannot be read: No such file"),
+        (PYPI, None, "cannot be read: No such file"),
+        (MAIN, b"\xff\xfe\x00", "cannot be read: it is not text"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
@@ -358,7 +314,7 @@ def test_any_other_byte_in_a_bound_file_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said", "line"),
     [
-        ("format = 1", "format = 2", "format 2; this hvdenv knows format 1", ""),
+        ("format = 1", "format = 2", "format: expected", ":"),
         ("format = 1", "", "format: this key is required", ":"),
         ('python = "3.11"', 'pyhton = "3.11"', 'did you mean "python"', ":"),
         ('platform = "linux-x86_64"', 'platform = "windows"', "a platform such as", ":"),

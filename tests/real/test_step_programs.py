@@ -210,12 +210,6 @@ def test_the_exit_code_is_that_of_pip(tmp_path: Path) -> None:
     assert "hvdenv:" not in printed
 
 
-def test_pip_install_says_how_it_is_used() -> None:
-    code, printed = run_step("pip_install.py", "--index", "x", "--", "y")
-    assert code == 1
-    assert printed.startswith("usage: pip_install.py")
-
-
 def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> None:
     made = []
     for umask in (0o002, 0o022, 0o077):
