@@ -18,7 +18,6 @@ import pytest
 
 from hvdenv import STEP_PROGRAMS
 from tests.channel import PLACEHOLDER, Channel, File, find_interpreter, python_channel
-from tests.index import served
 from tests.real.conftest import hear_interrupts
 
 CONDA_ENV = STEP_PROGRAMS / "conda_env.py"
@@ -226,51 +225,6 @@ def test_a_channel_that_is_not_there(cache: Path, tmp_path: Path) -> None:
     assert "http://127.0.0.1:9/site" in printed
 
 
-@pytest.fixture
-def damaged(tools: Channel, tmp_path_factory: pytest.TempPathFactory) -> Channel:
-    """The channel with a package whose content is another, but as good."""
-    folder = tmp_path_factory.mktemp("damaged") / "channel"
-    shutil.copytree(tools.folder, folder)
-    channel = Channel(folder)
-    channel.add("gpulib", "2.0", {"share/gpulib": File(b"bad")}, depends=["__cuda >=11.8"])
-    return channel
-
-
-def test_a_package_that_is_not_what_the_index_says(damaged: Channel, tmp_path: Path) -> None:
-    made = tmp_path / "work"
-    made.mkdir()
-    words = ([damaged.url], ["gpulib 2.0"])
-    printed = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
-    assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in printed
-    (damaged.folder / "linux-64/gpulib-2.0-0.conda").unlink()
-    printed = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
-    assert "gpulib-2.0-0.conda: No such file" in printed
-
-
-def test_a_package_that_nothing_can_verify(damaged: Channel, cache: Path, tmp_path: Path) -> None:
-    index = damaged.folder / "linux-64/repodata.json"
-    text = json.loads(index.read_text())
-    del text["packages.conda"]["gpulib-1.0-0.conda"]["sha256"]
-    index.write_text(json.dumps(text))
-    printed = refused(tmp_path, cache, [damaged.url], ["gpulib 1.0"])
-    assert "gpulib-1.0-0.conda has no sha256 and cannot be verified" in printed
-
-
-def test_a_download_that_is_not_what_the_index_says(damaged: Channel, tmp_path: Path) -> None:
-    made = tmp_path / "work"
-    made.mkdir()
-    with served(damaged.folder) as site:
-        printed = refused(
-            made, tmp_path / "cache", [site.url], ["gpulib 2.0"], virtual={"__cuda": "12.4"}
-        )  # fmt: skip
-        assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in printed
-        # And one that is: the channel is as good as any.
-        words = (document(made, [site.url], ["gpulib 1.0"]), made / "env")
-        status, printed = run(*words, cache=tmp_path / "cache")
-    assert status == 0, printed
-    assert (made / "env/share/gpulib").read_text() == "1.0"
-
-
 def test_scripts_of_packages_are_not_run(tools: Channel, cache: Path, tmp_path: Path) -> None:
     spec = document(tmp_path, [tools.url], ["scripted"])
     status, printed = run(spec, tmp_path / "env", cache=cache)
@@ -342,22 +296,6 @@ def test_a_copy_of_a_site_environment(environment: Path, tmp_path: Path) -> None
     assert output(copy / "bin/hello") == f"{copy}/share"
     names = [each["name"] for each in json.loads((tmp_path / "report.json").read_text())]
     assert names == ["greeter", "pip", "python"]
-
-
-def test_a_copy_killed_in_the_middle_and_made_again(environment: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    for _ in range(TRIES):
-        with start("--clone", environment, copy) as process:
-            wait_for(copy)
-            process.kill()
-        if process.returncode:
-            break
-        shutil.rmtree(copy)
-    assert "exists already" in run("--clone", environment, copy)[1]
-    shutil.rmtree(copy)
-    status, printed = run("--clone", environment, copy)
-    assert status == 0, printed
-    assert output(copy / "bin/hello") == f"{copy}/share"
 
 
 def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_path: Path) -> None:
