@@ -25,7 +25,7 @@ from hvdenv.model import dialect
 from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
 from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.model.recipe import CondaSpec, Specifier
-from hvdenv.plans.images import distributions, tools
+from hvdenv.plans.images import distributions
 from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
 from hvdenv.wheels import published
@@ -61,7 +61,6 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
     ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
-    ("plans/images/tools.py", "each.pattern"): lambda: [each.pattern for each in tools.failures()],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
     ("standalone/steps/pip_sources.py", "pattern"): lambda: [r"""^global\.([a-z-]+)=('.*'|".*")$"""],
     ("standalone/steps/conda_clone.py", "b'#!(' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+))(.*)'"): lambda: [r"#!(/a/(?:\S*/)?(\S+))(.*)"],

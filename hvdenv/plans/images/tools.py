@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, StepError, UsageError
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
+from hvdenv.knowledge.diagnosis import explain
 
 FormatName = Literal["singularity", "docker"]
 # The first one on PATH builds the format.
@@ -85,28 +84,16 @@ def mount_points(binds: tuple[str, ...]) -> str:
     return "\n" + "\n    ".join(lines) + "\n"
 
 
-class Failure(NamedTuple):
-    """Why builds fail: a pattern of what tools print last, the cause, and what to do."""
-
-    pattern: str
-    cause: str
-    remedy: str
-
-
-def failures() -> tuple[Failure, ...]:
-    """Known failures; the first match wins."""
-    text = read_text(Path(__file__).with_name("failures.toml"), OWN)
-    return decode(tuple[Failure, ...], parse_toml(text)["failure"])
-
-
 def failed(build: Build, outcome: Outcome) -> StepError:
     """The error for a build that failed."""
     tail = outcome.tail()
-    unknown = Failure(
-        "",
-        f"{build.tool} could not build the image (exit {outcome.returncode})",
-        "see the last lines above; `hvdenv plan RECIPE --format bash` prints what runs in the image",
+    known = explain(tail)
+    return StepError(
+        f"{build.tool} could not build the image" + (f": {known.cause}" if known else ""),
+        where=build.image,
+        detail=tail,
+        remedy=known.remedy
+        if known
+        else "see the last lines above; `hvdenv plan RECIPE --format bash` prints what runs in the"
+        " image",
     )
-    fitting = (each for each in failures() if re.search(each.pattern, tail, re.IGNORECASE))
-    found = next(fitting, unknown)
-    return StepError(found.cause, where=build.image, remedy=found.remedy, detail=tail)
