@@ -70,7 +70,7 @@ def _option(field: str, value: str) -> Iterator[Read]:
         yield from (Value(at("network.use"), each, item=True) for each in value.split(","))
     elif field == "hostfile":
         yield from [jobs.mark_site("hostfile")] if value == "$SGE_JOB_HOSTLIST" else []
-    elif field != "launcher":
+    elif field != "own":
         table = "job" if field in ("ranks_per_node", "cpus_per_rank") else "launch"
         yield Value(at(table, field), int(value) if value.isdigit() else value)
 
