@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -201,14 +200,10 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         without_shell=shlex.join(("hvdenv", *command_line(arguments, clean=True))),
     )
     with nullcontext() if arguments.quiet else Parts() as parts:
-        tell = parts.tell if parts else _silent
+        tell: Progress = parts.tell if parts else lambda what, label, detail: None
         if request is None:
             return verify(setup, tell)
         return _proven(request, setup, places, tell, only=arguments.program_only)
-
-
-def _silent(what: str, label: str, detail: str) -> None:
-    pass
 
 
 def _program(arguments: argparse.Namespace) -> start.Request | None:
@@ -253,13 +248,10 @@ def _proven(
         skipped = finding(request.name, "", "skip", message)
         return found._replace(findings=(*found.findings, skipped))
     tell("started", request.name, "")
-    findings = start.prove(setup._replace(tell=partial(_told, tell, request.name)), request)
+    watched = setup._replace(tell=lambda what, detail: tell(what, request.name, detail))
+    findings = start.prove(watched, request)
     tell("finished", request.name, "")
     return found._replace(findings=(*found.findings, *findings), seconds=time.monotonic() - began)
-
-
-def _told(tell: Progress, label: str, what: str, detail: str) -> None:
-    tell(what, label, detail)
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:

@@ -48,10 +48,10 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
 
 # framework, operation: on which ranks (or all), and what is wrong there
 WRONG = [
-    ("torch", "allreduce Min", "each of 2 ranks", "Min int32 17: got "),
-    ("torch", "Adasum", "rank 1 on {host}", "in 3 of 6 cases: allreduce Adasum float16 1003+77+5: got "),
+    ("torch", "allreduce Min", "each of 2 ranks", "Min int32 17: element "),
+    ("torch", "Adasum", "rank 1 on {host}", "in 3 of 6 cases: allreduce Adasum float16 1003+77+5: element "),
     ("torch", "grouped allreduce", "rank 1 on {host}", "elements wrong)"),
-    ("torch", "allgather", "rank 1 on {host}", "in 2 of 16 cases: int8 3 uneven rows: got "),
+    ("torch", "allgather", "rank 1 on {host}", "in 2 of 16 cases: int8 3 uneven rows: element "),
     ("torch", "broadcast", "rank 1 on {host}", "elements wrong)"),
     ("torch", "alltoall", "rank 1 on {host}", "elements wrong)"),
     ("torch", "reducescatter", "rank 1 on {host}", "its type is float64, expected int32"),
