@@ -29,7 +29,7 @@ COMMANDS = (
 
 def seconds_of(*words: str) -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=False, capture_output=True)
+    subprocess.run(words, check=True, capture_output=True)
     return time.perf_counter() - started
 
 
@@ -44,7 +44,8 @@ def main() -> int:
     slow = False
     for bound, words in COMMANDS:
         pairs = [
-            (seconds_of("-c", "pass"), seconds_of(program, *words)) for _ in range(arguments.rounds)
+            (seconds_of(sys.executable, "-c", "pass"), seconds_of(program, *words))
+            for _ in range(arguments.rounds)
         ]
         empty, command = (statistics.median(column) for column in zip(*pairs, strict=True))
         slow |= command > bound * empty
