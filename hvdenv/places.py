@@ -310,13 +310,13 @@ def _sync_file_system(path: Path) -> None:
 
     Only flushing a file reports that it could not be stored.
     """
-    import ctypes
+    # Some Pythons lack ctypes, and some C libraries syncfs().
+    with suppress(ImportError, OSError, AttributeError):
+        import ctypes
 
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(AttributeError):  # some C libraries lack it
-            ctypes.CDLL(None).syncfs(descriptor)
-    finally:
+        syncfs = ctypes.CDLL(None).syncfs
+        descriptor = os.open(path, os.O_RDONLY)
+        syncfs(descriptor)
         os.close(descriptor)
 
 

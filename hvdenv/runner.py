@@ -285,6 +285,7 @@ def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     _restore_umask()
+    sys.stdout.flush()
     try:
         os.execvpe(command.argv[0], command.argv, {**environ, **dict(command.env)})
     except OSError as error:

@@ -277,11 +277,11 @@ def _keyed(lowest: Sequence[Layer], own: Mapping[str, Layer]) -> tuple[str, ...]
 def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...]:
     """What of a recipe decides its environment."""
     merged, _ = _merged(layers)
-    partitions = {name: each for name, each in _table(merged, "partitions").items() if each}
-    target = _table(partitions, _table(merged, "job").get("partition", ""))
+    partitions = _table(merged, "partitions")
+    target = _table(partitions, str(_table(merged, "job").get("partition")))
     decisive = [target.get(each, getattr(Partition(), each)) for each in ("arch", "glibc", "cuda")]
     # Horovod is compiled for the GPUs of all partitions.
-    gpus = {_table(partitions, name).get("capability") for name in partitions} - {None}
+    gpus = {str(_table(partitions, name).get("capability")) for name in partitions} - {"None"}
     rest = {key: each for key, each in merged.items() if key not in _OF_NO_ENVIRONMENT}
     return rest, decisive, gpus
 
