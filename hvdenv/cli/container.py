@@ -20,7 +20,7 @@ from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
 from hvdenv.launch import launchers, preflight
 from hvdenv.launch.nodes import ask
-from hvdenv.launch.placement import mpi_of
+from hvdenv.launch.placement import recipe_mpi
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
@@ -232,6 +232,6 @@ def _requirements(arguments: argparse.Namespace, recipe: Recipe) -> preflight.Re
     launcher = launchers.named(recipe.launch.launcher, recipe.launch.launchers)
     return preflight.Requirements(
         container=(recipe.container or Container())._replace(image=image),
-        mpi=mpi_of(recipe) if recipe.mpi and launcher.controller == "MPI" else None,
+        mpi=recipe_mpi(recipe) if recipe.mpi and launcher.controller == "MPI" else None,
         launcher=recipe.launch.launcher if launcher.schedulers else "",
     )

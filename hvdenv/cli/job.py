@@ -12,8 +12,8 @@ from pathlib import Path
 from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
-from hvdenv.launch import placement
-from hvdenv.launch.container import start_inside
+from hvdenv.launch import placement, variables
+from hvdenv.launch.container import start_in_image
 from hvdenv.masking import mask
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
@@ -141,7 +141,7 @@ def _batch(
     # The hosts are known only in the job.
     no_hostfile = dialect.launch_host or dialect.columns
     launch = launch._replace(
-        exports=placement.exported(
+        exports=variables.exported(
             recipe.launch.exports, activated(chosen), dict.fromkeys(recipe.launch.exports, ""),
             placement.Requested(),
         ),
@@ -151,7 +151,7 @@ def _batch(
     )  # fmt: skip
     launch = with_mpi(launch, chosen)
     # The script runs on the first host of the job.
-    start = start_inside(name, launch, chosen.inside, os.uname().nodename)
+    start = start_in_image(name, launch, chosen.inside, os.uname().nodename)
     return batch.BatchJob(
         job=job,
         partition=partition,

@@ -16,8 +16,8 @@ from hvdenv.command import Command
 from hvdenv.environments import last_used
 from hvdenv.environments.installation import hides_variables
 from hvdenv.errors import UsageError
-from hvdenv.launch import placement
-from hvdenv.launch.container import start_inside
+from hvdenv.launch import placement, variables
+from hvdenv.launch.container import start_in_image
 from hvdenv.launch.launchers import LAUNCHERS, Variables
 from hvdenv.places import find_places
 from hvdenv.runner import environment, hand_over
@@ -88,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     request = with_active(read_request(arguments, anywhere=arguments.dry_run))
     chosen = choose(request, image=True)
     recipe, requested = chosen.recipe, _requested(arguments)
-    environ = placement.of_shell(environment(), clean=arguments.clean, kept=requested.exports)
+    environ = variables.shell_variables(
+        environment(), clean=arguments.clean, kept=requested.exports
+    )
     allocation = current_allocation(recipe)
     if not (allocation.scheduler or requested.hosts):
         refuse_unknown(environ, f"hvdenv run {request.named}")
@@ -101,17 +103,17 @@ def run(arguments: argparse.Namespace) -> int:
     scheduler = allocation.scheduler or (recipe.scheduler if arguments.dry_run else None)
     placement.refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), request.named)
     launch = with_mpi(launch, chosen)._replace(
-        exports=placement.exported(recipe.launch.exports, activated(chosen), environ, requested),
+        exports=variables.exported(recipe.launch.exports, activated(chosen), environ, requested),
         interactive=True,
     )
     entry = find_entry(request, chosen)
     program = (*entry.words, *found_program(name, launch, chosen, launch.program))
     launch = launch._replace(program=program)
-    start = start_inside(name, launch, chosen.inside, os.uname().nodename)
+    start = start_in_image(name, launch, chosen.inside, os.uname().nodename)
     # What is not built yet will.
     patched = not (chosen.there and (chosen.of_modules or not hides_variables(chosen.prefix)))
-    placement.refuse_exposed(name, requested, patched=patched, words=request.named)
-    unset = placement.hidden(name, environ, activated(chosen), patched=patched)
+    variables.refuse_exposed(name, requested, patched=patched, words=request.named)
+    unset = variables.hidden(name, environ, activated(chosen), patched=patched)
     # After modules are loaded: `module` itself is stored in variables that are hidden here.
     words = ("env", *(word for each in unset for word in ("-u", each))) if unset else ()
     line = (*words, *start.argv)

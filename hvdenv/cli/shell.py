@@ -17,7 +17,7 @@ from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_re
 from hvdenv.command import Command
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
-from hvdenv.launch.placement import of_shell
+from hvdenv.launch.variables import shell_variables
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, replace_process
 from hvdenv.session.output import report
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
         report(f"type this there: . {shlex.quote(chosen.activate)}")
-    return replace_process(Command(words), of_shell(environment(), clean=arguments.clean))
+    return replace_process(Command(words), shell_variables(environment(), clean=arguments.clean))
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.launchers import named as named_launcher
-from hvdenv.launch.placement import Requested, of_shell, place
+from hvdenv.launch.placement import Requested, place
+from hvdenv.launch.variables import shell_variables
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
@@ -158,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
             remedy="leave out --dry-run, or add --where compute",
         )
     places = find_places()
-    runner = Runner(of_shell(environment(), clean=arguments.clean))
+    runner = Runner(shell_variables(environment(), clean=arguments.clean))
     found = _verified(arguments, places, runner)
     kept = keep(found, places)
     code = show(found, arguments)

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from hvdenv.contents.packages import Contents, Horovod
 from hvdenv.masking import plain
-from hvdenv.sites.modules import family_of
+from hvdenv.sites.modules import module_family
 
 Kind = Literal["added", "removed", "up", "down", "changed"]
 # In the order in which people read them.
@@ -96,7 +96,8 @@ def _groups(contents: Contents) -> Groups:
         "flags": {name: Item(value=value) for name, value in horovod.variables.items()},
         # Two versions of one module are one change.
         "modules": {
-            family_of(name): Item(name, mark=digest) for name, digest in contents.modules.items()
+            module_family(name): Item(name, mark=digest)
+            for name, digest in contents.modules.items()
         },
         "toolchain": {name: Item(version) for name, version in contents.toolchain.items()},
         "wheel": {"Horovod's wheel": Item(mark=horovod.wheel)},

@@ -20,7 +20,7 @@ from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask, shown
 from hvdenv.model.facts import parse_version
 from hvdenv.schema import encode
-from hvdenv.sites.modules import family_of
+from hvdenv.sites.modules import module_family
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -252,7 +252,7 @@ def _provided(name: str, packages: Iterable[Package], modules: Mapping[str, str]
     for package in packages:
         if re.fullmatch(name, package.name):
             return package.version
-    loaded = (each for each in modules if re.fullmatch(name, family_of(each)))
+    loaded = (each for each in modules if re.fullmatch(name, module_family(each)))
     return next((each.rpartition("/")[2] for each in loaded if "/" in each), "")
 
 

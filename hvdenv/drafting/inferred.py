@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from hvdenv.drafting.modulelines import LOAD, module_role
 from hvdenv.drafting.values import INFERRED, WITHOUT, Key, Origin, Scalar, Value, at
 from hvdenv.knowledge.horovod_releases import releases
-from hvdenv.sites.modules import OFFERS, family_of
+from hvdenv.sites.modules import OFFERS, module_family
 
 # By the name that a module of an MPI has.
 _KINDS = {
@@ -95,7 +95,7 @@ def _horovod_module(each: Value, version: str) -> Iterator[Value]:
     name = str(each.value)
     yield _follows("horovod.provider", "present", each)
     # Others have versions of their own (open-ce), or only the first numbers.
-    if "horovod" in family_of(name) and version in releases():
+    if "horovod" in module_family(name) and version in releases():
         yield _follows("horovod.version", version, each)
     yield _follows("python.provider", "modules", each)
     if python := re.search(r"-Python-(\d+\.\d+\.\d+)", name):

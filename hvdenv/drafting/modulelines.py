@@ -10,7 +10,7 @@ from itertools import chain
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import Read, Scalar, Value, at, leave
-from hvdenv.sites.modules import OFFERS, family_of
+from hvdenv.sites.modules import OFFERS, module_family
 
 _LISTS = frozenset({
     "avail", "available", "av", "list", "spider", "show", "display", "help", "whatis", "keyword", "key", "save",
@@ -108,7 +108,7 @@ def module_role(name: str) -> str:
         return "Python"
     if offered := [what for what in ("MPI", "NCCL", "Horovod") if OFFERS[what].search(name)]:
         return offered[0]
-    family = family_of(name)
+    family = module_family(name)
     return "PrgEnv" if family.startswith("prgenv-") else family
 
 

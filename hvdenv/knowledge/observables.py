@@ -17,7 +17,7 @@ from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Observable, Observables
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Framework, FrameworkPackage, Gpu, Horovod, Recipe, Version
-from hvdenv.sites.modules import family_of
+from hvdenv.sites.modules import module_family
 
 _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
@@ -422,7 +422,9 @@ def _modules(recipe: Recipe) -> Iterable[str]:
 def _module_version(recipe: Recipe, family: str) -> str:
     """The version of the last module of a family: 2.15.5 of nccl/2.15.5-ofi."""
     found = [
-        _number(name.rpartition("/")[2]) for name in _modules(recipe) if family_of(name) == family
+        _number(name.rpartition("/")[2])
+        for name in _modules(recipe)
+        if module_family(name) == family
     ]
     return found[-1] if found else ""
 

@@ -22,7 +22,7 @@ _OF_OPEN_MPI = ("OPAL_PREFIX", "PMIX_INSTALL_PREFIX")
 _OF_THE_HOST = (*_OF_OPEN_MPI, "LD_LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA_*")
 
 
-def image_of(recipe: Recipe, folder: str) -> Container | None:
+def recipe_image(recipe: Recipe, folder: str) -> Container | None:
     """The recipe's container with the absolute path of its image; None if it names no image.
 
     Programs of a recipe that names an image run in it. Relative paths start at ``folder``.
@@ -43,7 +43,7 @@ def inside(container: Container, folder: str, binds: tuple[str, ...] = ()) -> tu
     return _RUNTIMES[container.runtime](container, folder, binds)
 
 
-def start_inside(name: str, launch: Launch, words: tuple[str, ...], host: str) -> Start:
+def start_in_image(name: str, launch: Launch, words: tuple[str, ...], host: str) -> Start:
     """How a launcher starts ranks in an image.
 
     Args:
@@ -68,7 +68,7 @@ def start_inside(name: str, launch: Launch, words: tuple[str, ...], host: str) -
     return start._replace(argv=(*words, *start.argv))
 
 
-def on_this_host(name: str, launch: Launch, words: tuple[str, ...]) -> Launch:
+def launch_here(name: str, launch: Launch, words: tuple[str, ...]) -> Launch:
     """The ranks of one host, on this one, if the launcher is a program of the image."""
     if not words or not named(name, launch.settings.launchers).provided:
         return launch

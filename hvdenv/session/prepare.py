@@ -80,7 +80,7 @@ def prepare(request: Request, *, thorough: bool, resolved: Resolved | None = Non
     runner, file = Runner(), request.facts
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
     foreign = ""
-    nodes = membership.nodes_of(resolved.recipe)
+    nodes = membership.job_partition(resolved.recipe)
     if request.anywhere and not file and nodes:
         foreign = membership.foreign(resolved.recipe, facts.machine)
         facts = of_partition(*nodes, facts) if foreign else facts

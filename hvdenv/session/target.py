@@ -16,7 +16,7 @@ from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
 from hvdenv.errors import UsageError
-from hvdenv.launch.container import image_of, inside
+from hvdenv.launch.container import inside, recipe_image
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places, make_folder, write_text
@@ -105,7 +105,7 @@ def choose(request: Request, *, image: bool = False, judged: bool = False) -> Ch
     recipe = resolved.recipe
     name = environment_name(recipe.name, resolved.keyed)
     elsewhere_too = image and not request.prefix
-    if elsewhere_too and (container := image_of(recipe, os.getcwd())):
+    if elsewhere_too and (container := recipe_image(recipe, os.getcwd())):
         return _in_image(request, name, recipe, container)
     of_modules = elsewhere_too and not judged and provided_by_modules(recipe)
     if of_modules and recipe.places.workspace:

@@ -67,7 +67,11 @@ def find_allocation(
         job = environ.get(dialect.job_id, "")
         if job and (not dialect.marker or dialect.marker in environ):
             slurm = name == "slurm" or dialect.like == "slurm"
-            found = _of_slurm(environ) if slurm else _of_hostfile(dialect, environ, read)
+            found = (
+                _slurm_allocation(environ)
+                if slurm
+                else _hostfile_allocation(dialect, environ, read)
+            )
             return found._replace(scheduler=name, job=job, gpus_per_node=_gpus(environ))
     return Allocation()
 
@@ -93,7 +97,7 @@ def refuse_unknown(environ: Mapping[str, str], command: str) -> None:
     )
 
 
-def _of_hostfile(
+def _hostfile_allocation(
     dialect: Dialect, environ: Mapping[str, str], read: Callable[[str], str]
 ) -> Allocation:
     path = environ.get(dialect.hostfile, "")
@@ -114,7 +118,7 @@ def _of_hostfile(
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Allocation:
+def _slurm_allocation(environ: Mapping[str, str]) -> Allocation:
     """Slurm has no file of hosts, but a compressed list, and counts what was requested."""
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
     names = expand(listed) if listed else ()

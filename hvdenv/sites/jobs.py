@@ -21,7 +21,7 @@ from hvdenv.places import Places, make_folder, write_json, write_text
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem, decode, encode
-from hvdenv.sites.status import Status, exit_code_in, limited, number_of, parse_status
+from hvdenv.sites.status import Status, find_exit_code, job_number, limited, parse_status
 
 # Schedulers serve many users: hvdenv polls often only while something changes.
 FIRST_POLL, LAST_POLL, SLOWER = 1.0, 10.0, 1.5
@@ -121,7 +121,7 @@ def recall(job: str, places: Places) -> Submitted:
         UsageError: there is none.
     """
     every = records(places)
-    found = [record for record in every if number_of(record.id) == number_of(job)]
+    found = [record for record in every if job_number(record.id) == job_number(job)]
     if found:
         return found[-1]
     known = ", ".join(record.id for record in every[-10:]) or "none"
@@ -153,7 +153,7 @@ def keep(record: Submitted, places: Places) -> None:
     Raises:
         StepError: HVDENV_HOME cannot be written.
     """
-    name = f"{record.scheduler}-{number_of(record.id)}.json"
+    name = f"{record.scheduler}-{job_number(record.id)}.json"
     write_json(places.jobs / name, encode(record))
 
 
@@ -167,7 +167,7 @@ def find_status(record: Submitted, runner: Runner) -> Status | None:
         return status
     if dialect.history.command:
         status = _ask(dialect.history, record, runner) or status
-    code = exit_code_in("\n".join(map(_end, record.files)), record.id)
+    code = find_exit_code("\n".join(map(_end, record.files)), record.id)
     if status.state != "gone" or code is None:
         return status
     return Status("failed" if code else "completed", exit_code=code)
@@ -236,7 +236,7 @@ class _Follower:
             # Before the job runs, a file of this name may be an older job's.
             if self.status and self.status.state != "waiting":
                 for line in self.output.lines(self.record.files):
-                    if exit_code_in(line, self.record.id) is not None:
+                    if find_exit_code(line, self.record.id) is not None:
                         self.due = 0.0
                     yield line
             time.sleep(_TICK)

@@ -12,7 +12,7 @@ from hvdenv.sites.module_systems import BACKENDS
 from hvdenv.sites.modules import USUAL_SCRIPTS
 
 
-def nodes_of(recipe: Recipe) -> tuple[str, Partition] | None:
+def job_partition(recipe: Recipe) -> tuple[str, Partition] | None:
     """The partition of the recipe's jobs with its name, or the only one; None if there is none."""
     named = [recipe.job.partition] if recipe.job.partition else [*recipe.partitions]
     found = recipe.partitions.get(named[0]) if len(named) == 1 else None
@@ -21,7 +21,7 @@ def nodes_of(recipe: Recipe) -> tuple[str, Partition] | None:
 
 def foreign(recipe: Recipe, machine: str) -> str:
     """Why this machine is none of the cluster's; empty if it may be one."""
-    nodes = nodes_of(recipe)
+    nodes = job_partition(recipe)
     if nodes is None:
         return ""
     name, partition = nodes

@@ -241,11 +241,11 @@ def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
     from difflib import SequenceMatcher
 
     matcher = SequenceMatcher(b=module.lower(), autojunk=False)
-    family = family_of(module)
+    family = module_family(module)
     scored = []
     for name in available:
-        matcher.set_seq1(name.lower() if "/" in module else family_of(name))
-        same = family_of(name) == family
+        matcher.set_seq1(name.lower() if "/" in module else module_family(name))
+        same = module_family(name) == family
         if same or (matcher.quick_ratio() > 0.6 and matcher.ratio() > 0.6):
             scored.append((same, matcher.ratio(), name))
     scored.sort(key=lambda each: (not each[0], -each[1], each[2]))
@@ -263,6 +263,6 @@ def is_among(module: str, loaded: Iterable[str]) -> bool:
     return any(name == module or name.startswith(f"{module}/") for name in loaded)
 
 
-def family_of(module: str) -> str:
+def module_family(module: str) -> str:
     """A module's name without its version, in lower case."""
     return (module.rpartition("/")[0] or module).lower()

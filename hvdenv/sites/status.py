@@ -94,15 +94,15 @@ def _meaning(known: Mapping[str, str], reason: str) -> str:
     return known.get(reason) or known.get(re.split("[,:]", reason)[0], "")
 
 
-def exit_code_in(output: str, job: str) -> int | None:
+def find_exit_code(output: str, job: str) -> int | None:
     """The exit code that a job's script wrote as its last line; None if it did not get there."""
     found = _ENDED.findall(output)
-    if found and number_of(found[-1][0]) == number_of(job):
+    if found and job_number(found[-1][0]) == job_number(job):
         return int(found[-1][1])
     return None
 
 
-def number_of(job: str) -> str:
+def job_number(job: str) -> str:
     """A job's id without the name of a server or cluster."""
     return re.split("[.;]", job)[0]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from hvdenv.errors import StepError
 from hvdenv.sites.module_systems import BACKENDS
-from hvdenv.sites.modules import family_of, is_among, nearest
+from hvdenv.sites.modules import is_among, module_family, nearest
 
 OUTPUT_LINES = 12
 _NOT_FOUND = tuple(each.not_found for each in BACKENDS if each.not_found)
@@ -97,8 +97,8 @@ def _replaced(trial: Trial, later: Sequence[Trial]) -> str:
     if not later or not mine or mine & set(last) or is_among(trial.module, last):
         return ""
     culprit = next(each.module for each in later if not mine & set(each.after))
-    families = {family_of(name) for name in mine}
-    instead = [name for name in last if family_of(name) in families and name != culprit]
+    families = {module_family(name) for name in mine}
+    instead = [name for name in last if module_family(name) in families and name != culprit]
     loads = f", which loads {', '.join(instead)}" if instead else ""
     return f"unloaded by {culprit}{loads}"
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hvdenv.reports.report import EVERYTHING, About
 from hvdenv.schema import decode
-from hvdenv.sites.modules import family_of
+from hvdenv.sites.modules import module_family
 
 _REBUILD = "or rebuild for this machine: `hvdenv build RECIPE --rebuild`"
 
@@ -265,7 +265,9 @@ def _driver(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _modules(was: Observation, now: Observation) -> Iterator[Change]:
-    before, after = ({family_of(each.name): each for each in seen.modules} for seen in (was, now))
+    before, after = (
+        {module_family(each.name): each for each in seen.modules} for seen in (was, now)
+    )
     for name, old, new in _differing(before, after, None):
         if old is None or new is None:
             loaded = "is loaded now and was not" if new else "is not loaded now and was"

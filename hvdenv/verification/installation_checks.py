@@ -11,7 +11,7 @@ from hvdenv.environments.installation import Expectation, hides_variables, is_ve
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS
-from hvdenv.launch.placement import hidden
+from hvdenv.launch.variables import hidden
 from hvdenv.masking import shown
 from hvdenv.reports.report import EVERYTHING, About, Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND

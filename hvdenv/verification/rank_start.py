@@ -13,9 +13,10 @@ from hvdenv.command import Outcome
 from hvdenv.environments.installation import Expectation, hides_variables, mpi_prefix
 from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.errors import HvdenvError, IncompatibleError
-from hvdenv.launch.container import on_this_host, start_inside
+from hvdenv.launch.container import launch_here, start_in_image
 from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import Requested, exported, hidden, of_shell
+from hvdenv.launch.placement import Requested
+from hvdenv.launch.variables import exported, hidden, shell_variables
 from hvdenv.runner import TOKEN_VARIABLE
 from hvdenv.verification import training
 from hvdenv.verification.inspection import Extension
@@ -92,7 +93,7 @@ def start_ranks(
         *(token, _deadline(deadline)),
         *(framework, controller, "host" if host_only else "gpu", *exercises),
     )
-    launch = on_this_host(name, setup.launch, installation.inside)
+    launch = launch_here(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
     through = words_before_launcher(setup, name, framework)
     setup.tell("stage", "start-up")
@@ -218,7 +219,7 @@ def start_program(
         exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
         mpi_prefix=mpi_prefix(seen),
     )
-    start = start_inside(name, launch, inside, os.uname().nodename)
+    start = start_in_image(name, launch, inside, os.uname().nodename)
     program = setup.installation.program(start.argv[0]) or start.argv[0]
     argv = (*through, program, *start.argv[1:])
     env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
@@ -242,7 +243,7 @@ def variables_for_ranks(
         unset: names of those that it unsets.
         patched: whether Horovod keeps variables off command lines.
     """
-    environ = of_shell(given)
+    environ = shell_variables(given)
     exposed = hidden(launcher, environ, activated, patched=patched)
     left_out = {*FILES_OF_RANKS, *unset, *exposed}
     return {name: value for name, value in environ.items() if name not in left_out}

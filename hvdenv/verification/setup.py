@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.launchers import Launch, Mpi, named
-from hvdenv.launch.placement import influences
+from hvdenv.launch.variables import influences
 from hvdenv.runner import Runner, environment
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")

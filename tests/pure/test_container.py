@@ -25,7 +25,7 @@ from hvdenv.plans.images.definition import (
     image_python,
     written,
 )
-from hvdenv.plans.images.distributions import DISTRIBUTIONS, distribution_of
+from hvdenv.plans.images.distributions import DISTRIBUTIONS, find_distribution
 from hvdenv.plans.images.tools import (
     TOOLS,
     Build,
@@ -229,7 +229,7 @@ BASES = {
 
 @pytest.mark.parametrize("base", BASES)
 def test_the_name_of_an_image_says_its_distribution(base: str) -> None:
-    assert distribution_of(base).name == BASES[base]
+    assert find_distribution(base).name == BASES[base]
     assert [each.name for each in DISTRIBUTIONS if re.search(each.pattern, base)] == [BASES[base]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdenv.errors import IncompatibleError
-from hvdenv.launch.container import image_of, inside, start_inside
+from hvdenv.launch.container import inside, recipe_image, start_in_image
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
@@ -19,14 +19,14 @@ TRAIN = ("python", "train.py")
 
 
 def test_a_recipe_that_names_an_image_has_its_programs_there() -> None:
-    named = image_of(load_recipe("singularity").recipe, "/scratch/ann")
+    named = recipe_image(load_recipe("singularity").recipe, "/scratch/ann")
     assert named and named.image == "/scratch/ann/horovod.sif"
     other = ["container.image=/images/../images/h.sif"]
-    named = image_of(load_recipe("singularity", overrides=other).recipe, "/scratch/ann")
+    named = recipe_image(load_recipe("singularity", overrides=other).recipe, "/scratch/ann")
     assert named and named.image == "/images/h.sif"
-    assert image_of(load_recipe("local").recipe, "/") is None
+    assert recipe_image(load_recipe("local").recipe, "/") is None
     defined = load_recipe("local", overrides=["container.base=debian:12"]).recipe
-    assert defined.container and image_of(defined, "/") is None
+    assert defined.container and recipe_image(defined, "/") is None
 
 
 def test_singularity_and_apptainer() -> None:
@@ -69,7 +69,7 @@ def test_the_hosts_launcher_starts_each_rank_in_the_image() -> None:
     launch = Launch(TRAIN, 4, mpi=Mpi("Open MPI", "4.1.8"), hosts=(Host("a", 2), Host("b", 2)))
     words = inside(BOTH, "/")
     for name in ("mpirun", "mpiexec", "srun"):
-        argv = start_inside(name, launch, words, "a").argv
+        argv = start_in_image(name, launch, words, "a").argv
         assert argv[0] in (name, "srun") and argv[-len(words) - 2 :] == (*words, *TRAIN)
 
 
@@ -79,13 +79,13 @@ def test_a_launcher_of_the_image_starts_ranks_on_its_own_host_only(name: str) ->
     launch, words = Launch(TRAIN, 2, mpi=Mpi("Open MPI", "4.1.8")), inside(BOTH, "/")
     here: list[tuple[Host, ...]] = [(), (Host("localhost", 2),), (Host("f1", 2),)]
     for hosts in here:
-        argv = start_inside(name, launch._replace(hosts=hosts), words, "f1.example.org").argv
+        argv = start_in_image(name, launch._replace(hosts=hosts), words, "f1.example.org").argv
         assert argv[: len(words)] == words and argv[-2:] == TRAIN
         assert argv.count("singularity") == 1
     elsewhere: list[tuple[Host, ...]] = [(Host("f2", 2),), (Host("f1", 1), Host("f2", 1))]
     for hosts in elsewhere:
         with pytest.raises(IncompatibleError, match="a program of the image"):
-            start_inside(name, launch._replace(hosts=hosts), words, "f1")
+            start_in_image(name, launch._replace(hosts=hosts), words, "f1")
     unknown = launch._replace(host_list="{hosts}", ranks_per_node=1)
     with pytest.raises(IncompatibleError):
-        start_inside(name, unknown, words, "f1")
+        start_in_image(name, unknown, words, "f1")

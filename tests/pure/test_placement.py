@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 from hvdenv.environments.activation import UNSET
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import LAUNCHERS, Launch
-from hvdenv.launch.placement import (
-    Requested,
-    choose_launcher,
-    exported,
-    hidden,
-    influences,
-    may_be_seen,
-    of_shell,
-    place,
-    refuse_unfit,
-)
+from hvdenv.launch.placement import Requested, choose_launcher, place, refuse_unfit
+from hvdenv.launch.variables import exported, hidden, influences, may_be_seen, shell_variables
 from hvdenv.model import cluster
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
@@ -249,9 +240,9 @@ TELLING = {
 
 def test_variables_that_change_results() -> None:
     assert influences(SHELL).keys() == TELLING
-    assert of_shell(SHELL) == SHELL
-    assert of_shell(SHELL, clean=True).keys() == SHELL.keys() - TELLING
-    assert of_shell(SHELL, clean=True, kept=("NCCL_ALGO",)).keys() & TELLING == {"NCCL_ALGO"}
+    assert shell_variables(SHELL) == SHELL
+    assert shell_variables(SHELL, clean=True).keys() == SHELL.keys() - TELLING
+    assert shell_variables(SHELL, clean=True, kept=("NCCL_ALGO",)).keys() & TELLING == {"NCCL_ALGO"}
 
 
 # By each of them, a program of the ranks loads other code. The sources: `python --help-env` of 3.14,
@@ -284,9 +275,9 @@ def test_what_loads_other_code_is_named_and_reaches_both_or_none(
     activated = {"PATH", *({"PYTHONPATH"} - {*unset})}
     of_verify = variables_for_ranks(launcher, shell, activated, unset).keys()
     away = hidden(launcher, shell, activated, patched=False)
-    of_run = {*of_shell(shell)} - {*unset, *away}
+    of_run = {*shell_variables(shell)} - {*unset, *away}
     assert of_verify == of_run
-    assert of_shell(shell, clean=True) == {"PATH": "/bin"}
+    assert shell_variables(shell, clean=True) == {"PATH": "/bin"}
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun", "horovodrun-gloo"])

@@ -20,7 +20,7 @@ from hvdenv.sites.jobs import (
     records,
     unfinished,
 )
-from hvdenv.sites.status import Status, exit_code_in, parse_status
+from hvdenv.sites.status import Status, find_exit_code, parse_status
 
 DIALECTS = shipped()
 ANSWERS = Path(__file__).parents[1] / "cases/jobs/answers"
@@ -129,7 +129,7 @@ def test_ids_and_paths_are_arguments_of_their_own(scheduler: str) -> None:
     ],
 )
 def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int | None) -> None:
-    assert exit_code_in(output, job) == code
+    assert find_exit_code(output, job) == code
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from hvdenv.errors import IncompatibleError, RecipeError
 from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.images.distributions import distribution_of
+from hvdenv.plans.images.distributions import find_distribution
 from hvdenv.plans.images.tools import FormatName
 from hvdenv.plans.plan import Plan, candidates, make_plan, steps_of
 from hvdenv.plans.script import render_bash
@@ -43,8 +43,8 @@ _RUNSCRIPT = '%runscript\n    [ $# -gt 0 ] || set -- python\n    exec "$@"'
 
 def image_facts(container: Container | None, machine: str, cores: int) -> Facts:
     """Facts about the image during its build, from what its distribution is known to have."""
-    base = base_of(container)
-    distribution = distribution_of(base)
+    base = base_image(container)
+    distribution = find_distribution(base)
     return Facts(
         origin="declared",
         host=base,
@@ -82,7 +82,7 @@ def image_python(recipe: Recipe, facts: Facts, requested: str | None) -> Interpr
     )
 
 
-def base_of(container: Container | None) -> str:
+def base_image(container: Container | None) -> str:
     """The image to start from.
 
     Raises:
@@ -138,8 +138,8 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
         IncompatibleError: its MPI cannot be in an image.
     """
     container = recipe.container or Container()
-    base = base_of(container)
-    distribution = distribution_of(base)
+    base = base_image(container)
+    distribution = find_distribution(base)
     # hpccm stores these for the whole process.
     hpccm.config.set_container_format(form)
     hpccm.config.set_working_directory("/var/tmp")

@@ -50,7 +50,7 @@ _ROWS = (
 DISTRIBUTIONS = tuple(map(Distribution._make, _ROWS))
 
 
-def distribution_of(base: str) -> Distribution:
+def find_distribution(base: str) -> Distribution:
     """The distribution of a base image, by its name.
 
     Raises:
