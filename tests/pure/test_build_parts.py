@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.building.record import installed_packages
-from hvdenv.cli.main import main
-from hvdenv.environments import generations, manifest, registry
-from hvdenv.model.facts import Facts
-from hvdenv.places import find_places
 from hvdenv.plans.fingerprint import fingerprint
-from hvdenv.schema import decode
 from hvdenv.session.progress import ObjectClock
 
 
@@ -50,30 +45,6 @@ def test_what_pip_installed(tmp_path: Path) -> None:
         {"name": "torch", "version": "2.13.0", "url": "https://***@host/torch.whl", "sha256": "ab"},
         {"name": "x", "version": "1", "url": "file:///x", "sha256": ""},
     ]
-
-
-def test_a_generation_of_hvdenv_0_1_is_still_read(
-    cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its record and manifest."""
-    recorded = json.loads((cases / "generation-0.1.json").read_text(encoding="utf-8"))
-    environment = generations.at(tmp_path / "env")
-    generation = environment.generation(recorded["identity"])
-    generation.mkdir(parents=True)
-    for name, text in recorded["files"].items():
-        (generation / name).write_text(text, encoding="utf-8")
-    environment.prefix.symlink_to(generation)
-    assert environment.active() == recorded["identity"]
-    path = environment.record(recorded["identity"])
-    record = generations.read_record(path)
-    listed = manifest.read(generation / manifest.NAME, record.manifest_digest)
-    assert manifest.compare(generation, listed, closely=lambda path: True) == []
-    assert decode(Facts, record.facts).machine == "x86_64"
-    assert generations.recorded_recipe(record, path).name == record.recipe == "local"
-    registry.register(find_places(), environment, record.recipe, record.variants)
-    assert main(["envs", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["recipe"], entry["variants"], entry["state"]) == ("local", ["torch"], "complete")
 
 
 ONE_PROGRAM = r'''

@@ -32,32 +32,6 @@ def contents_of(record: dict[str, Any], installed: Installed | None, home: str) 
     return from_record(decode(GenerationRecord, record, lenient=True), installed, home)
 
 
-def test_of_a_record(cases: Path) -> None:
-    found = contents(cases, "local")
-    by_name = {each.name: each for each in found.packages}
-    assert list(found.packages) == sorted(found.packages)
-    torch = by_name["torch"]
-    assert (torch.kind, torch.version, torch.url) == ("pypi", "2.13.0+cpu", "")
-    assert torch.sha256.startswith("6746dbcb")
-    assert by_name["typing-extensions"].sha256.startswith("481caa48")
-    assert by_name["cmake"].url.startswith("https://files.pythonhosted.org/")
-    # It came with venv: nobody knows its file.
-    assert by_name["pip"] == ("pypi", "pip", "23.2.1", "", "", "")
-    assert "horovod" not in by_name
-    assert found.horovod
-    assert found.horovod.wheel.startswith("e3025c09")
-    assert found.horovod.source.startswith("92a43f5a")
-    assert set(found.horovod.patches) == {"any-folder", "cmake4-gloo"}
-    assert found.horovod.variables["HOROVOD_WITH_MPI"] == "1"
-    assert found.toolchain == {
-        "compiler": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0",
-        "cmake": "4.4.4",
-        "mpi": "Open MPI 4.1.8",
-        "glibc": "2.36",
-    }
-    assert (found.name, found.python, found.machine) == ("local", "3.11.7", "x86_64")
-
-
 def test_of_a_record_of_a_cluster(cases: Path) -> None:
     found = contents(cases, "cluster")
     by_name = {each.name: each for each in found.packages}
