@@ -200,7 +200,9 @@ class Caller:
             values.append(members[case.root])
         if case.kind == "alltoall" and case.rows:
             arguments["splits"] = collective_cases.splits(case, self.rank, members)
-        return self.context.begin(collective_cases.function_of(case), *values, **arguments)
+        return self.context.begin(
+            collective_cases.function_of(case), *values, idle=True, **arguments
+        )
 
     def finish(self, tally: Tally, case: Case, wait: Wait) -> None:
         """Wait for a case and compare its results."""

@@ -129,23 +129,26 @@ class Context:
             arguments = {key: arguments[key] for key in arguments if key in names}
         return called(*values, **arguments)
 
-    def begin(self, function: str, *values: Any, **arguments: Any) -> Wait:
-        """Begin an operation, and return a function that waits for its result."""
+    def begin(self, function: str, *values: Any, idle: bool = False, **arguments: Any) -> Wait:
+        """Begin an operation, and return a function that waits for its result.
+
+        Args:
+            function: of Horovod.
+            values, arguments: of the function.
+            idle: whether other processes may use the core while it waits.
+        """
         if self.framework != "torch":
             result = self.call(function, *values, **arguments)
             return lambda: result
         handle = self.call(function + "_async", *values, **arguments)
-        return lambda: self.wait_for(handle)
+        return lambda: self.wait_for(handle, idle)
 
-    def wait_for(self, handle: Any) -> Any:
-        """The result of torch's handle once it is ready.
-
-        hvd.synchronize() alone would keep a core busy until then.
-        """
+    def wait_for(self, handle: Any, idle: bool) -> Any:
+        """The result of torch's handle once it is ready."""
         with self.waiting():
-            while not self.hvd.poll(handle):
+            while idle and not self.hvd.poll(handle):
                 time.sleep(POLL_SECONDS)
-        return self.hvd.synchronize(handle)
+            return self.hvd.synchronize(handle)  # alone, it would keep the core busy until then
 
     def reduction(self, operation: str) -> Dict[str, Any]:
         """The arguments that select a reduction, such as ``Sum``."""
