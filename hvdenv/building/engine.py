@@ -11,7 +11,7 @@ from tempfile import gettempdir
 from hvdenv.building import copied, effects, record
 from hvdenv.building.finished import Built, drift, refused_drift
 from hvdenv.building.lastfailed import note_failure
-from hvdenv.building.resolve import attempt
+from hvdenv.building.run_step import attempt
 from hvdenv.building.state import LOGS, Done, Request, State
 from hvdenv.command import Outcome, spelled_out
 from hvdenv.environments import generations, prefix_lock, registry, scratch

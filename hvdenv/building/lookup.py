@@ -16,8 +16,8 @@ from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.availability import Availability
-from hvdenv.building.resolve import attempt
 from hvdenv.building.resolver import MEMORY, Resolver, Sources, elsewhere, find_sources, platform
+from hvdenv.building.run_step import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError

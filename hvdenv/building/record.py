@@ -12,7 +12,7 @@ from hvdenv.environments import generations
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installation import with_modules
 from hvdenv.errors import HvdenvError
-from hvdenv.locks import pip_report, pypi
+from hvdenv.locks import pypi
 from hvdenv.locks.lockfile import Locked
 from hvdenv.masking import mask
 from hvdenv.places import reporting, sync_tree
@@ -42,15 +42,18 @@ def installed_packages(report: Path) -> list[dict[str, str]]:
     found = read_json(report, RESULT)
     if isinstance(found, list):  # of conda packages
         return [{**each, "url": mask(each["url"])} for each in found]
-    return [
-        {
-            "name": each.metadata.name,
-            "version": each.metadata.version,
-            "url": mask(each.download_info.url),
-            "sha256": each.download_info.sha256,
-        }
-        for each in pip_report.decoded(found).install
-    ]
+    return [_from_pip(each["metadata"], each["download_info"]) for each in found["install"]]
+
+
+def _from_pip(metadata: Table, download: Table) -> dict[str, str]:
+    """A package of pip's report; pip does not know the hash of every file."""
+    hashes = download.get("archive_info", {}).get("hashes", {})
+    return {
+        "name": metadata["name"],
+        "version": metadata["version"],
+        "url": mask(download["url"]),
+        "sha256": hashes.get("sha256", ""),
+    }
 
 
 def _contents(state: State) -> GenerationRecord:

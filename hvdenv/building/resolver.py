@@ -128,7 +128,7 @@ class Resolver(NamedTuple):
     def compile(self, requirements: Iterable[str], apart: Iterable[str], *words: str) -> Outcome:
         """Resolve requirements, without packages that are there already and what they require."""
         required = self._file("required.in", "".join(f"{each}\n" for each in requirements))
-        quiet = ("--quiet", "--no-header", "--no-strip-extras", "--no-python-downloads")
+        quiet = ("--quiet", "--no-header", "--no-python-downloads")
         return self._uv("compile", apart, *quiet, *words, required)
 
     def additions(

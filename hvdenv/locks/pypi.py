@@ -24,13 +24,8 @@ if TYPE_CHECKING:
 
 
 # What a lock may contain. PEP 751 has more; that is refused.
-Url = Annotated[
-    str,
-    Pattern(
-        r"(https://(?!.*/t/[^/]+/)([A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*(:[0-9]+)?/[^\s@?#*]+)?",
-        "an https:// address without credentials",
-    ),
-]
+ADDRESS = r"(https://(?!.*/t/[^/]+/)([A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*(:[0-9]+)?/[^\s@?#*]+)?"
+Url = Annotated[str, Pattern(ADDRESS, "an https:// address without credentials")]
 Required = Annotated[
     str, Pattern(r"[a-z0-9][a-z0-9-]*([<>=!~][^\s;@]*)?", "a requirement such as numpy>=1.23")
 ]

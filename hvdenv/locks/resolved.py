@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Environment, default_environment
@@ -13,12 +13,12 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from hvdenv.contents.packages import hint
 from hvdenv.errors import LockError
-from hvdenv.locks.pypi import Package, Url
+from hvdenv.locks.pypi import ADDRESS, Package
 from hvdenv.masking import mask
 from hvdenv.schema import parse_toml
 
 # A package in the output of uv, and which packages require it.
-_RESOLVED = re.compile(r"^([a-z0-9-]+)(?:\[[^\]]*\])?==\S+(?: +# via (.*))?$", re.MULTILINE)
+_RESOLVED = re.compile(r"^([a-z0-9-]+)==[^\s#]+ *(?:# via (.*))?$", re.MULTILINE)
 
 # Names from before PEP 600, by the minor version of glibc 2.
 _OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
@@ -94,7 +94,7 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
             version=str(entry.version),
             file=unquote(posixpath.basename(urlsplit(url).path)),
             sha256=sha256,
-            url=known if re.fullmatch(get_args(Url)[1].regex, known) else "",
+            url=known if re.fullmatch(ADDRESS, known) else "",
             requires=tuple(sorted(requires.get(entry.name, ()))),
         )
         found.append(package)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.building.resolve import perform
+from hvdenv.building.run_step import perform
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, folders

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.resolve import attempt, perform
+from hvdenv.building.run_step import attempt, perform
 from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
 from hvdenv.command import Command, Outcome

@@ -55,7 +55,6 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("knowledge/wordings.py", "start + first + ''.join(taken) + end"): list,  # below, for windows
     ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
-    ("locks/pypi.py", "get_args(Url)[1].regex"): list,  # a type of the schema
     ("masking.py", "f'(?<![\\\\w+/-]){re.escape(word)}(?![\\\\w+/-])={{0,2}}'"): lambda: [r"(?<![\w+/-])YWJj(?![\w+/-])={0,2}"],
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],

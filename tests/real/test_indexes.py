@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.building import resolve
-from hvdenv.building.resolve import perform
+from hvdenv.building import run_step
+from hvdenv.building.run_step import perform
 from hvdenv.command import Command
 from hvdenv.errors import StepError
 from hvdenv.plans.step import Step, TextFile
@@ -126,7 +126,7 @@ def test_the_log_has_it_too(index: Index, tmp_path: Path) -> None:
     with log.open("w") as stream:
         stream.write("before\n")
     failed = Runner().run(Command(("sh", "-c", f"echo '{nothing}'; exit 1")))
-    resolve.with_other_pages(failed, Runner(), log)
+    run_step.with_other_pages(failed, Runner(), log)
     assert index.site.asked == ["/simple/a-b/"]
     before, said = log.read_text().splitlines()
     assert before == "before" and said.endswith("no package index: Log in first")

@@ -1,4 +1,4 @@
-"""Run the commands of steps, above all of those that resolve or download packages."""
+"""Run the commands of steps, and say what their installers leave unsaid."""
 
 from __future__ import annotations
 
