@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from textwrap import dedent
 from typing import Literal, NamedTuple
 
+from markdown_it import MarkdownIt
+
 # Longer lines are data, such as images.
 LONGEST_LINE = 4096
 # In place of control characters. A line that contains one is not read.
@@ -21,7 +23,9 @@ DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 # Also within quotes, lists and the tabs of some generators.
-_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(`{3,}|~{3,})([^`~]*)")
+_FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(?:`{3}|~{3})")
+# Fences within indented code that are looked for.
+_DEEPEST = 4
 _HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== )|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
 _LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
@@ -137,23 +141,19 @@ def _code(lines: Sequence[str]) -> Iterator[Block]:
     return _literals(lines)
 
 
-def _fenced(lines: Sequence[str]) -> Iterator[Block]:
-    """Code between fences. The last one may be open."""
-    number = 0
-    while number < len(lines):
-        opening = _FENCE.fullmatch(lines[number])
-        number += 1
-        if opening:
-            ends = (n for n in range(number, len(lines)) if _is_closing(lines[n], opening[1]))
-            end = next(ends, len(lines))
-            body = _dedented(lines[number:end], quoted=">" in opening[0])
-            yield _code_block(number, body, opening[2].strip())
-            number = end + 1
-
-
-def _is_closing(line: str, fence: str) -> bool:
-    text = line.strip(" \t>")
-    return text.startswith(fence) and not text.strip(fence[0])
+def _fenced(lines: Sequence[str], first: int = 0, depth: int = 0) -> Iterator[Block]:
+    """Code between the fences of Markdown; ``first`` counts from 0."""
+    # The text of paragraphs is of no interest here, and takes the longest.
+    for token in MarkdownIt("commonmark").disable(["inline"]).parse("\n".join(lines)):
+        if token.map is None or token.type not in ("fence", "code_block"):
+            continue
+        start = first + token.map[0] + (token.type == "fence")
+        body = token.content.rstrip("\n").split("\n")
+        if token.type == "fence":
+            yield _code_block(start, body, token.info.strip())
+        # Tabs and notes of some generators contain fences that are indented as code is.
+        elif depth < _DEEPEST and any(map(_FENCE.match, body)):
+            yield from _fenced(body, start, depth + 1)
 
 
 def _literals(lines: Sequence[str]) -> Iterator[Block]:
@@ -179,9 +179,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _dedented(lines: Sequence[str], *, quoted: bool = False) -> list[str]:
-    if quoted:
-        lines = [re.sub(r"^[ \t]*>[ \t]?", "", line) for line in lines]
+def _dedented(lines: Sequence[str]) -> list[str]:
     return dedent("\n".join(lines)).split("\n")
 
 
