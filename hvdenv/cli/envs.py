@@ -11,7 +11,7 @@ from hvdenv.cli.options import add, add_options, age, time_ago
 from hvdenv.environments import last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
-from hvdenv.environments.storage import Cache, Generation, Room
+from hvdenv.environments.storage import Generation
 from hvdenv.errors import UsageError
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.runner import Runner
@@ -67,8 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     if arguments.action == "prune":
         _prune(arguments, places)
-    elif arguments.action in ("rollback", "remove"):
-        _change(arguments, places)
+    elif arguments.action == "remove":
+        _remove(arguments, places)
+    elif arguments.action == "rollback":
+        from hvdenv.environments import prune  # needs psutil
+
+        target = registry.find(places, arguments.environment)
+        print(f"{target.prefix} -> {prune.rollback(target, arguments.generation)}")
     elif arguments.action == "storage":
         _storage(places, arguments.json)
     else:
@@ -76,13 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _change(arguments: argparse.Namespace, places: Places) -> None:
+def _remove(arguments: argparse.Namespace, places: Places) -> None:
     from hvdenv.environments import prune  # needs psutil
 
     target = registry.find(places, arguments.environment)
-    if arguments.action == "rollback":
-        print(f"{target.prefix} -> {prune.rollback(target, arguments.generation)}")
-        return
     cleared = prune.remove(target, force=arguments.force)
     _report(target, cleared, {}, "removed")
     registry.forget(places, target)
@@ -152,25 +154,22 @@ def _report(
 
 
 def _list(places: Places, json: bool) -> None:
-    known = registry.list_environments(places)
     runner = Runner()
-    environments = [each.environment for each in known]
-    sizes = [storage.list_generations(each, places) for each in environments]
-    warnings = [storage.warnings(each, runner) for each in environments]
-    entries = list(zip(known, sizes, warnings, strict=True))
+    entries = [
+        (each, storage.list_generations(each.environment, places), storage.warnings(each.environment, runner))
+        for each in registry.list_environments(places)
+    ]  # fmt: skip
     if json:
         print_json([
             {**listed._asdict(), "sizes": [each._asdict() for each in size], "warnings": warned}
             for listed, size, warned in entries
         ])  # fmt: skip
         return
-    if not known:
+    if not entries:
         print("no environments yet; build one with `hvdenv build local`")
     for each in entries:
         _print_environment(*each)
-    folders = [each.prefix.parent for each in environments]
-    rooms = storage.room([places.home, *folders], runner) if known else ()
-    _print_storage(storage.list_caches(places), rooms)
+    _storage(places, json=False)
 
 
 def _storage(places: Places, json: bool) -> None:
@@ -183,8 +182,16 @@ def _storage(places: Places, json: bool) -> None:
             "caches": [each._asdict() for each in caches],
             "filesystems": [each._asdict() for each in rooms],
         })  # fmt: skip
-    else:
-        _print_storage(caches, rooms)
+        return
+    for cache in caches:
+        print(f"cache {cache.name}: {_bytes(cache.bytes)}, {cache.files} files  {cache.path}")
+    for room in rooms:
+        free = [
+            _bytes(room.disk_free) if room.disk_free is not None else "",
+            f"{room.inodes_free} files" if room.inodes_free is not None else "",
+        ]
+        quota = f"; quota: {_bytes(room.quota_free)}" if room.quota_free is not None else ""
+        print(f"free at {room.path}: {', '.join(filter(None, free)) or 'unknown'}{quota}")
 
 
 def _print_environment(
@@ -200,18 +207,6 @@ def _print_environment(
         print(f"    total: {_bytes(size)}, {files} files")
     for warning in warnings:
         print(f"    warning: {warning}")
-
-
-def _print_storage(caches: Sequence[Cache], rooms: Sequence[Room]) -> None:
-    for cache in caches:
-        print(f"cache {cache.name}: {_bytes(cache.bytes)}, {cache.files} files  {cache.path}")
-    for room in rooms:
-        free = [
-            _bytes(room.disk_free) if room.disk_free is not None else "",
-            f"{room.inodes_free} files" if room.inodes_free is not None else "",
-        ]
-        quota = f"; quota: {_bytes(room.quota_free)}" if room.quota_free is not None else ""
-        print(f"free at {room.path}: {', '.join(filter(None, free)) or 'unknown'}{quota}")
 
 
 def _size(generation: Generation) -> str:
