@@ -157,7 +157,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     if arguments.offline:
         return Availability(not_looked_up=("packages: --offline",))
     from hvdenv.building.lookup import Questions, look_up
-    from hvdenv.session.lock import resolution_of
+    from hvdenv.session.lock import make_resolution
 
     places = find_places()
     if sys.stderr.isatty():
@@ -168,7 +168,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     with scratch.folder(root, "check") as work:
         return look_up(
             Questions(
-                maker=resolution_of(prepared, work.path),
+                maker=make_resolution(prepared, work.path),
                 work=work.path,
                 cache=(places.cache if writable else work.path) / "uv",
                 runner=work.runner,

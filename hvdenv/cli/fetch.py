@@ -12,7 +12,7 @@ from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
 from hvdenv.locks import folders
 from hvdenv.places import find_places, make_folder, named_folder
-from hvdenv.session.lock import LOCK, required, resolution_of, run_steps
+from hvdenv.session.lock import LOCK, make_resolution, recipe_locks, run_steps
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.wheels import wheelcache
@@ -38,11 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     request = read_request(arguments)
     prepared = prepare(request, thorough=False)
-    locked = required(request, prepared, request.lock)
+    locked = recipe_locks(request, prepared).require(request.lock)
     named_folder(arguments.to)
     to = make_folder(arguments.to.absolute())
     with scratch.folder(find_places().scratch, "fetching") as work:
-        maker = resolution_of(prepared, work.path)
+        maker = make_resolution(prepared, work.path)
         run_steps(request, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
         compiled = _carry_wheels(prepared, to)
     # Last: a folder with a lock in it is whole.

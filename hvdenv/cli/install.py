@@ -21,7 +21,7 @@ from hvdenv.plans import additions
 from hvdenv.plans.additions import Additions, refusal
 from hvdenv.schema import Problem, decode, encode
 from hvdenv.session.build import build_prepared
-from hvdenv.session.lock import add_recorded_lock, resolution_of
+from hvdenv.session.lock import add_recorded_lock, make_resolution
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import choose
 from hvdenv.session.request import Request
@@ -126,7 +126,7 @@ def _base(prepared: Prepared, built: str) -> str:
 
 def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) -> dict[str, str]:
     """Have uv say what it would install without moving what is there; versions by name."""
-    there = resolution_of(prepared, prepared.target.generation(active))
+    there = make_resolution(prepared, prepared.target.generation(active))
     own = installed.installed_packages(there.environment).distributions
     chosen = prepared.additions
     assert chosen
@@ -134,7 +134,7 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
         scratch.folder(find_places().scratch, "asking") as work,
         choose(1, quiet=request.quiet, verbose=request.verbose),
     ):
-        maker = resolution_of(prepared, work.path)
+        maker = make_resolution(prepared, work.path)
         resolver = Resolver(
             sources=find_sources(maker, work.path, work.runner),
             work=work.path,

@@ -25,7 +25,7 @@ from hvdenv.locks.resolved import Target
 from hvdenv.places import find_places
 from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
-from hvdenv.session import lock as find_lock
+from hvdenv.session.lock import RecipeLocks, make_resolution, recipe_locks, run_steps
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.request import Request
@@ -47,32 +47,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(what, "--update NAME", "update this package to its newest version")
     add(what, "--upgrade", "update all packages")
     add(
-        parser,
-        "--platform PLATFORM",
-        "lock for another machine, such as linux-aarch64",
-        choices=PLATFORMS,
-    )
+        parser, "--platform PLATFORM",
+        "lock for another machine, such as linux-aarch64", choices=PLATFORMS,
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     request = read_request(arguments, anywhere=True)
     prepared = _prepare(request, arguments.platform)
+    locks = recipe_locks(request, prepared)
     try:
-        present = find_lock.find(request, prepared)
+        present = locks.find()
     except (LockError, RecipeError) as error:
         if arguments.check or arguments.update:
             raise
         report(f"{error}\nwriting a new lock from what is available now")
         present = None
     if arguments.check:
-        return _check(request, present, prepared, arguments)
+        if present is None:
+            raise locks.missing()
+        return _check(arguments, locks, present)
     _refuse_unknown(arguments.update, present)
-    inputs, cpu = find_lock.inputs_of(prepared), find_lock.cpu_packages(prepared.resolved.recipe)
     moves = arguments.update or arguments.upgrade
-    if present and not moves and compare.packages_still_fit(present, inputs, cpu):
-        locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
+    if present and not moves and compare.packages_still_fit(present, locks.inputs, locks.cpu):
+        locked = present._replace(lock=present.lock._replace(inputs=locks.inputs, built=None))
     else:
-        locked = _resolve(arguments, request, prepared, present)
+        locked = _resolve(arguments, prepared, locks, present)
     locked = _with_build(locked, present, prepared)
     changed = folders.write(locked)
     state = "built" if locked.lock.built else "resolved, not built yet"
@@ -91,15 +91,9 @@ def _prepare(request: Request, platform: str | None) -> Prepared:
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
 
-def _check(
-    request: Request, present: Locked | None, prepared: Prepared, arguments: argparse.Namespace
-) -> int:
-    if present is None:
-        raise find_lock.no_lock(request, prepared)
-    changes = [
-        str(each) for each in compare.changed(present.lock.inputs, find_lock.inputs_of(prepared))
-    ]
-    problems = find_lock.problems_of(present, prepared)
+def _check(arguments: argparse.Namespace, locks: RecipeLocks, present: Locked) -> int:
+    changes = [str(each) for each in compare.changed(present.lock.inputs, locks.inputs)]
+    problems = locks.problems(present)
     give(
         arguments,
         {"folder": str(present.folder), "changed": changes, "unsatisfied": problems},
@@ -124,19 +118,18 @@ def _refuse_unknown(name: str | None, present: Locked | None) -> None:
 
 
 def _resolve(
-    arguments: argparse.Namespace, request: Request, prepared: Prepared, present: Locked | None
+    arguments: argparse.Namespace, prepared: Prepared, locks: RecipeLocks, present: Locked | None
 ) -> Locked:
     """A new lock from indexes and channels; it keeps versions of the present one if it can."""
-    inputs, root = find_lock.inputs_of(prepared), find_lock.root_of(request, prepared)
-    kept = None if arguments.upgrade else present
+    inputs, kept = locks.inputs, None if arguments.upgrade else present
     texts: dict[File, str] = {}
     with scratch.folder(find_places().scratch, "resolving") as work:
-        maker = find_lock.resolution_of(prepared, work.path)
+        maker = make_resolution(prepared, work.path)
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
             texts[PYPI] = _pypi(arguments, prepared, maker, kept, texts.get(CONDA), work)
-    found = bind(folders.place(root, inputs), inputs, texts)
+    found = bind(folders.place(locks.root, inputs), inputs, texts)
     if problems := compare.package_problems(found, inputs):
         raise LockError(
             "uv or conda resolved versions that the recipe does not allow",
@@ -144,9 +137,7 @@ def _resolve(
             detail="\n".join(problems),
             remedy="check pip's configuration for constraints (pip config list), and the recipe's channels",
         )
-    if cuda := compare.cuda_builds(
-        pypi.packages(found), find_lock.cpu_packages(prepared.resolved.recipe)
-    ):
+    if cuda := compare.cuda_builds(pypi.packages(found), locks.cpu):
         raise _no_cpu_builds(prepared, inputs, cuda)
     return found
 
@@ -171,7 +162,7 @@ def _conda(
     """Solve for the conda packages; locked versions are preferred."""
     before = condalock.packages(kept) if kept and CONDA in kept.texts else None
     prefer = condalock.preferring(before, arguments.update) if before else {}
-    find_lock.run_steps(read_request(arguments), maker.solution(prefer), work)
+    run_steps(read_request(arguments), maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
     return condalock.render(records, maker.conda_spec)
 
@@ -246,7 +237,7 @@ def _provided(
         return {"pip"} | compare.fitting(versions, maker.requirements)
     if maker.portable:
         return {"pip"}
-    printed = find_lock.run_steps(read_request(arguments), maker.site(), work)
+    printed = run_steps(read_request(arguments), maker.site(), work)
     listed = next(line for line in printed.splitlines() if line.startswith("["))
     requested = {canonicalize_name(parse_requirement(each).name) for each in maker.requirements}
     provided: set[str] = {canonicalize_name(each["name"]) for each in json.loads(listed)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hvdenv.building.run_step import perform
 from hvdenv.contents.record import GenerationRecord
@@ -18,10 +18,10 @@ from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.plans.steps import GENERATION
-from hvdenv.reading import Content
 from hvdenv.session.prepare import Prepared
 from hvdenv.session.progress import choose as choose_progress
 from hvdenv.session.request import Request
+from hvdenv.session.trust_gate import Gate
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -31,21 +31,10 @@ if TYPE_CHECKING:
 LOCK = "lock"
 
 
-def root_of(request: Request, prepared: Prepared) -> Path:
-    if request.lockfiles:
-        return Path(request.lockfiles)
-    folder = Path(prepared.resolved.file).absolute().parent
-    return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
-
-
-def resolution_of(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
+def make_resolution(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
     """Makes the steps that resolve the packages of a lock, in a folder."""
     maker = steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder)
     return Resolution(*maker._replace(caches=find_places().cache))
-
-
-def inputs_of(prepared: Prepared) -> Inputs:
-    return resolution_of(prepared).inputs(prepared.resolved.keyed)
 
 
 def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
@@ -56,101 +45,92 @@ def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
     return tuple(each.package or name for name, each in frameworks if each.cpu_index)
 
 
-def find(request: Request, prepared: Prepared) -> Locked | None:
-    """The lock in the recipe's folder of locks; None if there is none."""
-    root = root_of(request, prepared)
-    folder = folders.place(root, inputs_of(prepared))
-    if not (folder / MAIN).is_file():
-        return None
-    return folders.read(folder, _refuse_others(request, root))
+class RecipeLocks(NamedTuple):
+    """The locks of a recipe.
 
+    Attributes:
+        gate: refuses locks that other users could have changed.
+        inputs: what the recipe asks for now.
+        cpu: packages that must be CPU builds.
+        root: folder of the locks.
+    """
 
-def required(request: Request, prepared: Prepared, named: Path | None) -> Locked:
-    """The named lock, or else the one in the recipe's folder of locks; it must satisfy the recipe."""
-    if named:
-        locked: Locked | None = folders.read(named, _refuse_others(request, named))
-    else:
-        locked = find(request, prepared)
-    if locked is None:
-        raise no_lock(request, prepared)
-    _check(locked, prepared)
-    return locked
+    gate: Gate
+    inputs: Inputs
+    cpu: tuple[str, ...]
+    root: Path
 
+    def find(self) -> Locked | None:
+        """The lock of the recipe; None if there is none."""
+        folder = folders.place(self.root, self.inputs)
+        if not (folder / MAIN).is_file():
+            return None
+        # Whoever can change shipped locks can change hvdenv.
+        shipped = self.root == recipe_folder().parent / "lockfiles"
+        return folders.read(folder) if shipped else self._read(folder)
 
-def add_lock(request: Request, prepared: Prepared) -> Prepared:
-    """Add the lock that --locked asks for; see required()."""
-    _refuse_unknown_drifts(getattr(request, "accept_drift", ()))
-    source = _source(request, inputs_of(prepared))
-    named = request.lock or (source / LOCK if source else None)
-    locked = required(request, prepared, named)
-    return prepared._replace(locked=locked, source_folder=source, offline=request.offline)
+    def require(self, named: Path | None) -> Locked:
+        """The named lock, or else that of the recipe, if it is what the recipe asks for now."""
+        locked = self._read(named) if named else self.find()
+        if locked is None:
+            raise self.missing()
+        self.check(locked)
+        return locked
 
+    def _read(self, folder: Path) -> Locked:
+        use = "hvdenv would install and run what it lists"
+        return folders.read(folder, lambda content: self.gate.refuse_content(content, use))
 
-def add_recorded_lock(request: Request, prepared: Prepared, record: GenerationRecord) -> Prepared:
-    """Add the lock that a generation was built from, if it was built from one."""
-    if record.lock is None:
-        return prepared
-    locked = find(request, prepared)
-    if locked and locked.digest == record.lock.digest:
-        _check(locked, prepared)
-        return prepared._replace(locked=locked)
-    raise LockError(
-        "the lock that this environment was built from is not here, or was rewritten since",
-        where=str(root_of(request, prepared)),
-        remedy="name the folder that has it with --lockfiles, or run `hvdenv build` with --locked"
-        " first",
-    )
+    def problems(self, locked: Locked) -> list[str]:
+        return compare.problems(locked, self.inputs, self.cpu)
 
+    def check(self, locked: Locked) -> None:
+        if problems := self.problems(locked):
+            raise LockError(
+                "the lock is not what the recipe asks for now",
+                where=str(locked.folder),
+                detail="\n".join(problems),
+                remedy="write a new one with `hvdenv lock` and the same options, or build without"
+                " --locked",
+            )
 
-def problems_of(locked: Locked, prepared: Prepared) -> list[str]:
-    packages = cpu_packages(prepared.resolved.recipe)
-    return compare.problems(locked, inputs_of(prepared), packages)
-
-
-def _check(locked: Locked, prepared: Prepared) -> None:
-    if problems := problems_of(locked, prepared):
-        raise LockError(
-            "the lock is not what the recipe asks for now",
-            where=str(locked.folder),
-            detail="\n".join(problems),
-            remedy="write a new one with `hvdenv lock` and the same options, or build without"
-            " --locked",
+    def missing(self) -> LockError:
+        inputs = self.inputs
+        return LockError(
+            f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
+            where=str(self.root),
+            remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a folder that has one"
+            " with --lockfiles, or another Python with --python",
         )
 
 
-def _refuse_others(request: Request, root: Path) -> Callable[[Content], None] | None:
-    """What refuses a lock that another user could have changed; None where that does not matter."""
-    # Whoever can change shipped locks can change hvdenv.
-    if root == recipe_folder().parent / "lockfiles":
-        return None
-    use = "hvdenv would install and run what it lists"
-    return lambda content: request.gate.refuse_content(content, use)
-
-
-def no_lock(request: Request, prepared: Prepared) -> LockError:
-    inputs = inputs_of(prepared)
-    return LockError(
-        f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
-        where=str(root_of(request, prepared)),
-        remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a folder that has one with"
-        " --lockfiles, or another Python with --python",
+def recipe_locks(request: Request, prepared: Prepared) -> RecipeLocks:
+    folder = Path(prepared.resolved.file).absolute().parent
+    beside = (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
+    return RecipeLocks(
+        request.gate,
+        make_resolution(prepared).inputs(prepared.resolved.keyed),
+        cpu_packages(prepared.resolved.recipe),
+        request.lockfiles or beside,
     )
 
 
-def _refuse_unknown_drifts(names: Sequence[str]) -> None:
-    for name in names:
+def add_lock(request: Request, prepared: Prepared) -> Prepared:
+    """Add the lock that --locked asks for; see RecipeLocks.require()."""
+    for name in request.accept_drift:
         if name not in DRIFTS and not name.startswith("modules."):
             raise UsageError(
                 f"--accept-drift {name}: no such drift",
                 remedy=f"known are {', '.join(DRIFTS)} and modules.NAME",
             )
+    locks = recipe_locks(request, prepared)
+    source = _fetched(request.fetched.absolute(), locks.inputs) if request.fetched else None
+    locked = locks.require(request.lock or (source / LOCK if source else None))
+    return prepared._replace(locked=locked, source_folder=source, offline=request.offline)
 
 
-def _source(request: Request, inputs: Inputs) -> Path | None:
+def _fetched(source: Path, inputs: Inputs) -> Path:
     """The folder of fetched files to build from."""
-    if not request.fetched:
-        return None
-    source = Path(request.fetched).absolute()
     if not (source / LOCK / MAIN).is_file():
         raise UsageError(
             "is no folder of fetched files, or `hvdenv fetch` did not finish",
@@ -163,6 +143,23 @@ def _source(request: Request, inputs: Inputs) -> Path | None:
             remedy="build without --fetched on a host that can reach the repository",
         )
     return source
+
+
+def add_recorded_lock(request: Request, prepared: Prepared, record: GenerationRecord) -> Prepared:
+    """Add the lock that a generation was built from, if it was built from one."""
+    if record.lock is None:
+        return prepared
+    locks = recipe_locks(request, prepared)
+    locked = locks.find()
+    if locked and locked.digest == record.lock.digest:
+        locks.check(locked)
+        return prepared._replace(locked=locked)
+    raise LockError(
+        "the lock that this environment was built from is not here, or was rewritten since",
+        where=str(locks.root),
+        remedy="name the folder that has it with --lockfiles, or run `hvdenv build` with --locked"
+        " first",
+    )
 
 
 def run_steps(request: Request, steps: Sequence[Step], scratch: Scratch) -> str:

@@ -27,7 +27,7 @@ from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
-from hvdenv.session.lock import add_recorded_lock, resolution_of, root_of
+from hvdenv.session.lock import add_recorded_lock, make_resolution, recipe_locks
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent
 from hvdenv.session.request import Request
@@ -201,7 +201,9 @@ def prepared_for(*words: str) -> tuple[Request, Prepared]:
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     request, prepared = prepared_for("local", "--python", "3.11", "tqdm")
     assert add_recorded_lock(request, prepared, GenerationRecord()) == prepared
-    folder = folders.place(root_of(request, prepared), resolution_of(prepared).inputs(()))
+    folder = folders.place(
+        recipe_locks(request, prepared).root, make_resolution(prepared).inputs(())
+    )
     record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
     found = add_recorded_lock(request, prepared, record)
     assert found.locked and found.locked.folder == folder
