@@ -13,8 +13,7 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -27,12 +26,10 @@ from hvdenv.cli.options import (
     seconds,
 )
 from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
-from hvdenv.environments import generations, last_used
+from hvdenv.environments import last_used
 from hvdenv.environments.installation import (
     Expectation,
     Installation,
-    in_image,
-    inspect_prefix,
     with_modules,
 )
 from hvdenv.environments.search_path import PYTHON_PATH
@@ -55,7 +52,7 @@ from hvdenv.session.job import run_there
 from hvdenv.session.output import report
 from hvdenv.session.progress import Parts
 from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
-from hvdenv.session.target import Chosen, choose, with_active
+from hvdenv.session.target import choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.verification.parts import Progress
@@ -179,7 +176,8 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     chosen = choose(wanted, image=True, judged=True)
     # Only the recipe of a known environment states what to expect.
     recipe = chosen.recipe if chosen.name else None
-    installation, expectation = _inspect(chosen, runner.given), _expected(arguments, recipe)
+    installation = chosen.inspect(runner.given.get(PYTHON_PATH, ""))
+    expectation = _expected(arguments, recipe)
     last_used.note(places, Path(installation.prefix))
     if recipe:
         installation = _with_modules(installation, recipe, runner)
@@ -200,11 +198,10 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         seconds=timeout,
         without_shell=shlex.join(("hvdenv", *command_line(arguments, clean=True))),
     )
-    with nullcontext() if arguments.quiet else Parts() as parts:
-        tell: Progress = parts.tell if parts else lambda what, label, detail: None
+    with Parts(quiet=arguments.quiet) as parts:
         if request is None:
-            return verify(setup, tell)
-        return _proven(request, setup, places, tell, only=arguments.program_only)
+            return verify(setup, parts.tell)
+        return _proven(request, setup, places, parts.tell, only=arguments.program_only)
 
 
 def _program(arguments: argparse.Namespace) -> start.Request | None:
@@ -331,17 +328,6 @@ def _on_hosts(requested: Requested) -> Launch:
 
 def _requested(arguments: argparse.Namespace) -> Requested:
     return requested_ranks(arguments.ranks, arguments.hosts, arguments.hostfile)
-
-
-def _inspect(chosen: Chosen, given: Mapping[str, str]) -> Installation:
-    if chosen.container:
-        installation = in_image(chosen.container)
-    else:
-        active = generations.at(chosen.prefix).active()
-        folder = generations.at(chosen.prefix).generation(active) if active else chosen.prefix
-        installation = inspect_prefix(str(folder), given.get(PYTHON_PATH, ""))
-        installation = installation._replace(prefix=str(chosen.prefix))
-    return installation._replace(recipe=chosen.name)
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:

@@ -44,6 +44,12 @@ class View(AbstractContextManager["View"]):
     def end(self, label: str) -> None: ...
 
 
+class Quiet(View):
+    """Shows nothing."""
+
+    def print(self, line: str) -> None: ...
+
+
 class Live(View):
     """A line for each thing that runs, below the lines that are printed; gone at the end."""
 
@@ -182,8 +188,8 @@ class Part(NamedTuple):
 class Parts(AbstractContextManager["Parts"]):
     """Progress of verify: what took long, what failed, and what still runs."""
 
-    def __init__(self) -> None:
-        self.view = choose_view()
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.view = Quiet() if quiet else choose_view()
         self._parts: dict[str, Part] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()

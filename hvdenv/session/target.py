@@ -13,7 +13,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.environments.activation import Kind, activate_script, site_lines
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.installation import inspect_prefix
+from hvdenv.environments.installation import Installation, in_image, inspect_prefix
 from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import inside, recipe_image
@@ -70,6 +70,16 @@ class Chosen(NamedTuple):
     def inside(self) -> tuple[str, ...]:
         """The words before a program that runs in the image."""
         return inside(self.container, os.getcwd()) if self.container else ()
+
+    def inspect(self, python_path: str) -> Installation:
+        """What is installed in it; PYTHONPATH of the shell counts where hvdenv did not build it."""
+        if self.container:
+            return in_image(self.container)._replace(recipe=self.name)
+        installed = generations.at(self.prefix)
+        active = installed.active()
+        folder = installed.generation(active) if active else self.prefix
+        found = inspect_prefix(str(folder), python_path)
+        return found._replace(prefix=str(self.prefix), recipe=self.name)
 
     @property
     def module_lines(self) -> tuple[str, ...]:
