@@ -246,27 +246,26 @@ def _glibc() -> str:
 
 def space(place: Path) -> tuple[int | None, int | None]:
     """Free bytes and inodes of a folder that need not exist yet; None if unknown."""
-    try:
-        found = os.statvfs(_existing(place))
-    except OSError:
+    found = _file_system(place)
+    if found is None:
         return None, None
     # Btrfs and some network file systems report 0 of 0 inodes.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def _is_noexec(place: Path) -> bool:
-    """Whether the file system of a folder, which need not exist yet, was mounted with noexec."""
-    try:
-        return bool(os.statvfs(_existing(place)).f_flag & os.ST_NOEXEC)
-    except OSError:
-        return False
+    """Whether programs cannot run from a folder, which need not exist yet."""
+    found = _file_system(place)
+    return found is not None and bool(found.f_flag & os.ST_NOEXEC)
 
 
-def _existing(place: Path) -> Path:
-    """A folder, or the nearest one above it that exists."""
+def _file_system(place: Path) -> os.statvfs_result | None:
+    """That of a folder, or of the nearest one above it that exists; None if it is unknown."""
     while not os.path.exists(place) and place != place.parent:
         place = place.parent
-    return place
+    with suppress(OSError):
+        return os.statvfs(place)
+    return None
 
 
 def _temporary_space() -> int | None:

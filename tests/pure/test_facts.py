@@ -127,19 +127,11 @@ def test_declared_facts_survive_a_round_trip(facts: Facts, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cores": "8"}, "cores: expected a whole number, found '8'"),
-        ({"root": 1}, "root: expected true or false, found 1"),
         ({"coers": 8}, 'coers: unknown key; did you mean "cores"?'),
-        ({"host": None}, "host: expected a string, found None"),
-        (
-            {"interpreters": [{"path": "/p"}]},
-            "interpreters[0].version: this key is required and missing",
-        ),
         (
             {"interpreters": [{"path": "/p", "version": "3.x"}]},
             "interpreters[0].version: expected a version",
         ),
-        ({"cxx": {"path": "/usr/bin/g++\n", "version": ""}}, "cxx.path: control characters"),
         ({"cxx": {"path": "/usr/bin/g++", "version": "twelve"}}, "cxx.version: expected a version"),
         (b"{", "not valid JSON: "),
         (b"\xff", "not valid JSON: "),

@@ -283,19 +283,6 @@ def test_steps_have_names_of_their_own_and_reasons(recipe: Recipe, facts: Facts)
     assert steps[-1].effect == "record"
 
 
-def test_facts_of_a_plan_can_be_declared_for_another(
-    cases: Path, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    printed = json.loads(
-        hvdenv("plan", "local", "--facts", str(cases / "facts.json"), "--json").out
-    )
-    (tmp_path / "facts.json").write_text(json.dumps(printed["facts"]))
-    assert (
-        json.loads(hvdenv("plan", "local", "--facts", str(tmp_path / "facts.json"), "--json").out)
-        == printed
-    )
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what a command prepares. Its steps are only those that run no command."""

@@ -266,14 +266,6 @@ def test_what_rules_see_of_a_recipe_and_a_machine(
     assert {name: plain.get(name) for name in names} == case["seen"]
 
 
-def test_a_full_tmpdir_is_noticed_before_the_build(
-    recipe: Recipe, facts: Facts, python: Interpreter
-) -> None:
-    found = judge(observables(recipe, facts._replace(tmp_free=10_000_000), python, VERSIONS))[0]
-    assert (found.id, found.severity) == ("tmp-low", "block")
-    assert "needs about 660 MB in TMPDIR, and 10 MB are free there" in found.message
-
-
 def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
     found = judge(
         observables(
