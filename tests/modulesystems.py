@@ -106,7 +106,6 @@ def write_module(
     prepend_path: Mapping[str, str | Path] = {},
     use: Iterable[Path] = (),
     load: Iterable[str] = (),
-    prereq: Iterable[str] = (),
     conflict: Iterable[str] = (),
     sticky: bool = False,
     lines: Iterable[str] = (),
@@ -120,7 +119,6 @@ def write_module(
         prepend_path: what it puts in front of lists such as PATH.
         use: folders of modulefiles that it opens, as in a hierarchy.
         load: modules that it loads first.
-        prereq: modules that must be there before.
         conflict: modules that must not be there.
         sticky: ``module purge`` leaves it alone.
         lines: of Tcl, put at the end.
@@ -130,7 +128,6 @@ def write_module(
     """
     text = ["#%Module1.0", f"module-whatis {_tcl(name)}"]
     text += [f"conflict {_tcl(other)}" for other in conflict]
-    text += [f"prereq {_tcl(other)}" for other in prereq]
     text += [f"module load {_tcl(other)}" for other in load]
     text += [f"setenv {_tcl(key)} {_tcl(value)}" for key, value in setenv.items()]
     text += [f"prepend-path {_tcl(key)} {_tcl(str(value))}" for key, value in prepend_path.items()]
