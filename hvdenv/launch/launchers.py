@@ -136,8 +136,8 @@ class Launcher(NamedTuple):
     Attributes:
         controller: what Horovod's ranks negotiate with; empty if they are not Horovod's.
         schedulers: it works only in an allocation of one of these; empty for anywhere.
-        takes_hosts: whether the user can choose the hosts.
         across_hosts: the same, if ranks are on several hosts.
+        takes_hosts: whether the user can choose the hosts.
         provided: whether the environment provides it, and not the host.
         by_ssh: whether it uses ssh outside of allocations.
         exposes: whether it puts variables on command lines that other users can read, if Horovod has
@@ -147,8 +147,8 @@ class Launcher(NamedTuple):
     controller: str
     start: Callable[[Launch], Start]
     schedulers: tuple[str, ...] = ()
-    takes_hosts: bool = True
     across_hosts: tuple[str, ...] = ()
+    takes_hosts: bool = True
     provided: bool = False
     by_ssh: bool = False
     exposes: bool = False
