@@ -206,10 +206,11 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
     written = manifest.write(plan.generation, (LOGS, generations.RECORD, generations.MARKER))
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)
+    hashes = {str(plan.generation / path): each.digest for path, each in written.entries.items()}
     problems = []
     for folder in plan.environment.glob("lib/python3.*/site-packages") if own else ():
         with reporting(folder, "read", inside=True):
-            problems += find_problems(folder)
+            problems += find_problems(folder, hashes)
     if problems:
         if plan.locked:  # they may be damaged where uv unpacks them from
             downloads.forget_unpacked(state.places, state.plain_runner)
@@ -217,10 +218,10 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
             "packages in the environment are not whole",
             where=str(plan.environment),
             detail="\n".join(problems[:20]),
-            remedy="build again, which installs every package again\n"
+            remedy="build again with --rebuild, which installs every package again\n"
             "a package that is broken again is broken at its source",
         )
     return Done(
-        f"{written.files} files, {written.bytes / 1e9:.1f} GB",
-        {"digest": written.digest, "files": written.files, "bytes": written.bytes},
+        f"{len(written.entries)} files, {written.bytes / 1e9:.1f} GB",
+        {"digest": written.digest, "files": len(written.entries), "bytes": written.bytes},
     )

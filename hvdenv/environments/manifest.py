@@ -54,11 +54,15 @@ class Written(NamedTuple):
 
     Attributes:
         digest: sha256 of the manifest itself.
+        entries: by relative path.
     """
 
     digest: str
-    files: int
-    bytes: int
+    entries: dict[str, Entry]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.size for entry in self.entries.values())
 
 
 class Difference(NamedTuple):
@@ -87,12 +91,14 @@ def write(root: Path, exclude: Iterable[str] = ()) -> Written:
     with reporting(root, "read or write", inside=True):
         entries = dict(_hashed(root, _walk(root, skipped)))
         digest = _save(root / NAME, Manifest(skipped, entries))
-    size = sum(entry.size for entry in entries.values())
-    return Written(digest, len(entries), size)
+    return Written(digest, entries)
 
 
-def read(path: Path, digest: str = "") -> Manifest:
+def read(path: Path, digest: str = "", wanted: Callable[[str], bool] | None = None) -> Manifest:
     """Read a manifest, and compare its own sha256 if one is given.
+
+    Args:
+        wanted: which lines to decode, by their text; default: all.
 
     Raises:
         StepError: it cannot be read, or is damaged.
@@ -108,7 +114,7 @@ def read(path: Path, digest: str = "") -> Manifest:
     exclude: list[str] = []
     entries: dict[str, Entry] = {}
     try:
-        for line in lines:
+        for line in filter(wanted, lines):
             first, second, *rest = line.split("\t")
             if first == _EXCLUDE:
                 exclude.append(_unescape(second))
@@ -131,13 +137,12 @@ def find_losses(root: Path, digest: str) -> str:
         digest: of the manifest.
     """
     try:
-        entries = read(root / NAME, digest).entries
+        entries = read(root / NAME, digest, _is_sampled).entries
     except StepError as error:
         return error.message
     lost = []
     for path, entry in entries.items():
-        is_young = "/" not in path or path.endswith(".dist-info/RECORD") or _OF_HOROVOD in path
-        if entry.digest == _LINK or not is_young or is_bytecode(path):
+        if entry.digest == _LINK:
             continue
         try:
             size = os.stat(root / path).st_size
@@ -148,6 +153,12 @@ def find_losses(root: Path, digest: str) -> str:
             lost.append(f"{path} has {size} bytes instead of {entry.size}")
     more = f" and {len(lost) - 1} more files" if lost[1:] else ""
     return f"{lost[0]}{more}" if lost else ""
+
+
+def _is_sampled(line: str) -> bool:
+    """Whether find_losses() looks at the file of a line."""
+    young = _OF_HOROVOD in line or "/" not in line or line.endswith(".dist-info/RECORD")
+    return young and not is_bytecode(line)
 
 
 def compare(

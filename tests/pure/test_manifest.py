@@ -38,7 +38,7 @@ def test_one_line_for_each_file_in_order(tree: Path) -> None:
     written = write(tree, ["logs"])
     content = (tree / NAME).read_bytes()
     assert written.digest == hashlib.sha256(content).hexdigest()
-    assert (written.files, written.bytes) == (5, 3 * 2**20 + 9)
+    assert (len(written.entries), written.bytes) == (5, 3 * 2**20 + 9)
     header, *lines = content.decode().splitlines()
     assert header == "hvdenv.manifest/1"
     assert lines[:2] == ["exclude\tlogs", f"exclude\t{NAME}"]
@@ -193,9 +193,9 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_whole_packages_pass_shared_files_too(site: Path) -> None:
-    assert find_problems(site) == []
+    assert find_problems(site, {}) == []
     (site / "one-1.0.dist-info/RECORD").write_text("../../lib/site-packages/one/a.py,,2\n")
-    (problem,) = find_problems(site)
+    (problem,) = find_problems(site, {})
     assert problem == "one-1.0: ../../lib/site-packages/one/a.py has 1 bytes instead of 2"
 
 
@@ -217,4 +217,15 @@ def test_half_installed_packages_are_named(
         (site / path).unlink()
     else:
         (site / path).write_text(content)
-    assert find_problems(site)[0].startswith(problem)
+    assert find_problems(site, {})[0].startswith(problem)
+
+
+def test_other_content_of_the_same_size_is_named(site: Path) -> None:
+    (site / "two.py").write_bytes(b"\0\0\0")
+    hashes = {str(site / "two.py"): hashlib.sha256(b"\0\0\0").hexdigest()}
+    assert find_problems(site, hashes) == [
+        "two-1.0: two.py has other content than its RECORD states"
+    ]
+    (site / "two.py").write_bytes(b"two")
+    hashes = {str(site / "two.py"): hashlib.sha256(b"two").hexdigest()}
+    assert find_problems(site, hashes) == []
