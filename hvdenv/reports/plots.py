@@ -253,7 +253,7 @@ def _ranks(count: float) -> str:
 
 def figure(value: float | None) -> str:
     """A number with three digits that count, and never with an exponent."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return ""
     digits = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(digits, 0)}f}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvdenv.reports import page
 from hvdenv.reports.report import SCHEMA, Finding, Measurement, RankRecord, Report, different_ranks
 from hvdenv.schema import encode
 
@@ -22,6 +24,20 @@ def changed(**keys: Any) -> dict[str, Any]:
 def test_measurements_say_only_what_is_known() -> None:
     known = {"name": "allreduce latency", "value": 0.0, "unit": "us"}
     assert Measurement("allreduce latency", 0.0, "us").to_json() == known
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_is_not_written_and_is_refused(value: float) -> None:
+    figures = (Measurement("training speed", value, "samples/s"), Measurement("verify", 1.0, "s"))
+    report = REPORT._replace(measurements=figures, ranks=(RANK._replace(seconds=value),))
+    document = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert Report.from_json(document).measurements == figures[1:]
+    assert document["ranks"][0]["seconds"] is None
+    foreign = ({"seconds": value}, {"measurements": [{**FIGURE, "value": value}]})
+    for keys in foreign:
+        with pytest.raises(ValueError, match="infinite or NaN"):
+            Report.from_json(changed(**keys))
+    assert "Other measurements" in page.render(report)
 
 
 def test_a_report_can_be_read_again(cases: Path) -> None:
