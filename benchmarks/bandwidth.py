@@ -40,7 +40,7 @@ import horovod.torch as hvd
 hvd.init()
 clock = bench.Clock(context, 1e9)
 for size in map(int, sizes):
-    loop = bench.torch_loop(context, size, "hvdenv")
+    loop = bench.reduction(context, size, "hvdenv")
     tensor = torch.zeros(size // 4).fill_(0)
     measured, by_hand = [], []
     for pair in range(int(pairs) + 3):

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from hvdenv import RANK_PROGRAMS
@@ -92,6 +91,11 @@ class Yardstick(NamedTuple):
     evidence: str = ""
     name: str = MPI_ALONE
 
+    @property
+    def speed(self) -> float:
+        """Bytes per second with the largest messages; 0 without figures."""
+        return self.points[-1].rate if self.points else 0.0
+
 
 _NONE = Yardstick(())
 
@@ -120,17 +124,17 @@ class Benchmark(NamedTuple):
         return found
 
     @property
+    def allreduces(self) -> list[Point]:
+        events = (each for rank in self.run.ranks for each in rank.all(Bench))
+        return [Point(each.size, self.run.size, tuple(each.seconds)) for each in events]
+
+    @property
     def figures(self) -> list[Measurement]:
-        found = _figures(self.subject, allreduces(self.run))
+        found = _figures(self.subject, self.allreduces)
         for point in self.steps:
             speed = _rounded(point.rate)
             found.append(Measurement(SPEED, speed, UNITS[SPEED], self.subject, None, point.ranks))
         return found
-
-
-def allreduces(run: RankRun) -> list[Point]:
-    events = (each for rank in run.ranks for each in rank.all(Bench))
-    return [Point(each.size, run.size, tuple(each.seconds)) for each in events]
 
 
 def measure(setup: Setup, timeout: float, effort: Effort, mpi: HostMpi, pair: Pair) -> Benchmark:
@@ -167,17 +171,17 @@ def _yardstick_beside(
     setup: Setup, timeout: float, effort: Effort, mpi: Mpi, run: RankRun
 ) -> Yardstick:
     """The yardstick for the largest message of a run, on GPUs if the run was on GPUs."""
-    points = allreduces(run)
-    if not points:
+    measured = [each for rank in run.ranks for each in rank.all(Bench)]
+    if not measured:
         return Yardstick((), "the ranks gave no figures in time")
-    on_gpus = any(each.device for rank in run.ranks for each in rank.all(Bench))
-    name = NCCL_ALONE if on_gpus else MPI_ALONE
-    gpus = gpu_libraries(run) if on_gpus else ()
-    if gpus is None:
-        problem = "the ranks loaded no libnccl and libcudart that a program could open"
-        return Yardstick((), problem, name=name)
-    found = measure_yardstick(setup, timeout, effort, mpi, points[-1].amount, gpus)
-    return found._replace(name=name)
+    largest = measured[-1].size
+    if not measured[0].device:
+        return measure_yardstick(setup, timeout, effort, mpi, largest)
+    if gpus := gpu_libraries(run):
+        found = measure_yardstick(setup, timeout, effort, mpi, largest, gpus)
+    else:
+        found = Yardstick((), "the ranks loaded no libnccl and libcudart that a program could open")
+    return found._replace(name=NCCL_ALONE)
 
 
 def gpu_libraries(run: RankRun) -> tuple[str, str] | None:
@@ -233,11 +237,11 @@ def parse_yardstick(text: str) -> tuple[Point, ...]:
 
 
 def measurements(benchmarks: Sequence[Benchmark]) -> Iterator[Measurement]:
-    """All figures of a report, by framework and controller, and the yardsticks' medians."""
+    """All figures of a report: by framework and controller, then those of the yardsticks."""
     for each in benchmarks:
         yield from each.figures
-    for name, points in _yardsticks(benchmarks).items():
-        yield from _figures(name, points)
+    for one in _fastest(benchmarks):
+        yield from _figures(one.yardstick.name, one.yardstick.points)
 
 
 def _figures(subject: str, points: Sequence[Point]) -> list[Measurement]:
@@ -251,20 +255,11 @@ def _figures(subject: str, points: Sequence[Point]) -> list[Measurement]:
     return found
 
 
-def _yardsticks(benchmarks: Sequence[Benchmark]) -> dict[str, list[Point]]:
-    """By name, the medians of all runs of a yardstick."""
-    found: dict[str, dict[int, list[Point]]] = {}
-    measured = [each.yardstick for each in benchmarks]
-    for each in sorted(measured, key=lambda each: YARDSTICKS.index(each.name)):
-        sizes = found.setdefault(each.name, {})
-        for point in each.points:
-            sizes.setdefault(point.amount, []).append(point)
-    return {name: [*map(_median, sizes.values())] for name, sizes in found.items()}
-
-
-def _median(points: Sequence[Point]) -> Point:
-    seconds = zip(*(point.seconds for point in points), strict=True)
-    return points[0]._replace(seconds=tuple(map(median, seconds)))
+def _fastest(benchmarks: Sequence[Benchmark]) -> Iterator[Benchmark]:
+    """For each yardstick, the benchmark beside which it was fastest."""
+    for name in YARDSTICKS:
+        if found := [each for each in benchmarks if each.yardstick.name == name]:
+            yield max(found, key=lambda each: each.yardstick.speed)
 
 
 def _rounded(value: float) -> float:
@@ -277,7 +272,7 @@ def judge_speed(benchmark: Benchmark, references: Sequence[Reference]) -> Judgem
     for run in (benchmark.run, *benchmark.fewer):
         if broken := _breakdown(run):
             return broken._replace(message=f"with {counted(run.size, 'rank')}: {broken.message}")
-    points, yardstick = allreduces(benchmark.run), benchmark.yardstick
+    points, yardstick = benchmark.allreduces, benchmark.yardstick
     ends = [each for rank in benchmark.run.ranks for each in rank.all(BenchEnd)]
     evidence = [*_listed(points, yardstick)]
     evidence += [f"{bytes_shown(e.size)} and more were not measured: {_ENDS[e.why]}" for e in ends]
@@ -292,14 +287,13 @@ def judge_speed(benchmark: Benchmark, references: Sequence[Reference]) -> Judgem
 def judge_yardsticks(
     benchmarks: Sequence[Benchmark], references: Sequence[Reference]
 ) -> Iterator[tuple[str, Judgement]]:
-    for name, points in _yardsticks(benchmarks).items():
-        first = next(each for each in benchmarks if each.yardstick.name == name)
+    for one in _fastest(benchmarks):
+        points, problem, evidence, name = one.yardstick
         if points:
-            figures = Judgement("pass", "; ".join(_extremes(points)), "\n".join(_listed(points)))
-            yield name, _compared(name, _figures(name, points), figures, first.run, references)
+            passed = Judgement("pass", "; ".join(_extremes(points)), "\n".join(_listed(points)))
+            yield name, _compared(name, _figures(name, points), passed, one.run, references)
         else:
-            why = f"there is no yardstick: {first.yardstick.problem}"
-            yield name, Judgement("skip", why, first.yardstick.evidence)
+            yield name, Judgement("skip", f"there is no yardstick: {problem}", evidence)
 
 
 def _breakdown(run: RankRun) -> Judgement | None:
@@ -318,21 +312,16 @@ def _compared(
 ) -> Judgement:
     """The judgement on figures after a comparison with the references for this subject, number
     of ranks and number of hosts."""
-    nodes = len({rank.host for rank in run.ranks})
-    counts = [*smaller_counts(run.size), run.size]
+    values = {(each.name, each.size, each.ranks): each.value for each in figures}
     wrong, missing = [], []
-    for reference in references:
-        ranks = reference.ranks or run.size
-        known = counts if reference.measure == SPEED else [run.size]
-        elsewhere = reference.nodes not in (None, nodes) or ranks not in known
-        if reference.subject != subject or elsewhere:
+    for each in references:
+        if each.subject != subject or not _applies(each, run):
             continue
-        wanted = (reference.measure, SIZES.get(reference.size or ""), ranks)
-        found = next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
+        found = values.get((each.measure, SIZES.get(each.size or ""), each.ranks or run.size))
         if found is None:
-            missing.append(_measured(reference))
-        elif problem := missed(found, reference):
-            wrong.append(f"{_measured(reference)} {problem}")
+            missing.append(_measured(each))
+        elif problem := missed(found, each):
+            wrong.append(f"{_measured(each)} {problem}")
     evidence = f"{passed.message}\n{passed.evidence}"
     if wrong:
         return Judgement("fail", "; ".join(wrong), evidence, _REMEDY)
@@ -341,6 +330,13 @@ def _compared(
         remedy = "allow more time with --bench-time; the evidence shows where it ended"
         return Judgement("unproven", why + "; ".join(missing), evidence, remedy)
     return passed
+
+
+def _applies(reference: Reference, run: RankRun) -> bool:
+    """Whether a reference is for as many hosts and ranks."""
+    counts = [run.size, *(smaller_counts(run.size) if reference.measure == SPEED else ())]
+    nodes = len({rank.host for rank in run.ranks})
+    return reference.nodes in (None, nodes) and reference.ranks in (None, *counts)
 
 
 def missed(value: float, reference: Reference) -> str:

@@ -9,9 +9,10 @@ events.BenchEnd if time or memory do not suffice for a size.
 Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
+import contextlib
 import os
 import time
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Tuple
 
 import events
 from context import Context
@@ -38,34 +39,25 @@ def number(path: str, name: str = "") -> int:
     return int(words[words.index(name) + 1 if name else 0])
 
 
-def room(group: Sequence[str], folder: str) -> Optional[int]:
-    """Bytes that a control group can still allocate; None if it has no limit."""
-    _, limit, use, spare = group
-    try:
-        free = number(os.path.join(folder, limit)) - number(os.path.join(folder, use))
-        return free + number(os.path.join(folder, "memory.stat"), spare)
-    except (OSError, ValueError):
-        return None  # "max", or the topmost group
-
-
 def available(root: str = "/") -> int:
     """Bytes of memory that this job can still allocate on this host."""
-    free: List[Optional[int]] = [number(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024]
+    free = [number(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024]
     with open(os.path.join(root, "proc/self/cgroup")) as stream:
         lines = [line.rstrip("\n").split(":", 2) for line in stream]
     for _, controllers, path in lines:
         if controllers and "memory" not in controllers.split(","):
             continue
-        group = GROUPS[1 if controllers else 0]
+        top, limit, used, spare = GROUPS[1 if controllers else 0]
         names = [name for name in path.split("/") if name]
         for depth in range(len(names) + 1):
-            free.append(room(group, os.path.join(root, group[0], *names[:depth])))
-    return min(one for one in free if one is not None)
-
-
-def fits(size: int, memory: int, ranks: int) -> bool:
-    """Whether all ranks of a host can reduce tensors of this size at once."""
-    return COPIES * size * ranks <= memory
+            group = os.path.join(root, top, *names[:depth])
+            with contextlib.suppress(OSError, ValueError):  # "max", or the topmost group
+                free.append(
+                    number(os.path.join(group, limit))
+                    - number(os.path.join(group, used))
+                    + number(os.path.join(group, "memory.stat"), spare)
+                )
+    return min(free)
 
 
 def quartiles(values: List[float]) -> List[float]:
@@ -73,33 +65,23 @@ def quartiles(values: List[float]) -> List[float]:
     return [ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)]
 
 
-def torch_loop(context: Context, size: int, name: str) -> Loop:
-    """A function that repeatedly reduces a tensor of this size in place."""
-    # Not from numpy, which uses huge pages for large arrays, unlike torch.
-    tensor = context.native.empty(size // 4, device=context.device or "cpu").fill_(0)
-    arguments = context.reduction("Sum")
-
-    def loop(repeats: int) -> None:
-        for _ in range(repeats):
-            context.hvd.allreduce_(tensor, name=name, **arguments)
-
-    return loop
-
-
-def tensorflow_loop(context: Context, size: int, name: str) -> Loop:
-    """The same for TensorFlow, where each result is a new tensor."""
-    tensor = context.tensor(context.numpy.full(size // 4, 0, "float32"))
+def reduction(context: Context, size: int, name: str) -> Loop:
+    """A function that repeatedly reduces a tensor of this size, with torch in place."""
+    if context.framework == "torch":
+        # Not from numpy, which uses huge pages for large arrays, unlike torch.
+        tensor = context.native.empty(size // 4, device=context.device or "cpu").fill_(0)
+        reduce = context.hvd.allreduce_
+    else:
+        tensor = context.tensor(context.numpy.full(size // 4, 0, "float32"))
+        reduce = context.hvd.allreduce
     arguments = context.reduction("Sum")
 
     def loop(repeats: int) -> None:
         with context.on_device():
             for _ in range(repeats):
-                context.hvd.allreduce(tensor, name=name, **arguments)
+                reduce(tensor, name=name, **arguments)
 
     return loop
-
-
-LOOPS = {"torch": torch_loop, "tensorflow": tensorflow_loop}
 
 
 class Clock:
@@ -141,37 +123,32 @@ def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
     return rounds, repeats
 
 
-def least(context: Context, value: int) -> int:
-    tensor = context.tensor(context.numpy.array([value], "int64"))
-    return int(context.array(context.hvd.allgather(tensor, name="bench.least")).min())
+def why_not(clock: Clock, size: int, last: float, ranks: int) -> str:
+    """What does not suffice on some rank for messages of a size: ``time``, ``memory`` or empty.
+
+    Args:
+        last: seconds of an allreduce of the size before.
+        ranks: how many of this host need the memory at once.
+    """
+    if (TRIALS + FEWEST) * FACTOR * last > clock.left:
+        return "time"
+    return "memory" if clock.agree(float(COPIES * size * ranks > available())) else ""
 
 
 def run(context: Context, option: str) -> None:
     """Measure size by size, as long as there is time and memory for the next one."""
-    first = context.hvd.rank() == 0
-    ranks = context.hvd.local_size()
+    first, ranks = context.hvd.rank() == 0, context.hvd.local_size()
     clock, last = Clock(context, float(option)), 0.0
     for index, size in enumerate(SIZES):
-        why = ""
-        if (TRIALS + FEWEST) * FACTOR * last > clock.left:
-            why = "time"
-        elif not least(context, fits(size, available(), ranks)):
-            why = "memory"
+        why = why_not(clock, size, last, ranks)
         if why:
             if first:
                 context.report(events.BenchEnd(size, why))
             return
         context.stage("bench", "{} bytes".format(size))
-        loop = LOOPS[context.framework](context, size, "bench.{}".format(size))
+        loop = reduction(context, size, "bench.{}".format(size))
         rounds, repeats = measure(clock, loop, 0.5 / (len(SIZES) - index))
         last = min(rounds)
         if first:
-            context.report(
-                events.Bench(
-                    size=size,
-                    seconds=quartiles(rounds),
-                    repeats=repeats,
-                    rounds=len(rounds),
-                    device=context.device,
-                )
-            )
+            device = context.device
+            context.report(events.Bench(size, quartiles(rounds), repeats, len(rounds), device))
