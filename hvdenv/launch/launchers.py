@@ -22,6 +22,10 @@ from hvdenv.sites.hosts import Host
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
 Variables = tuple[tuple[str, str], ...]
 
+_LIBRARIES: dict[str, Kind] = {
+    "Open MPI": "Open MPI", "Spectrum": "Spectrum MPI", "Intel": "Intel MPI",
+    "CRAY MPICH": "Cray MPICH", "MVAPICH": "MVAPICH", "MPICH": "Hydra",
+}  # fmt: skip
 _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("Spectrum MPI", re.compile(r"\(IBM Spectrum MPI\) (?P<version>[\d.]+)")),
     ("Open MPI", re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[\d.]+)")),
@@ -161,6 +165,13 @@ def parse_mpi_version(text: str) -> Mpi:
         if found := pattern.search(text):
             return Mpi(kind, found["version"].strip("."))
     return Mpi("unknown")
+
+
+def parse_mpi_library(text: str) -> Mpi:
+    """The implementation in what MPI_Get_library_version says."""
+    kind: Kind = next((kind for mark, kind in _LIBRARIES.items() if mark in text), "unknown")
+    version = re.search(r"(?<!\d)(\d+(?:\.\d+)+)", text)
+    return Mpi(kind, version[1] if version else "")
 
 
 def _srun(launch: Launch) -> Start:

@@ -191,7 +191,9 @@ class Report(NamedTuple):
             "started": self.started,
             "seconds": round(self.seconds, 3),
             "table": [row._asdict() for row in self.table],
-            "ranks": [rank._replace(seconds=_finite(rank.seconds))._asdict() for rank in self.ranks],
+            "ranks": [
+                rank._replace(seconds=_finite(rank.seconds))._asdict() for rank in self.ranks
+            ],
             "findings": encode(self.findings),
             "measurements": [
                 each.to_json() for each in self.measurements if _finite(each.value) is not None

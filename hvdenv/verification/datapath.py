@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hvdenv.launch.launchers import Kind, Mpi
+from hvdenv.launch.launchers import Mpi, parse_mpi_library
 from hvdenv.masking import clean
 from hvdenv.reports.report import RankRecord, Status
 from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
@@ -22,11 +22,6 @@ _WITHIN = {
 }  # fmt: skip
 _TCP = re.compile(r"tcp|sockets|udp", re.I)
 _LANES = re.compile(r"(?P<place>self|intra-node|inter-node)?.*?\btag\((?P<lanes>[^()]*)\)")
-_RELEASE = re.compile(r"(?<!\d)(\d+(?:\.\d+)+)")
-_KINDS: dict[str, Kind] = {
-    "Open MPI": "Open MPI", "Spectrum": "Spectrum MPI", "Intel": "Intel MPI",
-    "CRAY MPICH": "Cray MPICH", "MVAPICH": "MVAPICH", "MPICH": "Hydra",
-}  # fmt: skip
 
 
 class Transports(NamedTuple):
@@ -104,13 +99,6 @@ def why_no_nccl(run: RankRun) -> tuple[Status, str]:
         if gpu.why:
             return "unproven", f"{rank.name}: {gpu.why}"
     return "unproven", "the ranks did not report whether they saw GPUs"
-
-
-def parse_library(text: str) -> Mpi:
-    """The MPI in what MPI_Get_library_version says."""
-    kind: Kind = next((kind for mark, kind in _KINDS.items() if mark in text), "unknown")
-    version = _RELEASE.search(text)
-    return Mpi(kind, version[1] if version else "")
 
 
 def nccl_release(number: int) -> str:
@@ -245,7 +233,7 @@ def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
         mpis = [path for name in loaded if name.startswith("libmpi") for path in loaded[name]]
         if len(mpis) > 1:
             yield f"{rank.name} has loaded two MPI libraries: {' and '.join(mpis[:2])}"
-        mine = parse_library(rank.path.mpi if rank.path else "")
+        mine = parse_mpi_library(rank.path.mpi if rank.path else "")
         differ = mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra")
         if run.controller == "MPI" and mine.version and mpirun.version and differ:
             library, launcher = f"{mine.kind} {mine.version}", f"{mpirun.kind} {mpirun.version}"

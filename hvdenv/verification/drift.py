@@ -7,13 +7,12 @@ they matter by the files that they provide.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from os.path import dirname, isabs
 from typing import Any, NamedTuple
 
+from hvdenv.launch.launchers import parse_mpi_library
 from hvdenv.reports.report import EVERYTHING, About
-from hvdenv.schema import decode
 from hvdenv.sites.modules import module_family
 
 _REBUILD = "or rebuild for this machine: `hvdenv build RECIPE --rebuild`"
@@ -32,6 +31,10 @@ class Mpirun(NamedTuple):
     path: str = ""
     kind: str = ""
     version: str = ""
+
+    def __str__(self) -> str:
+        known = f"{self.kind} {self.version}" if self.version else "of an unknown MPI"
+        return f"{self.path} ({known})" if self.path else ""
 
 
 class Library(NamedTuple):
@@ -100,6 +103,7 @@ class Change(NamedTuple):
         subject: such as ``libmpi.so.40``.
         what: the new and the old state, in one sentence.
         why: the reason why it matters; empty if it is harmless.
+        remedy: how to restore what was there, if it matters.
         about: what cannot be relied on if it matters.
     """
 
@@ -114,71 +118,51 @@ class Change(NamedTuple):
         return bool(self.why)
 
 
-def read(document: Mapping[str, object]) -> Observation:
-    """An observation from its record; unknown keys are ignored.
-
-    Raises:
-        Problem: it does not fit.
-    """
-    return decode(Observation, document, lenient=True)
-
-
 def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
     """The changes; those that matter come first."""
     rules = (_python, _places, _mpirun, _libraries, _glibc, _packages, _driver, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
-    return tuple(sorted(changes, key=lambda change: not change.matters))
+    return (
+        *(change for change in changes if change.matters),
+        *(change._replace(remedy="") for change in changes if not change.matters),
+    )
 
 
 def _python(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = was.python, now.python
     if before.version != after.version:
-        what = f"Python is {after.version} now and was {before.version}"
-        if _series(before.version) == _series(after.version):
-            yield Change("Python", what)
-        else:
-            why = "packages and extensions work with one series of Python only"
-            yield Change("Python", what, why, f"restore Python {before.version}, {_REBUILD}")
+        same = _series(before.version) == _series(after.version)
+        why = "" if same else "packages and extensions work with one series of Python only"
+        remedy = f"restore Python {before.version}, {_REBUILD}"
+        yield Change("Python", _told("Python", before.version, after.version), why, remedy)
     elif before.path != after.path:
-        yield Change("Python", f"Python is {after.path} now and was {before.path}")
+        yield Change("Python", _told("Python", before.path, after.path))
 
 
 def _places(was: Observation, now: Observation) -> Iterator[Change]:
-    for name, before, after in _differing(was.places, now.places, ""):
-        what = f"{name} is imported from {after} now and was from {before}"
-        if not (before and after):
-            continue
-        if _left(before, after):
-            why = f"this {name} does not belong to the environment"
+    for name, before, after in _differing(was.places, now.places):
+        if before and after:
+            what = f"{name} is imported from {after} now and was from {before}"
+            left = _left(before, after)
+            why = f"this {name} does not belong to the environment" if left else ""
             remedy = "find what adds its folder to PYTHONPATH, such as a module, and remove it"
-            about = About((name,)) if name in was.extensions else EVERYTHING
-            yield Change(name, what, why, remedy, about=about)
-        else:
-            yield Change(name, what)
+            yield Change(name, what, why, remedy, _framework(name, was))
 
 
 def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = was.mpirun, now.mpirun
     if before == after:
         return
-    what = f"mpirun is {_described(after)} now and was {_described(before)}"
-    same = before.kind == after.kind and _series(before.version) == _series(after.version)
+    other = (before.kind, _series(before.version)) != (after.kind, _series(after.version))
     # Whether mpirun is needed at all, ranks show.
     known = {before.kind, after.kind}.isdisjoint({"unknown", ""})
-    links_mpi = any(
+    linked = any(
         name.startswith("libmpi") for each in was.extensions.values() for name in each.libraries
     )
-    if same or not known or not links_mpi:
-        yield Change("mpirun", what)
-    else:
-        why = "Horovod was built with the other one"
-        remedy = _bring_back("the MPI", was, now)
-        yield Change("mpirun", what, why, remedy, about=About((), ("MPI",), ("MPI",)))
-
-
-def _described(mpirun: Mpirun) -> str:
-    named = f"{mpirun.kind} {mpirun.version}" if mpirun.version else "of an unknown MPI"
-    return f"{mpirun.path} ({named})" if mpirun.path else "missing"
+    why = "Horovod was built with the other one" if other and known and linked else ""
+    about = About((), ("MPI",), ("MPI",))
+    remedy = _bring_back("the MPI", was, now)
+    yield Change("mpirun", _told("mpirun", before, after), why, remedy, about)
 
 
 def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
@@ -186,22 +170,22 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
     found: dict[tuple[str, Library, Library], list[str]] = {}
     for framework, linked in was.extensions.items():
         others = now.extensions.get(framework, Linked({})).libraries
-        for name, before, after in _differing(linked.libraries, others, None):
+        for name, before, after in _differing(linked.libraries, others):
             if before and after and before.path:
                 found.setdefault((name, before, after), []).append(framework)
     for (name, before, after), frameworks in found.items():
+        what = f"{_replaced(name, before, after)} (linked for {', '.join(frameworks)})"
         why = _harm(name, before, after, was, now)
-        what = f"{name} {_instead(before, after)} (linked for {', '.join(frameworks)})"
         mpi = ("MPI",) if name.startswith("libmpi") else ()
-        remedy = _bring_back(name, was, now) if why else ""
-        yield Change(name, what, why, remedy, about=About(tuple(frameworks), mpi, mpi))
+        about = About(tuple(frameworks), mpi, mpi)
+        yield Change(name, what, why, _bring_back(name, was, now), about)
 
 
-def _instead(before: Library, after: Library) -> str:
+def _replaced(name: str, before: Library, after: Library) -> str:
     version = f" ({after.version})" if after.version not in ("", before.version) else ""
     if before.path == after.path:
-        return f"is a different build now{version}: {after.path}"
-    return f"is {after.path or 'missing'}{version if after.path else ''} now and was {before.path}"
+        return f"{name} is a different build now{version}: {after.path}"
+    return _told(name, before.path, after.path and after.path + version)
 
 
 def _harm(name: str, before: Library, after: Library, was: Observation, now: Observation) -> str:
@@ -214,15 +198,16 @@ def _harm(name: str, before: Library, after: Library, was: Observation, now: Obs
         return "the environment's own file is not used"
     if not name.startswith("libmpi"):
         return ""  # the same name means the same interface
-    asked = before.version and after.version
-    if asked and _mpi_series(before.version) != _mpi_series(after.version):
+    old, new = parse_mpi_library(before.version), parse_mpi_library(after.version)
+    other = (old.kind, _series(old.version)) != (new.kind, _series(new.version))
+    if before.version and after.version and other:
         return f"Horovod was built with {before.version}, and this is {after.version}"
-    if now.mpirun.path and _is_of(was.mpirun, before) and not _is_of(now.mpirun, after):
+    if now.mpirun.path and _is_beside(was.mpirun, before) and not _is_beside(now.mpirun, after):
         return f"it does not belong to the MPI of {now.mpirun.path}, which starts the ranks"
     return ""
 
 
-def _is_of(mpirun: Mpirun, library: Library) -> bool:
+def _is_beside(mpirun: Mpirun, library: Library) -> bool:
     """Whether a library is in the folder of its launcher's MPI."""
     prefix = dirname(dirname(mpirun.path))
     return bool(prefix) and library.path.startswith(f"{prefix}/lib")
@@ -237,15 +222,13 @@ def _lacks(series: str, found: str, needed: list[str]) -> str:
 
 def _glibc(was: Observation, now: Observation) -> Iterator[Change]:
     if was.glibc != now.glibc:
-        what = f"glibc is {now.glibc} now and was {was.glibc}"
         why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
-        remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}" if why else ""
-        yield Change("glibc", what, why, remedy)
+        remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}"
+        yield Change("glibc", _told("glibc", was.glibc, now.glibc), why, remedy)
 
 
 def _packages(was: Observation, now: Observation) -> Iterator[Change]:
-    for name, before, after in _differing(was.packages, now.packages, ""):
-        what = f"{name} is {after or 'missing'} now and was {before or 'missing'}"
+    for name, before, after in _differing(was.packages, now.packages):
         framework = name.removesuffix("-cpu").removesuffix("-gpu")
         why = ""
         if before and name == "horovod":
@@ -253,31 +236,39 @@ def _packages(was: Observation, now: Observation) -> Iterator[Change]:
         # If Horovod recorded what it was built with, the check of the extension compares it.
         elif before and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
-        remedy = f"install {name}=={before} again, {_REBUILD}" if why else ""
-        about = About((framework,)) if framework in was.extensions else EVERYTHING
-        yield Change(name, what, why, remedy, about=about)
+        remedy = f"install {name}=={before} again, {_REBUILD}"
+        yield Change(name, _told(name, before, after), why, remedy, _framework(framework, was))
 
 
 def _driver(was: Observation, now: Observation) -> Iterator[Change]:
     if was.driver != now.driver:
-        after, before = now.driver or "missing", was.driver or "missing"
-        yield Change("driver", f"NVIDIA's kernel driver is {after} now and was {before}")
+        yield Change("driver", _told("NVIDIA's kernel driver", was.driver, now.driver))
 
 
 def _modules(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = (
         {module_family(each.name): each for each in seen.modules} for seen in (was, now)
     )
-    for name, old, new in _differing(before, after, None):
+    for name, old, new in _differing(before, after):
         if old is None or new is None:
             loaded = "is loaded now and was not" if new else "is not loaded now and was"
             yield Change(name, f"the module {(new or old).name} {loaded}")
         elif old.name != new.name:
             yield Change(name, f"the module {old.name} is {new.name} now")
         elif old.file != new.file:
-            yield Change(name, f"the module {new.name} is {new.file} now and was {old.file}")
+            yield Change(name, _told(f"the module {new.name}", old.file, new.file))
         else:
             yield Change(name, f"the modulefile of {new.name} was edited: {new.file}")
+
+
+def _told(subject: str, before: object, after: object) -> str:
+    """A change in one sentence; None and what has an empty text are missing."""
+    old, new = (str(each or "") or "missing" for each in (before, after))
+    return f"{subject} is {new} now and was {old}"
+
+
+def _framework(name: str, was: Observation) -> About:
+    return About((name,)) if name in was.extensions else EVERYTHING
 
 
 def _bring_back(what: str, was: Observation, now: Observation) -> str:
@@ -288,12 +279,10 @@ def _bring_back(what: str, was: Observation, now: Observation) -> str:
     return f"restore {what} of the build ({paths}), {_REBUILD}{modules}"
 
 
-def _differing(
-    was: Mapping[str, object], now: Mapping[str, object], none: Any
-) -> Iterator[tuple[str, Any, Any]]:
-    """Values that either has and that differ."""
+def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Values that either has and that differ; None where one has none."""
     for name in sorted(was.keys() | now.keys()):
-        before, after = was.get(name, none), now.get(name, none)
+        before, after = was.get(name), now.get(name)
         if before != after:
             yield name, before, after
 
@@ -301,12 +290,6 @@ def _differing(
 def _left(before: str, after: str) -> bool:
     """Whether a path moved from inside the environment to outside."""
     return not isabs(before) and isabs(after)
-
-
-def _mpi_series(version: str) -> tuple[str, tuple[int, ...]]:
-    """Name and series of what an MPI library calls itself: Open MPI v4.1.8."""
-    name = re.match(r"\D*", version)
-    return name[0] if name else "", _series(version[name.end() if name else 0 :].split(" ")[0])
 
 
 def _series(version: str) -> tuple[int, ...]:

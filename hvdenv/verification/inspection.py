@@ -236,7 +236,7 @@ def observed(setup: Setup, timeout: float, mpi: Mpi) -> Observed:
         built_by = record.hvdenv or "unknown"
         return Observed(None, None, f"its build recorded nothing to compare (hvdenv {built_by})")
     try:
-        was = drift.read(record.observed)
+        was = decode(drift.Observation, record.observed, lenient=True)
     except Problem as problem:
         return Observed(None, None, f"its record has another format: observed.{problem}")
     return Observed(was, observe(setup, timeout, mpi))
@@ -255,7 +255,7 @@ def observe(setup: Setup, timeout: float, mpi: Mpi) -> drift.Observation:
     try:
         found = [*answers][-1]
         found["mpirun"].update(kind=mpi.kind, version=mpi.version)
-        return drift.read(found)
+        return decode(drift.Observation, found, lenient=True)
     except (IndexError, ValueError, Problem) as error:
         raise StepError(
             "the contents of this environment could not be observed",

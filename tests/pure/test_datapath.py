@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.launchers import Launch, Mpi
+from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_library
 from hvdenv.model.cluster import LaunchSettings as Settings
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
@@ -338,7 +338,7 @@ def test_records_of_ranks() -> None:
     ],
 )  # fmt: skip
 def test_what_libraries_of_mpi_call_themselves(text: str, mpi: Mpi) -> None:
-    assert datapath.parse_library(text) == mpi
+    assert parse_mpi_library(text) == mpi
 
 
 def test_every_rank_has_to_run_from_the_image() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hvdenv.environments.installation import Installation
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
-from hvdenv.schema import Problem, encode
+from hvdenv.schema import Problem, decode, encode
 from hvdenv.verification.drift import (
     Library,
     Linked,
@@ -22,7 +22,6 @@ from hvdenv.verification.drift import (
     Observation,
     Python,
     compare,
-    read,
 )
 from hvdenv.verification.inspection import Observed
 from hvdenv.verification.installation_checks import check_drift
@@ -33,6 +32,10 @@ from tests.merge import patched
 CASES = Path(__file__).parents[1] / "cases/drift"
 BUILT = json.loads((CASES / "built.json").read_text(encoding="utf-8"))
 CHANGES = json.loads((CASES / "cases.json").read_text(encoding="utf-8"))
+
+
+def read(document: dict[str, Any]) -> Observation:
+    return decode(Observation, document, lenient=True)
 
 
 def case(name: str) -> tuple[Observation, Observation]:
