@@ -146,7 +146,7 @@ def _places(was: Observation, now: Observation) -> Iterator[Change]:
             left = _left(before, after)
             why = f"this {name} does not belong to the environment" if left else ""
             remedy = "find what adds its folder to PYTHONPATH, such as a module, and remove it"
-            yield Change(name, what, why, remedy, _framework(name, was))
+            yield Change(name, what, why, remedy, about=_framework(name, was))
 
 
 def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
@@ -162,7 +162,7 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
     why = "Horovod was built with the other one" if other and known and linked else ""
     about = About((), ("MPI",), ("MPI",))
     remedy = _bring_back("the MPI", was, now)
-    yield Change("mpirun", _told("mpirun", before, after), why, remedy, about)
+    yield Change("mpirun", _told("mpirun", before, after), why, remedy, about=about)
 
 
 def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
@@ -178,7 +178,7 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
         why = _harm(name, before, after, was, now)
         mpi = ("MPI",) if name.startswith("libmpi") else ()
         about = About(tuple(frameworks), mpi, mpi)
-        yield Change(name, what, why, _bring_back(name, was, now), about)
+        yield Change(name, what, why, _bring_back(name, was, now), about=about)
 
 
 def _replaced(name: str, before: Library, after: Library) -> str:
@@ -237,7 +237,9 @@ def _packages(was: Observation, now: Observation) -> Iterator[Change]:
         elif before and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
         remedy = f"install {name}=={before} again, {_REBUILD}"
-        yield Change(name, _told(name, before, after), why, remedy, _framework(framework, was))
+        yield Change(
+            name, _told(name, before, after), why, remedy, about=_framework(framework, was)
+        )
 
 
 def _driver(was: Observation, now: Observation) -> Iterator[Change]:
