@@ -19,6 +19,7 @@ from hvdenv.errors import IncompatibleError, StepError, UsageError
 from hvdenv.places import find_places
 from hvdenv.plans import additions
 from hvdenv.plans.additions import Additions, refusal
+from hvdenv.plans.resolution import Resolution
 from hvdenv.schema import Problem, decode, encode
 from hvdenv.session.build import build_prepared
 from hvdenv.session.lock import add_recorded_lock, make_resolution
@@ -140,7 +141,7 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
             work=work.path,
             cache=find_places().cache / "uv",
             runner=work.runner,
-            target=("--python", there.env_python),
+            target=("--python", there.env_python, "--target", str(_copied(there, work.path))),
             builds=True,
         )
         # uv does not see what modules provide.
@@ -149,6 +150,15 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
     if not outcome:
         raise refusal(outcome, chosen)
     return found
+
+
+def _copied(there: Resolution, work: Path) -> Path:
+    """What tells uv which packages are installed: it would write a lock file into the environment."""
+    copied = work / "installed"
+    copied.mkdir()
+    for each in there.environment.glob("lib/python3*/site-packages/*-info"):
+        (copied / each.name).symlink_to(each)
+    return copied
 
 
 def _versions(packages: Mapping[str, str]) -> str:

@@ -109,6 +109,7 @@ def test_packages_come_and_go_and_nothing_moves(
 
     said = cli("install", *words, "added<2", "--dry-run").stdout
     assert (said, target.active()) == ("would add: added 1.0\n", base)
+    assert not (prefix / "venv/.lock").exists()  # of uv
 
     told = cli("install", *words, "added<2", "other", "--json").json
     assert told["added"] == {"added": "1.0", "helper": "1.0", "other": "1.0"}
@@ -122,7 +123,7 @@ def test_packages_come_and_go_and_nothing_moves(
     # What was added before stays in its version, also what it brought, unless it is named.
     write_wheel(wheels, "helper", "2.0")
     refused = cli("install", *words, "newer", code=3).stderr
-    assert "newer depend on helper>=2 and helper==1.0" in refused
+    assert "newer depend on helper>=2" in refused and "helper==1.0" in refused
     assert "name packages that you added before too" in refused
     cli("install", *words, "newer", "helper")
     both = {**both, "newer": "1.0", "helper": "2.0"}
