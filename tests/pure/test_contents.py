@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packageurl import PackageURL
 
 from hvdenv.contents import cyclonedx
 from hvdenv.contents.packages import Contents, Installed, from_record, hint
@@ -147,24 +146,6 @@ def test_the_bill_of_materials_is_what_its_schema_says(name: str, cases: Path) -
     text = cyclonedx.render(contents(cases, name))
     assert problem_of_bill(text) is None
     assert text == cyclonedx.render(contents(cases, name))
-    bill = json.loads(text)
-    found = {each["name"]: each for each in bill["components"]}
-    purls = {name: PackageURL.from_string(each["purl"]) for name, each in found.items()}
-    if name == "local":
-        assert purls["torch"].version == "2.13.0+cpu"
-    else:
-        assert purls["pytorch"].type == "conda"
-        assert purls["pytorch"].qualifiers == {
-            "build": "py3.8_cuda11.6_cudnn8.3.2_0",
-            "channel": "pytorch",
-            "subdir": "linux-64",
-            "type": "tar.bz2",
-        }
-    pedigree = found["horovod"]["pedigree"]
-    assert pedigree["ancestors"][0]["hashes"][0]["alg"] == "SHA-256"
-    assert [each["diff"]["url"] for each in pedigree["patches"]]
-    (root,) = (each for each in bill["dependencies"] if each["ref"] == "environment")
-    assert len(root["dependsOn"]) == len(found)
 
 
 def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
