@@ -294,6 +294,7 @@ def test_memory_that_a_job_can_get(tmp_path: Path, case: dict[str, Any]) -> None
 
 
 TIMEOUT: Final = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+CYCLE: Final = "HOROVOD_CYCLE_TIME"
 
 
 @pytest.mark.parametrize(
@@ -312,6 +313,12 @@ TIMEOUT: Final = "HOROVOD_GLOO_TIMEOUT_SECONDS"
         (("collectives",), None, "HOROVOD_DYNAMIC_PROCESS_SETS", "1"),
         (("collectives=", "training=x"), None, "HOROVOD_DYNAMIC_PROCESS_SETS", "1"),
         ((), None, "HOROVOD_DYNAMIC_PROCESS_SETS", None),
+        # Ranks that try operations negotiate less often, unless the user says how often.
+        (("collectives=", "training"), None, CYCLE, "5"),
+        (("collectives=", "training"), "0.1", CYCLE, "0.1"),
+        (("bench=1",), None, CYCLE, None),
+        (("bench=1",), "0.1", CYCLE, "0.1"),
+        ((), None, CYCLE, None),
     ],
 )
 def test_variables_of_ranks(
@@ -323,22 +330,6 @@ def test_variables_of_ranks(
         monkeypatch.setenv(name, given)
     controller = "Gloo" if name == TIMEOUT else "MPI"
     assert RANK.child_environment(60.0, controller, words).get(name) == value
-
-
-@pytest.mark.parametrize("value", ["", "0.1"])
-def test_ranks_that_try_operations_negotiate_less_often_unless_the_user_says_how_often(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
-    if value:
-        monkeypatch.setenv("HOROVOD_CYCLE_TIME", value)
-    for words, expected in (
-        (("collectives=", "training"), value or "5"),
-        (("bench=1",), value),
-        ((), value),
-    ):
-        env = RANK.child_environment(60.0, "Gloo", words)
-        assert env.get("HOROVOD_CYCLE_TIME", "") == expected
 
 
 # The recipe

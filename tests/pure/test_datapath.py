@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_library
-from hvdenv.model.cluster import LaunchSettings as Settings
+from hvdenv.launch.launchers import Mpi, parse_mpi_library
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import parse_toml
@@ -205,6 +204,14 @@ TWO = {"libmpi": ["/a/libmpi.so.40", "/b/libmpi.so.40"]}
         (SLOW, {"pml": "ob1"}, "pass", []),  # the recipe wants it
         (run(rank(0, fast=["mlx5_0"]), rank(1, fast=["mlx5_0"])), {}, "pass", []),  # nobody says how
         (run(*(rank(n, fast=["mlx5_0"], logged=OPENIB) for n in (0, 1))), {}, "pass", []),
+        (
+            run(rank(0, logged=TCP), rank(1, logged=TCP)), {},
+            "pass", ["MPI negotiated, MPI reduced in host memory (pml ob1, btl self, tcp)"],
+        ),
+        (
+            run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "7000")), {},
+            "fail", ["several ranks on n0 use the same GPU (bus 7000)"],
+        ),
         (ON_GPUS, {}, "pass", ["NCCL 2.18.5 on GPUs (P2P/IPC)"]),
         (run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000")), {}, "pass", []),
         (
@@ -227,27 +234,11 @@ def test_which_ways_are_right(
     assert all(each in found[1] for each in messages)
 
 
-def test_the_way_and_a_gpu_that_ranks_share() -> None:
-    message = "MPI negotiated, MPI reduced in host memory (pml ob1, btl self, tcp)"
-    assert judged(run(rank(0, logged=TCP), rank(1, logged=TCP))) == ("pass", message)
-    message = "several ranks on n0 use the same GPU (bus 7000)"
-    assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "7000"))) == ("fail", message)
-
-
 def test_what_to_do_about_tcp() -> None:
     by_horovodrun = datapath.judge_path(SLOW._replace(launcher="horovodrun-mpi"), OPEN_MPI, {})
     assert "use the launcher mpirun" in by_horovodrun.remedy
     asked = run(rank(0, **FAST, variables={"OMPI_MCA_btl": "tcp,self"}), rank(1, **FAST))
     assert "OMPI_MCA_btl=tcp,self" in datapath.judge_path(asked, OPEN_MPI, {}).remedy
-
-
-def test_nccl_is_proven_by_what_it_says_on_every_rank() -> None:
-    assert datapath.operations(ON_GPUS) == {"MPI", "NCCL"}
-    assert datapath.operations(run(on_gpu(0, "n0", "7000"), rank(1, "n0"))) == {"MPI"}
-    # Communicators of each rank alone join nobody.
-    alone = run(on_gpu(0, "n0", "7", comm=["1 busId 7"]), on_gpu(1, "n0", "b", comm=["1 busId b"]))
-    assert datapath.operations(alone) == {"MPI"}
-    assert datapath.why_no_nccl(alone)[0] == "fail"
 
 
 def test_nccl_at_build_against_at_run() -> None:
@@ -272,48 +263,46 @@ def test_why_no_rank_used_nccl(gpu: Gpu, status: str) -> None:
     assert datapath.why_no_nccl(run(rank(0, gpu=gpu), rank(1, gpu=gpu)))[0] == status
 
 
-def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
-    """Statuses by subject."""
-    return {each.subject: each.status for each in findings_of(check, ranks, **mca)}
+def statuses(ranks: RankRun) -> dict[str, str]:
+    """Statuses of operations by subject."""
+    return {each.subject: each.status for each in operations(ranks)}
 
 
-def findings_of(check: str, ranks: RankRun, **mca: str) -> Sequence[Finding]:
+def operations(ranks: RankRun) -> Sequence[Finding]:
     facts = ExtensionFacts("torch", size=1, gpus=2, built={"NCCL": 21805, "MPI": 1})
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
     pair = Pair("torch", "MPI")
     known = evidence(extensions={"torch": extension}, mpi=(OPEN_MPI, ""), runs={pair: ranks})
-    if check == "operation":
-        expectation = Expectation(operations=("NCCL", "MPI"))
-        setup = Setup(Installation("", "", ()), Runner(), expectation)
-        return list(rank_checks.check_operations(setup, known))
-    launch = Launch((), 2, settings=Settings(mca=mca))
-    setup = Setup(Installation("", "", ()), Runner(), launch=launch)
-    findings = rank_checks.check_pair(pair, setup, known)
-    return [each for each in findings if each.check == check]
+    expectation = Expectation(operations=("NCCL", "MPI"))
+    setup = Setup(Installation("", "", ()), Runner(), expectation)
+    return list(rank_checks.check_operations(setup, known))
 
 
 def test_operations_of_runs_on_gpus() -> None:
     proven = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000"))
-    assert found("operation", proven) == {"NCCL in torch": "pass", "MPI in torch": "pass"}
+    assert statuses(proven) == {"NCCL in torch": "pass", "MPI in torch": "pass"}
+    half = run(on_gpu(0, "n0", "7000"), rank(1, "n1"))
+    assert statuses(half) == {"NCCL in torch": "fail", "MPI in torch": "pass"}
+    # Communicators of a rank alone join nobody.
     alone = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000", comm=["1 busId 7000"]))
-    assert found("operation", alone) == {"NCCL in torch": "fail", "MPI in torch": "pass"}
+    assert statuses(alone) == {"NCCL in torch": "fail", "MPI in torch": "pass"}
     crowd = Gpu(why="2 ranks on this host, and 1 GPUs", on_host=1)
     crowded = run(rank(0, gpu=crowd), rank(1, gpu=crowd))
-    assert found("operation", crowded) == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
+    assert statuses(crowded) == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
 
 
 def test_nccl_on_the_only_rank_is_no_proof_and_no_failure() -> None:
     one = on_gpu(0, "n0", "7000", comm=["1 busId 7000"])
     events = [each for each in one.events if not isinstance(each, (Result, Started))]
     (only,) = collect([started(0), result(0, size=1), *(event(0, each) for each in events)])
-    found = findings_of("operation", run(only))
+    found = operations(run(only))
     messages = [
         f"{each} was used, but by one rank alone, which is no proof" for each in ("NCCL", "MPI")
     ]
     assert [(each.status, each.message) for each in found] == [("unproven", m) for m in messages]
     assert "two GPUs" in found[0].remedy
     silent = with_event(only, (only.path or DataPath())._replace(logged={}))
-    assert findings_of("operation", run(silent))[0].status == "fail"
+    assert operations(run(silent))[0].status == "fail"
 
 
 def test_records_of_ranks() -> None:
