@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.launch.launchers import Mpi, parse_mpi_library
 from hvdenv.masking import clean
 from hvdenv.reports.report import RankRecord, Status
-from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
+from hvdenv.standalone.ranks.events import DataPath, Joined
 from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
 from hvdenv.verification.rank_run import Rank, RankRun
 
@@ -75,10 +75,9 @@ def nccl_transports(logged: Mapping[str, Sequence[str]]) -> Transports:
 
 def uses_nccl(run: RankRun) -> bool:
     """Whether NCCL joined all ranks of a run: Horovod asks it to only when it reduces with it."""
-    logged = [rank.path.logged.get("comm", ()) if rank.path else () for rank in run.ranks]
-    return bool(logged) and all(
-        run.size in {int(comm.split()[0]) for comm in each} for each in logged
-    )
+    logged = [_path(rank).logged.get("comm", ()) for rank in run.ranks]
+    sizes = [{int(comm.split()[0]) for comm in each} for each in logged]
+    return bool(sizes) and all(run.size in each for each in sizes)
 
 
 def operations(run: RankRun) -> frozenset[str]:
@@ -88,12 +87,10 @@ def operations(run: RankRun) -> frozenset[str]:
 def why_no_nccl(run: RankRun) -> tuple[Status, str]:
     """Why no rank used NCCL: ``fail`` where GPUs were there to use, else ``unproven``."""
     for rank in run.ranks:
-        gpu = rank.path.gpu if rank.path else Gpu()
+        gpu = _path(rank).gpu
         if gpu.device:
-            return (
-                "fail",
-                f"tensors were on {gpu.device} of {rank.name}, but NCCL connected no ranks",
-            )
+            why = f"tensors were on {gpu.device} of {rank.name}, but NCCL connected no ranks"
+            return "fail", why
         if gpu.on_host and "the framework sees none" in gpu.why:
             return "fail", f"GPUs were requested, but {rank.name} used its CPU: {gpu.why}"
         if gpu.why:
@@ -142,7 +139,7 @@ def judge_path(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str =
 
 def _outside(ranks: Sequence[Rank], mount: str) -> str:
     """Which ranks did not run from an image; empty if all did."""
-    found = {rank.name: rank.path.files if rank.path else "" for rank in ranks}
+    found = {rank.name: _path(rank).files for rank in ranks}
     missed = [name for name, files in found.items() if mount not in files.split()]
     if not missed:
         return ""
@@ -153,7 +150,7 @@ def _outside(ranks: Sequence[Rank], mount: str) -> str:
 def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
     for rank in ranks[:8]:
         yield f"{rank.name}:"
-        path = rank.path or DataPath()
+        path = _path(rank)
         for name in ("logged", "libraries", "variables"):
             for key, value in getattr(path, name).items():
                 yield f"    {name} {key}: {value if isinstance(value, str) else ', '.join(value)}"
@@ -166,11 +163,12 @@ def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
 def _carried(run: RankRun) -> str:
     operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not log"
     text = f"{run.controller} negotiated, {operations} reduced in host memory"
-    if not uses_nccl(run) and any(rank.path and rank.path.gpu.device for rank in run.ranks):
+    on_gpus = uses_nccl(run)
+    if not on_gpus and any(_path(rank).gpu.device for rank in run.ranks):
         text += ", also tensors of GPUs, which Horovod copied to the host and back"
     if transports := _transports(run, run.ranks):
         text += f" ({transports})"
-    if uses_nccl(run):
+    if on_gpus:
         nccl = nccl_transports(_all_logged(run.ranks)).name or "no transport named"
         text += f", NCCL {_nccl_at_run(run)} on GPUs ({nccl})"
     return text
@@ -207,6 +205,11 @@ def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
         )
 
 
+def _path(rank: Rank) -> DataPath:
+    """What a rank reports; nothing if it did not come to that."""
+    return rank.path or DataPath()
+
+
 def _paths(ranks: Sequence[Rank]) -> list[DataPath]:
     return [rank.path for rank in ranks if rank.path]
 
@@ -229,11 +232,11 @@ def _nccl_at_run(run: RankRun) -> str:
 def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
     """What is odd, and did no harm here."""
     for rank in run.ranks:
-        loaded = rank.path.libraries if rank.path else {}
+        loaded = _path(rank).libraries
         mpis = [path for name in loaded if name.startswith("libmpi") for path in loaded[name]]
         if len(mpis) > 1:
             yield f"{rank.name} has loaded two MPI libraries: {' and '.join(mpis[:2])}"
-        mine = parse_mpi_library(rank.path.mpi if rank.path else "")
+        mine = parse_mpi_library(_path(rank).mpi)
         differ = mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra")
         if run.controller == "MPI" and mine.version and mpirun.version and differ:
             library, launcher = f"{mine.kind} {mine.version}", f"{mpirun.kind} {mpirun.version}"
@@ -250,8 +253,7 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
     used = Counter(
         (rank.host, comm.split("busId ")[1])
         for rank in ranks
-        if rank.path
-        for comm in dict.fromkeys(rank.path.logged.get("comm", ()))
+        for comm in dict.fromkeys(_path(rank).logged.get("comm", ()))
         if "busId " in comm
     )
     for (host, bus), count in used.items():
@@ -262,21 +264,16 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
 
 def _slow(run: RankRun) -> str:
     """Where data goes by TCP though the hosts have something faster; empty if it does not."""
-    if len({rank.host for rank in run.ranks}) < 2:
+    fast = [set(_path(rank).fast) for rank in run.ranks]
+    if len({rank.host for rank in run.ranks}) < 2 or not all(fast):
         return ""
-    fast = [set(rank.path.fast) if rank.path else set() for rank in run.ranks]
-    if not all(fast):
-        return ""
-    names, logged = ", ".join(sorted(set.union(*fast))), _all_logged(run.ranks)
+    logged = _all_logged(run.ranks)
     if uses_nccl(run):
-        return (
-            f"NCCL uses TCP although the hosts have {names}"
-            if nccl_transports(logged).only_tcp
-            else ""
-        )
-    if run.operations == {"MPI"} and mpi_transports(logged).only_tcp:
-        return f"MPI uses TCP although the hosts have {names}"
-    return ""
+        name, slow = "NCCL", nccl_transports(logged).only_tcp
+    else:
+        name, slow = "MPI", run.operations == {"MPI"} and mpi_transports(logged).only_tcp
+    adapters = ", ".join(sorted(set.union(*fast)))
+    return f"{name} uses TCP although the hosts have {adapters}" if slow else ""
 
 
 def _faster(run: RankRun) -> str:
