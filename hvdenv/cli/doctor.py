@@ -1,14 +1,21 @@
 """Name the cause of a failed build or run from its log, and the remedy.
 
-Without a log, doctor explains the last build or verify that failed on this machine."""
+doctor reads the log that you name, or what is piped into it, also if it is compressed by gzip. Otherwise it
+explains the last build or verify that failed on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import gzip
+import os
+import shlex
+import stat
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from hvdenv.cli.options import add, add_options
 from hvdenv.errors import UsageError
@@ -22,6 +29,8 @@ from hvdenv.session.output import print_json
 from hvdenv.session.request import usable
 
 if TYPE_CHECKING:
+    import io
+
     from hvdenv.knowledge.remedies import Change
     from hvdenv.knowledge.rules import Rule
 
@@ -31,12 +40,16 @@ examples:
   hvdenv doctor slurm-1234.out
   hvdenv doctor build.log --json
   hvdenv doctor build.log --recipe ./mine.toml   the change as a diff of the recipe
-  pip install horovod 2>&1 | hvdenv doctor -
+  pip install horovod 2>&1 | hvdenv doctor
 
 exit codes: 0 doctor names a cause; 1 it does not
 """
 
 NO_CAUSE = 1
+# How many bytes tell a binary file from a text, and which share of them is control characters in
+# the first, but not in the second. Tabs, line ends and escapes are not counted.
+_START, _MOST_CONTROLS = 4096, 0.05
+_CONTROLS = bytes({*range(1, 32), 127} - set(b"\t\n\r\b\f\x1b"))
 SCHEMA = "hvdenv.diagnosis/1"
 _WIDTH = 160
 _TITLES: dict[Kind, str] = {
@@ -57,14 +70,15 @@ _NO_ERROR = "if the program failed, its error is not in this log: include standa
 def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser, "log LOG",
-        "output of a build or run; - for standard input (default: the last failure)", nargs="?",
+        "output of a build or run, also as .gz; - for standard input (default: what is piped in, or the last failure)", nargs="?",
     )  # fmt: skip
     add(parser, "--recipe RECIPE", "show the change as a diff of this recipe (its name or path)")
     add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    subject, diagnosis = _of_log(arguments.log) if arguments.log else _of_last()
+    log = arguments.log or ("-" if _is_piped() else "")
+    subject, diagnosis = _of_log(log) if log else _of_last()
     change = _change(diagnosis.root, arguments.recipe) if arguments.recipe else None
     if arguments.json:
         print_json(_document(subject, diagnosis, change))
@@ -76,9 +90,60 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
-        return ("standard input",), diagnose(sys.stdin.buffer)
+        return ("standard input",), _read(sys.stdin.buffer, "standard input")
     with usable(name, "name a log, or - for standard input"), open_file(name, LOG) as log:
-        return (name,), diagnose(log)
+        return (name,), _read(log, name)
+
+
+def _is_piped() -> bool:
+    """Whether a pipe or file with content is standard input: that of batch jobs has none."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError):  # it is closed
+        return False
+    return (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)) and bool(_start(sys.stdin.buffer))
+
+
+class _Unpacked(gzip.GzipFile):
+    """A compressed log, which may be a thousand times larger than its file."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() > LOG.limit:
+            raise OSError(errno.EFBIG, f"it is larger than {LOG.limit:,} bytes when unpacked")
+        return super().read(size)
+
+
+def _start(log: BinaryIO | gzip.GzipFile) -> bytes:
+    """The first bytes of a log, which stay in it."""
+    return cast("io.BufferedReader", log).peek(_START)[:_START]
+
+
+def _read(log: BinaryIO, name: str) -> Diagnosis:
+    """Diagnose a log, which may be compressed by gzip."""
+    start = _start(log)
+    if not start.startswith(b"\x1f\x8b"):
+        _refuse_binary(start, name)
+        return diagnose(log)
+    try:
+        with _Unpacked(fileobj=log) as unpacked:
+            _refuse_binary(_start(unpacked), name)
+            return diagnose(cast("BinaryIO", unpacked))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(
+            f"its gzip data are damaged: {error}", where=name,
+            remedy=f"`gzip -t {shlex.quote(name)}` tests the file; copy it again",
+        ) from error  # fmt: skip
+
+
+def _refuse_binary(start: bytes, name: str) -> None:
+    """UTF-16 has NUL bytes, but like any text it has few other control characters."""
+    letters = start.replace(b"\0", b"")
+    controls = len(letters) - len(letters.translate(None, _CONTROLS))
+    if controls > len(letters) * _MOST_CONTROLS:
+        raise UsageError(
+            "it is a binary file, not a log", where=name,
+            remedy="name a text file, or one compressed by gzip; decompress other formats first",
+        )  # fmt: skip
 
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
@@ -142,6 +207,8 @@ def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     yield from _others(diagnosis, first)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"
+    elif diagnosis.best and diagnosis.best.of_others:
+        yield "the log shows no rank that failed by itself"
     yield from _left_open(diagnosis) if not diagnosis.root else ()
     if diagnosis.given_up:
         yield "some lines were not searched: matching them took too long"

@@ -180,6 +180,7 @@ class Explainer:
             remedies=_all_filled((*self._inside(kind.inside), *kind.remedies), event.hit.slots),
             kind=kind.kind,
             general=kind.general,
+            of_others=kind.of_others,
             derived=kind.kind == "cause" and (kind.steps_back or bool(kind.member)),
         )
 

@@ -35,6 +35,7 @@ class Found(NamedTuple):
         id: of the cause, or the type of the event.
         quotes: what the message itself advises.
         kill: it reports that a process was killed.
+        of_others: no rank has failed by itself, so far as this shows.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Found(NamedTuple):
     rank: str = ""
     quotes: tuple[str, ...] = ()
     kill: bool = False
+    of_others: bool = False
 
     @property
     def remedy(self) -> str:
@@ -96,7 +98,9 @@ class Diagnosis(NamedTuple):
 
     @property
     def rank(self) -> str:
-        """The rank that failed first; empty if the log does not say."""
+        """The rank that failed first; empty if the log does not say, or none failed by itself."""
+        if self.best and self.best.of_others:
+            return ""
         # A rank's own first error counts more than a launcher's report: a launcher names the rank
         # that it saw end first, which is often a victim.
         consequences = self.of_kind("consequence")
@@ -194,6 +198,7 @@ def _found(meaning: Explanation, event: Event, log: Reading) -> _Ranked:
         source=meaning.source,
         quotes=_quotes(event.hit) if kind in ("cause", "symptom") else (),
         kill=kill,
+        of_others=meaning.of_others,
         **place._asdict(),
     )
     return _Ranked(found, event.hit.lines, meaning)

@@ -119,6 +119,7 @@ class EventType(NamedTuple):
         inside: remedies that come first in a context.
         rules: globs for ids of rules of `check`; if one of them applies to the versions that the
             log names, it is the cause.
+        of_others: as in Cause.
         kill: reports that a process was killed, which launchers and schedulers also do to the
             remaining ranks when one has ended.
     """
@@ -134,6 +135,7 @@ class EventType(NamedTuple):
     general: int = 0
     inside: dict[str, str | tuple[str, ...]] = {}
     rules: tuple[str, ...] = ()
+    of_others: bool = False
     kill: bool = False
 
 
@@ -151,7 +153,7 @@ class Cause(NamedTuple):
         context: contexts that the log must have, or with ``!`` must not.
         needs, unless: wordings of which the log must contain one, or none.
         rules: ids of rules of `check` that find it before a build.
-        of_others: it tells of other ranks: the one that prints it has not failed.
+        of_others: no rank has failed by itself: the one that prints it waited for others, or all were ended.
         source: how certain it is, as in rules, and what says so.
     """
 

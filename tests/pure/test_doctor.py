@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -147,7 +148,9 @@ def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
     text = (
         f"{FULL}ninja: build stopped: subcommand failed.\nUsing horovod==0.28.1 with TOKEN=hush\n"
     )
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
+    )
     said = hvdenv("doctor", "-", "--json")
     found = json.loads(said.out)
     assert found["schema"] == "hvdenv.diagnosis/1"
@@ -160,9 +163,66 @@ def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
     assert said.err == ""
 
 
-def test_a_log_that_cannot_be_read(hvdenv: Hvdenv, tmp_path: Path) -> None:
-    for name in (tmp_path, tmp_path / "none"):
-        assert "cannot read it" in hvdenv("doctor", str(name), code=2).err
+def test_a_log_in_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
+    """An empty pipe, as batch systems may give, is no log."""
+    for text, code, said in ((FULL, 0, "standard input\ncause: the disk"), ("", 2, "")):
+        reading, writing = os.pipe()
+        with open(reading) as pipe:
+            os.write(writing, text.encode())
+            os.close(writing)
+            monkeypatch.setattr(sys, "stdin", pipe)
+            assert hvdenv("doctor", code=code).out.startswith(said)
+
+
+def test_a_compressed_log_is_read(hvdenv: Hvdenv, tmp_path: Path) -> None:
+    log = tmp_path / "log.gz"
+    log.write_bytes(gzip.compress(FULL.encode() * 1000))
+    assert "cause: the disk or the quota is full" in hvdenv("doctor", str(log)).out
+    log.write_bytes(log.read_bytes()[:-20])
+    assert "gzip data are damaged" in hvdenv("doctor", str(log), code=2).err
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (Path(sys.executable).read_bytes()[:5000], "it is a binary file"),
+        (gzip.compress(bytes(range(256)) * 20), "it is a binary file"),
+        (bytes(range(256)) * 20, "it is a binary file"),
+        (None, "cannot read it"),
+    ],
+    ids=["program", "compressed", "data", "folder"],
+)
+def test_what_is_no_log(content: bytes | None, error: str, hvdenv: Hvdenv, tmp_path: Path) -> None:
+    file = tmp_path / "log" if content else tmp_path
+    if content:
+        file.write_bytes(content)
+    assert error in hvdenv("doctor", str(file), code=2).err
+
+
+def test_tokens_in_a_log_are_masked(doctor: Callable[..., str]) -> None:
+    tokens = "hf_" + "aB3" * 12, "ghp_" + "cD4" * 12
+    log = f"{tokens[1]} was refused\n[1,2]<stderr>:ValueError: {tokens[0]} and {tokens[1]}\n"
+    for words in ((), ("--json",)):
+        said = doctor(log, *words, code=1)
+        assert "ValueError: *** and ***" in said
+        assert not any(each in said for each in tokens)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\n"
+        "srun: error: n1: task 3: Killed\n",
+        "srun: error: n1: task 3: Terminated\n",
+        "[rank3]: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)\n"
+        "Process 3 exit with status code -6.\n",
+    ],
+    ids=["time limit", "ended", "watchdog"],
+)
+def test_a_rank_that_was_ended_has_not_failed(log: str, doctor: Callable[..., str]) -> None:
+    said = doctor(log, code=0 if "LIMIT" in log else 1)
+    assert "failed first: " not in said
+    assert "memory ran out" not in said or "follow-on errors" in said
 
 
 def test_nothing_has_failed(hvdenv: Hvdenv) -> None:

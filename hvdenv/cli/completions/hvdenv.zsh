@@ -163,7 +163,7 @@ _shtab_hvdenv_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--recipe[show the change as a diff of this recipe (its name or path)]:RECIPE:"
   "--json[print the result as JSON, and nothing else, on standard output]"
-  ":output of a build or run\; - for standard input (default\: the last failure):"
+  ":output of a build or run, also as .gz\; - for standard input (default\: what is piped in, or the last failure):"
 )
 
 # guard to ensure default positional specs are added only once per session
