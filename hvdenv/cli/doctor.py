@@ -96,12 +96,17 @@ def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
 
 
 def _is_piped() -> bool:
-    """Whether a pipe or file with content is standard input: that of batch jobs has none."""
+    """Whether a pipe or file with content is standard input: that of batch jobs has none.
+
+    A file that was read in part is a script that a shell executes from its standard input.
+    """
     try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+        whole = stat.S_ISREG(mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
     except (AttributeError, OSError):  # it is closed
         return False
-    return (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)) and bool(_start(sys.stdin.buffer))
+    return (stat.S_ISFIFO(mode) or whole) and bool(_start(sys.stdin.buffer))
 
 
 class _Unpacked(gzip.GzipFile):

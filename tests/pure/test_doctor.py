@@ -174,6 +174,18 @@ def test_a_log_in_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
             assert hvdenv("doctor", code=code).out.startswith(said)
 
 
+def test_the_rest_of_a_script_is_no_log(
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, tmp_path: Path
+) -> None:
+    """A shell that executes its standard input has read some of it."""
+    (tmp_path / "log").write_text(FULL)
+    for offset, code in ((0, 0), (1, 2)):
+        with (tmp_path / "log").open() as file:
+            os.lseek(file.fileno(), offset, os.SEEK_SET)
+            monkeypatch.setattr(sys, "stdin", file)
+            hvdenv("doctor", code=code)
+
+
 def test_a_compressed_log_is_read(hvdenv: Hvdenv, tmp_path: Path) -> None:
     log = tmp_path / "log.gz"
     log.write_bytes(gzip.compress(FULL.encode() * 1000))
