@@ -6,7 +6,7 @@
   `pip wheel --no-cache-dir` of Horovod with the patches without which nothing compiles;
 - hvdenv: `build --locked` into another prefix, after one that filled the caches.
 
-Prints seconds of wall and processor time, and the ratios hvdenv / by hand.
+Prints seconds of wall and CPU time, and the ratios hvdenv / by hand.
 """
 
 from __future__ import annotations

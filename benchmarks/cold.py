@@ -2,14 +2,14 @@
 
     python benchmarks/cold.py
 
-Each way begins in an empty folder with empty caches:
+Each way begins in an empty directory with empty caches:
 
 - by hand: a virtual environment, the frameworks by pip, `pip wheel` of Horovod with the
   patches without which nothing compiles, `horovodrun --check-build`, and an allreduce on two
   ranks for each framework over MPI and over Gloo;
 - hvdenv: a clone of this checkout's last commit, and `make demo` in it.
 
-Prints seconds of wall and processor time, and the ratios hvdenv / by hand.
+Prints seconds of wall and CPU time, and the ratios hvdenv / by hand.
 """
 
 from __future__ import annotations

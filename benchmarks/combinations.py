@@ -5,7 +5,7 @@
     python benchmarks/combinations.py --list       list which have a row
 
 benchmarks/combinations.toml lists the combinations; hvdenv/knowledge/combinations.json has the
-rows. Each combination takes minutes and gigabytes, in a temporary folder (below TMPDIR) that is
+rows. Each combination takes minutes and gigabytes, in a temporary directory (below TMPDIR) that is
 removed afterwards. Faults of the machine (a full disk, no network, no such Python, a timeout) give
 no row.
 """
@@ -175,7 +175,7 @@ def keep(row: Row) -> None:
 
 
 def try_out(wanted: Wanted, home: Path) -> Trial:
-    """Build and verify a combination in an empty folder.
+    """Build and verify a combination in an empty directory.
 
     Raises:
         NoResult: the outcome says nothing about the combination.
@@ -218,7 +218,7 @@ def diagnose(home: Path) -> Mapping[str, Any]:
 def hvdenv(
     home: Path, *words: str, codes: Sequence[int] = (0,), timeout: float = QUESTION_SECONDS
 ) -> tuple[int, Mapping[str, Any], str]:
-    """Run hvdenv with everything that it keeps in a folder.
+    """Run hvdenv with everything that it keeps in a directory.
 
     Returns:
         Its exit code, the JSON that it printed (empty if a build failed), and its standard error.

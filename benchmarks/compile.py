@@ -9,7 +9,7 @@ builds now), on the same source, with the same frameworks, MPI and number of cor
   toolchain (CMake 4, C++17 for torch, includes), CMake's default generator (make);
 - hvdenv: the commands of its plan.
 
-Prints seconds of wall and processor time, sizes, and the ratios hvdenv / by hand.
+Prints seconds of wall and CPU time, sizes, and the ratios hvdenv / by hand.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Curve(NamedTuple):
         title: of the picture.
         axis: what its horizontal axis counts.
         sizes: where to measure.
-        work: given an empty folder and a size, measures each line of the picture.
+        work: given an empty directory and a size, measures each line of the picture.
     """
 
     title: str

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder with the four .gz files of MNIST")
+    parser.add_argument("--data", metavar="DIR", help="directory with the four .gz files of MNIST")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32, help="images per step of one rank")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank")

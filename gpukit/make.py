@@ -86,7 +86,7 @@ def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
 
 
 def take_wheel(prefix: Path, folder: Path) -> bool:
-    """Copy the wheel of an environment's Horovod to a new folder; False if no cache has it."""
+    """Copy the wheel of an environment's Horovod to a new directory; False if no cache has it."""
     record = json.loads((prefix / "hvdenv.json").read_text(encoding="utf-8"))
     folder.mkdir()
     cache = wheelcache.Cache(find_places().wheels)
@@ -109,7 +109,7 @@ def _packages(kit: Path) -> None:
     """Download what the kit installs, and build the wheel of hvdenv.
 
     Args:
-        kit: for a folder each of what hvdenv needs, what ranks need, pip, and numpy, which is
+        kit: for a directory each of what hvdenv needs, what ranks need, pip, and numpy, which is
             installed only if the node has none.
     """
     parsed = [Requirement(each) for each in requires("hvdenv") or ()]

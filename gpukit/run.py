@@ -137,7 +137,7 @@ def why_not_here(torch):
 
 def make_environments():
     """One environment for hvdenv, and one for each Horovod, which see torch where it is."""
-    # What torch imports may be in other folders than torch. Installed packages come first.
+    # What torch imports may be in other directories than torch. Installed packages come first.
     beside = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
     numpy = [] if importlib.util.find_spec("numpy") else wheels("numpy")
     chosen = {"hvdenv": wheels("hvdenv")}
@@ -157,7 +157,7 @@ def make_environments():
 
 
 def wheels(folder):
-    """The wheels in one of the kit's folders."""
+    """The wheels in one of the kit's directories."""
     return sorted(map(str, (KIT / folder).glob("*.whl")))
 
 

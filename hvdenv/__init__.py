@@ -3,7 +3,7 @@
 import os
 import sys
 
-# `python -m hvdenv` has put the current folder first on the search path, where anybody may have
+# `python -m hvdenv` has put the current directory first on the search path, where anybody may have
 # left a pathlib.py. What was imported before this line, Python has chosen by itself.
 _FIRST = sys.path[0] or "."
 _IS_ADDED = sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False)

@@ -16,7 +16,7 @@ class Command(NamedTuple):
 
     Attributes:
         env: variables set on top of the cleaned environment, in order.
-        cwd: folder to run in; empty for the current one, or / for Python.
+        cwd: directory to run in; empty for the current one, or / for Python.
         timeout: seconds after which the process and its children are ended.
         derived: variables in whose values $NAME is replaced by the process's variable of that name.
         stdin: file that is its standard input; empty for none.

@@ -1,4 +1,4 @@
-"""The folders of HVDENV_HOME, and atomic writes of small files."""
+"""The directories of HVDENV_HOME, and atomic writes of small files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Places(NamedTuple):
 
 
 def find_places() -> Places:
-    """HVDENV_HOME, or the user's XDG data folder if that is not set."""
+    """HVDENV_HOME, or the user's XDG data directory if that is not set."""
     environ = environment()
     if named := environ.get(HOME_VARIABLE, ""):
         return Places(Path(os.path.abspath(os.path.expanduser(named))))
@@ -82,7 +82,7 @@ def find_places() -> Places:
 
 
 def home_folder() -> Path:
-    """The user's home folder; as in containers, / for a user without one."""
+    """The user's home directory; as in containers, / for a user without one."""
     return Path("/", os.path.expanduser("~").lstrip("~"))
 
 
@@ -111,7 +111,7 @@ def environment_name(recipe: str, variants: Iterable[str]) -> str:
         ``local`` or, for instance, ``local+torch+x``.
 
     Raises:
-        UsageError: a name has characters that are not allowed in a folder's name.
+        UsageError: a name has characters that are not allowed in a directory's name.
     """
     names = [recipe, *sorted(set(variants))]
     for name in names:
@@ -125,7 +125,7 @@ def environment_name(recipe: str, variants: Iterable[str]) -> str:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder and its parents.
+    """Create a directory and its parents.
 
     Raises:
         StepError: it cannot be created or written to.
@@ -189,7 +189,7 @@ def named_file(path: Path) -> Path:
     As root, a rename would replace /dev/null, or a link, by a file.
 
     Raises:
-        StepError: the path is a folder or a device, belongs to another user in a folder that
+        StepError: the path is a directory or a device, belongs to another user in a directory that
             others can write, or is behind a link that another user could have made.
     """
     found = named_folder(path, last=True)
@@ -205,14 +205,14 @@ def named_file(path: Path) -> Path:
 
 
 def named_folder(path: Path, *, last: bool = False) -> Path:
-    """Follow the links of a folder that a user names as output.
+    """Follow the links of a directory that a user names as output.
 
     Args:
         path: need not exist.
         last: the last part may be a link only if it belongs to the user or root.
 
     Raises:
-        StepError: a link on the way belongs to another user, in a folder that others can
+        StepError: a link on the way belongs to another user, in a directory that others can
             write, such as /tmp.
     """
     done = ""
@@ -233,7 +233,7 @@ _MOST_LINKS = 40  # as of Linux
 
 
 def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | None, bool]]:
-    """Each folder and link that leads to a path, and what is there.
+    """Each directory and link that leads to a path, and what is there.
 
     Yields its path, its status (None for what does not exist), and whether no name follows it.
 
@@ -253,7 +253,7 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | N
         name = left.pop()
         if name == "." and left:
             continue
-        # A link to "." can be the last one: the way ends at its folder.
+        # A link to "." can be the last one: the way ends at its directory.
         here = {".": at, "..": os.path.dirname(at)}.get(name) or os.path.join(at, name)
         try:
             status: os.stat_result | None = os.lstat(here)
@@ -281,7 +281,7 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
     return StepError(
         f"this {what} belongs to another user (uid {status.st_uid}), so hvdenv does not write to it",
         where=str(path),
-        remedy="name a file in a folder of your own",
+        remedy="name a file in a directory of your own",
     )
 
 
@@ -289,7 +289,7 @@ def sync_tree(root: Path) -> None:
     """Flush a tree to disk, so that it survives a power cut.
 
     Args:
-        root: a folder; need not exist.
+        root: a directory; need not exist.
 
     Raises:
         OSError: the file system cannot store it.
@@ -321,7 +321,7 @@ def _sync_file_system(path: Path) -> None:
 
 
 def _files_below(root: Path) -> Iterator[str]:
-    """The files and folders of a tree, and its root."""
+    """The files and directories of a tree, and its root."""
     folders = [os.fspath(root)]
     yield os.fspath(root)
     while folders:
@@ -335,10 +335,10 @@ def _files_below(root: Path) -> Iterator[str]:
 
 
 def sync(path: Path | str) -> None:
-    """Flush a file or folder to disk.
+    """Flush a file or directory to disk.
 
     Raises:
-        OSError: the file system cannot store it. Not supporting folders is no error.
+        OSError: the file system cannot store it. Not supporting directories is no error.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -350,7 +350,7 @@ def sync(path: Path | str) -> None:
         os.close(descriptor)
 
 
-# Errors of file systems that cannot flush a folder.
+# Errors of file systems that cannot flush a directory.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EISDIR})
 
 
@@ -361,7 +361,7 @@ def write_json(path: Path, data: Mapping[str, object], mode: int = 0o666) -> Non
         mode: permissions before the umask applies.
 
     Raises:
-        StepError: the folder cannot be written to.
+        StepError: the directory cannot be written to.
     """
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n", mode)
 
@@ -374,7 +374,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
         mode: as of write_bytes().
 
     Raises:
-        StepError: the folder cannot be written to.
+        StepError: the directory cannot be written to.
     """
     write_bytes(path, [text.encode("utf-8", "surrogateescape")], mode)
 
@@ -390,7 +390,7 @@ def write_bytes(
         exactly: give the file this mode in any case.
 
     Raises:
-        StepError: the folder cannot be written to.
+        StepError: the directory cannot be written to.
     """
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)

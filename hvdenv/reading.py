@@ -50,7 +50,7 @@ EXTENSION = Kind("an extension of Horovod", 8 * GIB)
 OWN = Kind("a file of hvdenv's own", 16 * MIB)
 
 _OTHER_TYPES = (
-    (stat.S_ISDIR, "folder"),
+    (stat.S_ISDIR, "directory"),
     (stat.S_ISFIFO, "pipe"),
     (stat.S_ISCHR, "device"),
     (stat.S_ISBLK, "device"),

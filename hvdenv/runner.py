@@ -78,9 +78,9 @@ def environment() -> Mapping[str, str]:
 
 
 def drop_relative_folders() -> None:
-    """Remove relative folders from this process's PATH: ``.``, an empty one, ``bin``.
+    """Remove relative directories from this process's PATH: ``.``, an empty one, ``bin``.
 
-    The current folder may belong to anybody, and its ``git`` or ``mpirun`` would run.
+    The current directory may belong to anybody, and its ``git`` or ``mpirun`` would run.
     """
     before = os.environ.get("PATH", os.defpath)
     if (kept := absolute_folders(before)) != before:
@@ -88,7 +88,7 @@ def drop_relative_folders() -> None:
 
 
 def absolute_folders(path: str) -> str:
-    """A value of PATH without relative folders. Without any folder, programs look in the current one."""
+    """A value of PATH without relative directories. Without any directory, programs look in the current one."""
     kept = [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
     return os.pathsep.join(kept) or os.defpath
 
@@ -254,7 +254,7 @@ def _limit(memory: int | None) -> Callable[[], None] | None:
 
 def _neutral_folder(argv: Sequence[str]) -> str | None:
     """Where to start Python, so that neither it nor a Python that it starts imports from the
-    current folder, which may be anybody's."""
+    current directory, which may be anybody's."""
     return "/" if "python" in os.path.basename(argv[0]) else None
 
 
@@ -446,7 +446,7 @@ def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:
         if found[1] not in seen:
             raise StepError(
                 f"{name} is {value} in the recipe, but no module sets {found[1]}",
-                remedy=f"see what the modules set (`module show`), or name the folder itself"
+                remedy=f"see what the modules set (`module show`), or name the directory itself"
                 f" instead of ${found[1]} in the recipe",
             )
         return seen[found[1]]

@@ -1,8 +1,8 @@
 """Whose files hvdenv executes: the one place that decides, in the manner of sshd's StrictModes.
 
 A file that hvdenv reads is judged by the descriptor that its bytes came from, what programs open
-later by its path. Each link on the way counts, and each folder up to the first one of root or of
-the user; folders above that one only must not let everybody exchange it.
+later by its path. Each link on the way counts, and each directory up to the first one of root or of
+the user; directories above that one only must not let everybody exchange it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hvdenv.reading import RECIPE, SYSTEM, Content, read_text
 
 Owners = frozenset[int]
 Status = os.stat_result
-# Folders of an environment whose entries count without `whole`, too: bin/activate, *.pth.
+# Directories of an environment whose entries count without `whole`, too: bin/activate, *.pth.
 _EXECUTED = re.compile(
     r"((venv|conda)/?)?(bin|lib(64)?(/python3[^/]*)?(/site-packages)?|etc(/conda)?(/activate\.d)?)?"
 )
@@ -70,11 +70,11 @@ def _overflow(kind: str) -> int:
 
 
 def judge(path: str, status: Status, owners: Owners, *, last: bool = True) -> Iterator[Fault]:
-    """What lets others change a file or folder, or exchange a link.
+    """What lets others change a file or directory, or exchange a link.
 
     Args:
         last: it is used itself. Otherwise it leads there, and the sticky bit of a trusted owner
-            helps: nobody else can rename or remove what is in the folder.
+            helps: nobody else can rename or remove what is in the directory.
     """
     mode = status.st_mode
     if status.st_uid not in owners:
@@ -82,7 +82,7 @@ def judge(path: str, status: Status, owners: Owners, *, last: bool = True) -> It
     if stat.S_ISLNK(mode) or (_is_sticky(mode) and not last and status.st_uid in owners):
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        yield Fault(path, "is neither a file nor a folder", "name another one")
+        yield Fault(path, "is neither a file nor a directory", "name another one")
     elif mode & stat.S_IWOTH:
         fix = f"`chmod o-w {shlex.quote(path)}` if it is yours"
         yield Fault(path, "can be written by everybody", fix)
@@ -144,7 +144,7 @@ def _group_name(group: int) -> str:
 def judge_way(
     path: str | os.PathLike[str], owners: Owners, *, used: bool = False
 ) -> Iterator[Fault]:
-    """What lets others change which file or folder is at a path, or add to it. It need not exist.
+    """What lets others change which file or directory is at a path, or add to it. It need not exist.
 
     Args:
         used: programs use it as soon as somebody creates it: nobody else may.
@@ -180,7 +180,7 @@ def judge_content(content: Content, owners: Owners) -> Iterator[Fault]:
 
 def judge_environment(prefix: str, owners: Owners, *, whole: bool = False) -> Iterator[Fault]:
     """What lets others change what an environment executes or imports: the way to it, all entries
-    of the folders above (``whole``: all files), and what links, ``.pth`` files and ``pyvenv.cfg``
+    of the directories above (``whole``: all files), and what links, ``.pth`` files and ``pyvenv.cfg``
     lead to."""
     yield from judge_way(prefix, owners)
     root = os.path.realpath(prefix)

@@ -1,4 +1,4 @@
-"""hvdenv as a folder of wheels, as one carries it to a machine without internet."""
+"""hvdenv as a directory of wheels, as one carries it to a machine without internet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def make_bundle(folder: Path) -> Path:
-    """Put the wheels of hvdenv and of all that it needs into a folder, unless it is there."""
+    """Put the wheels of hvdenv and of all that it needs into a directory, unless it is there."""
     with one_at_a_time(folder):
         if not folder.exists():
             words = ["-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), str(ROOT)]

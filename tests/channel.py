@@ -67,7 +67,7 @@ class File(NamedTuple):
 
 
 class Channel:
-    """A channel in a folder.
+    """A channel in a directory.
 
     Args:
         folder: where it lies, or is to lie.
@@ -170,7 +170,7 @@ class Interpreter(NamedTuple):
 
     Attributes:
         version: such as 3.10.13.
-        root: the folder with its bin and lib.
+        root: the directory with its bin and lib.
     """
 
     version: str
@@ -182,7 +182,7 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(minor: str = "") -> Interpreter:
-    """A CPython of this machine that runs from wherever its folder lies.
+    """A CPython of this machine that runs from wherever its directory lies.
 
     Args:
         minor: such as 3.10; that of the interpreter that runs the tests if not given.

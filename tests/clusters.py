@@ -19,8 +19,8 @@ class Software(NamedTuple):
     """What is installed.
 
     Attributes:
-        packages: folder with Open MPI 4.1 and CMake, and no Python.
-        gcc, mpi, cmake: folders with nothing but the programs of each.
+        packages: directory with Open MPI 4.1 and CMake, and no Python.
+        gcc, mpi, cmake: directories with nothing but the programs of each.
     """
 
     packages: Path
@@ -30,7 +30,7 @@ class Software(NamedTuple):
 
 
 def install_software(home: Path) -> Software:
-    """Have the software in a folder, installed there if it is not yet.
+    """Have the software in a directory, installed there if it is not yet.
 
     Args:
         home: of the tests, temporary or not.
@@ -80,7 +80,7 @@ NEURON = Names("gcc/10.2.0", "cuda/11.4", "cudampi/openmpi-4.1.1", "cmake/3.16.9
 def write_modules(folder: Path, software: Software, names: Names) -> None:
     """Modulefiles of a cluster for this machine's software.
 
-    There is no CUDA here: its module sets what the real one sets, to a folder that does
+    There is no CUDA here: its module sets what the real one sets, to a directory that does
     not exist.
     """
     packages = software.packages

@@ -2,7 +2,7 @@
 """A conda program for tests: as much of ``conda create`` as hvdenv and conda-lock use.
 
 py-rattler does the work. The program answers as conda does: its answer omits packages that are
-in its package folder, and it trusts packages that were unpacked there.
+in its package directory, and it trusts packages that were unpacked there.
 """
 
 from __future__ import annotations

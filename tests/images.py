@@ -1,4 +1,4 @@
-"""Images as folders, which Charliecloud's ch-run takes: Debian 12 has it."""
+"""Images as directories, which Charliecloud's ch-run takes: Debian 12 has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Make a folder of a root file system in a tar file; it appears when it is whole."""
+    """Make a directory of a root file system in a tar file; it appears when it is whole."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -18,7 +18,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def equip(folder: Path, variables: Mapping[str, str], binds: Iterable[Path] = ()) -> None:
-    """Give an image its variables, and folders that those of a host can be bound on."""
+    """Give an image its variables, and directories that those of a host can be bound on."""
     (folder / "ch").mkdir(exist_ok=True)
     lines = [f"{name}={value}\n" for name, value in variables.items()]
     (folder / "ch/environment").write_text("".join(lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Package indexes and channels of tests: wheels with nothing in them, and folders over HTTP."""
+"""Package indexes and channels of tests: wheels with nothing in them, and directories over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Site:
     """What a server answers with.
 
     Attributes:
-        url: of the folder.
+        url: of the directory.
         instead: by name of a file, a page in its place; nothing at all where that is empty.
         everywhere: a page in the place of all else.
         asked: the paths that were asked for.
@@ -72,7 +72,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[Site]:
-    """A folder over HTTP."""
+    """A directory over HTTP."""
     site = Site()
     handler = partial(_Handler, site=site, directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,7 +1,7 @@
 """Lmod and Environment Modules side by side, without installing either.
 
-Their Debian packages exclude each other, so each is unpacked into a folder of its own
-and its paths are rewritten to that folder. What they run on has to be installed.
+Their Debian packages exclude each other, so each is unpacked into a directory of its own
+and its paths are rewritten to that directory. What they run on has to be installed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PATHS = re.compile(
 
 
 class Installed(NamedTuple):
-    """A module system in a folder.
+    """A module system in a directory.
 
     Attributes:
         kind: which one.
-        root: the folder; parts lie in it as they would below /.
+        root: the directory; parts lie in it as they would below /.
         init: script that defines ``module`` in sh, bash and zsh: ``modules.init`` of a recipe.
     """
 
@@ -55,11 +55,11 @@ def cache_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def install(kind: Kind, cache: Path) -> Installed:
-    """Have a module system in a folder, unpacked there if it is not yet.
+    """Have a module system in a directory, unpacked there if it is not yet.
 
     Args:
         kind: which one.
-        cache: folder that may be kept from one test session to the next.
+        cache: directory that may be kept from one test session to the next.
 
     Raises:
         Missing: this machine cannot run it, or cannot download it.
@@ -87,7 +87,7 @@ def _unpack(package: str, folder: Path) -> None:
 
 
 def _move(root: Path, final: Path) -> None:
-    """Rewrite the absolute paths in all texts below a folder for where it will lie."""
+    """Rewrite the absolute paths in all texts below a directory for where it will lie."""
     for path in root.rglob("*"):
         if path.is_symlink() or not path.is_file():
             continue
@@ -117,7 +117,7 @@ def write_module(
         name: such as gcc/10.2.0 or GCCcore/.11.2.0 (hidden).
         setenv: variables that it sets.
         prepend_path: what it puts in front of lists such as PATH.
-        use: folders of modulefiles that it opens, as in a hierarchy.
+        use: directories of modulefiles that it opens, as in a hierarchy.
         load: modules that it loads first.
         conflict: modules that must not be there.
         sticky: ``module purge`` leaves it alone.

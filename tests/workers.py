@@ -12,7 +12,7 @@ import pytest
 
 
 def session_folder(factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of the session, above those of its workers."""
+    """The temporary directory of the session, above those of its workers."""
     folder = factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 

@@ -39,7 +39,7 @@ def find_source(plan: Plan, resolved: Mapping[str, object], places: Places) -> P
         resolved: the recipe of the plan as tables.
 
     Returns:
-        Its folder; None if the plan has no lock, or no environment of this user is like that.
+        Its directory; None if the plan has no lock, or no environment of this user is like that.
     """
     names = {step.name for step in plan.steps}
     builds_framework = any(step.effect == "framework-keep" for step in plan.steps)

@@ -188,7 +188,7 @@ def _store(state: State, inputs: Record, wheel: Path) -> None:
 
 
 def tidy(state: State, _: Step, __: str) -> Done:
-    """Remove the build folder, and write permission for everybody."""
+    """Remove the build directory, and write permission for everybody."""
     generation = state.plan.generation
     shutil.rmtree(generation / "build", ignore_errors=True)
     for folder, folders, files in os.walk(generation):

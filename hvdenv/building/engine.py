@@ -231,9 +231,9 @@ def _failed(step: Step, outcome: Outcome, log: Path, state: State) -> StepError:
 def _room(plan: Plan, places: Places) -> str:
     """How to use other places than those that a build writes to, with the space that each has."""
     written = {
-        plan.generation: "--prefix FOLDER",
-        Path(plan.step_variables.get("TMPDIR", gettempdir())): "TMPDIR=FOLDER",
-        places.cache: f"{HOME_VARIABLE}=FOLDER",
+        plan.generation: "--prefix DIR",
+        Path(plan.step_variables.get("TMPDIR", gettempdir())): "TMPDIR=DIR",
+        places.cache: f"{HOME_VARIABLE}=DIR",
     }
     lines = ["free space, or build with another place for what is full:"]
     for folder, option in written.items():

@@ -41,7 +41,7 @@ class Questions(NamedTuple):
     """How to ask.
 
     Attributes:
-        maker: of the recipe's steps, in a scratch folder.
+        maker: of the recipe's steps, in a scratch directory.
         end: the time on the monotonic clock by which all answers must be there.
         where: gives file, line and key for a dotted key of the recipe.
     """

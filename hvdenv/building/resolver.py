@@ -110,7 +110,7 @@ class Resolver(NamedTuple):
     """uv with its configuration.
 
     Attributes:
-        work: folder of its files.
+        work: directory of its files.
         cache: uv's.
         target: what to resolve for, as options of uv.
         builds: whether code of source archives may run, to learn what they require.

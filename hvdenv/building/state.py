@@ -37,7 +37,7 @@ class Request(NamedTuple):
     """What to build.
 
     Attributes:
-        plan: of no folder yet.
+        plan: of no directory yet.
         resolved: the recipe as plain tables, for the record.
         modules: what the recipe's modules set for the build, from try_modules().
         accepted: drifts from the lock that the user accepts although they are errors.

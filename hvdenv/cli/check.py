@@ -162,7 +162,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     places = find_places()
     if sys.stderr.isatty():
         report(f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)")
-    # Users without a home folder, as in containers, can check too.
+    # Users without a home directory, as in containers, can check too.
     writable = os.access(places.home, os.W_OK)
     root = places.scratch if writable else Path(gettempdir())
     with scratch.folder(root, "check") as work:

@@ -23,7 +23,7 @@ To complete commands and options, write the script of your shell, then open a ne
 bash (with the package bash-completion):
   mkdir -p ~/.local/share/bash-completion/completions
   hvdenv completion bash > ~/.local/share/bash-completion/completions/hvdenv
-zsh (a folder of your own in fpath, before compinit in ~/.zshrc):
+zsh (a directory of your own in fpath, before compinit in ~/.zshrc):
   mkdir -p ~/.zfunc && hvdenv completion zsh > ~/.zfunc/_hvdenv
   fpath=(~/.zfunc $fpath); autoload -Uz compinit && compinit
 tcsh:

@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(building, "--build", "build the image")
     add(
         building, "--bind HOST[:IMAGE]",
-        "make a file or folder of this machine visible to the build, such as /etc/pip.conf",
+        "make a file or directory of this machine visible to the build, such as /etc/pip.conf",
         action="append", default=[],
     )  # fmt: skip
     hosts = parser.add_argument_group("checking hosts")

@@ -2,7 +2,7 @@
 toolchain, wheel. diff runs nothing of either.
 
 A and B are each a name that `hvdenv envs` lists (local+torch), or a path with a slash: a
-prefix, the folder of a generation or of a lock, or any environment that hvdenv did not
+prefix, the directory of a generation or of a lock, or any environment that hvdenv did not
 build. @ and a generation, or the first digits of one, may follow (default: the active one)."""
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ venv installed, and those of environments that hvdenv did not build.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add(parser, "first A", "environment or lock: a name, prefix or folder; @GENERATION may follow")
+    add(
+        parser,
+        "first A",
+        "environment or lock: a name, prefix or directory; @GENERATION may follow",
+    )
     add(parser, "second B", "what to compare it with, written the same way")
     add_options(parser, "json", "color")
     add(parser, "--exit-code", "exit with 1 if they differ")

@@ -1,4 +1,4 @@
-"""Print the folder of the example training programs.
+"""Print the directory of the example training programs.
 
 pytorch_mnist.py, tensorflow2_mnist.py and keras_mnist.py train on any number of ranks."""
 

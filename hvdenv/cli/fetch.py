@@ -25,13 +25,13 @@ examples:
   hvdenv build local --locked --offline --fetched /scratch/hvdenv-local
 """
 
-# Below the folder: hvdenv with what it needs, as wheels.
+# Below the directory: hvdenv with what it needs, as wheels.
 OWN = "hvdenv"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe")
-    add(parser, "--to DIR", "folder to download to", type=Path, required=True)
+    add(parser, "--to DIR", "directory to download to", type=Path, required=True)
     add_options(parser, "python", "prefix", "lockfiles", "lock", "trust", "json", "loudness")
 
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         maker = make_resolution(prepared, work.path)
         run_steps(request, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
         compiled = _carry_wheels(prepared, to)
-    # Last: a folder with a lock in it is whole.
+    # Last: a directory with a lock in it is whole.
     folders.write(locked._replace(folder=to / LOCK))
     files = [path for path in to.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)

@@ -108,10 +108,10 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     refuse_without(arguments, "submit", "detach")
     if arguments.submit and not os.getcwd().isprintable():
         raise UsageError(
-            "the name of this folder has characters that cannot be printed, so the output of the"
+            "the name of this directory has characters that cannot be printed, so the output of the"
             " job cannot be followed",
             where=repr(os.getcwd()),
-            remedy="change to another folder",
+            remedy="change to another directory",
         )
     if arguments.submit and arguments.to:
         raise UsageError(

@@ -151,7 +151,7 @@ def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> L
         where=inputs.name,
         detail="\n".join(cuda),
         remedy=f"lock where {' and '.join(indexes.values())} can be reached, or name another place"
-        " that has CPU builds: PIP_EXTRA_INDEX_URL=URL or PIP_FIND_LINKS=FOLDER\n"
+        " that has CPU builds: PIP_EXTRA_INDEX_URL=URL or PIP_FIND_LINKS=DIR\n"
         f"if you want CUDA builds, use a recipe without {keys}",
     )
 

@@ -28,7 +28,7 @@ GROUPS = {
         "check": "report known incompatibilities of a recipe before you build it",
         "build": "build an environment, or do nothing if nothing changed",
         "verify": "prove that an environment works, on several ranks",
-        "examples": "print the folder of training programs to start from",
+        "examples": "print the directory of training programs to start from",
         "job": "write the batch script of a job, or submit the job and follow it",
     },
     "Use": {

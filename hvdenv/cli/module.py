@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "lua for Lmod, tcl for Environment Modules (default: the module system of this"
         " machine)", choices=("lua", "tcl"),
     )  # fmt: skip
-    add(parser, "--to DIR", "write the modulefile below this folder, as NAME/VERSION", type=Path)
+    add(parser, "--to DIR", "write the modulefile below this directory, as NAME/VERSION", type=Path)
     add(
         parser, "--name NAME/VERSION",
         "name of the module (default: horovod/VERSION-RECIPE-VARIANTS)", default="",
@@ -86,7 +86,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _closed(file: Path) -> Iterator[str]:
-    """The file and the folders above it that keep other users out, each with its mode."""
+    """The file and the directories above it that keep other users out, each with its mode."""
     for path in filter(os.path.exists, (file, *file.parents)):
         mode = path.stat().st_mode
         needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP

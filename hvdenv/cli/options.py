@@ -82,7 +82,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 def _python(text: str) -> str:
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a version such as 3.11; hvdenv looks for the interpreter on PATH and in the folders of version managers"
+            f"{text!r} is not a version such as 3.11; hvdenv looks for the interpreter on PATH and in the directories of version managers"
         )
     return text
 
@@ -260,7 +260,7 @@ _OPTIONS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "lock": ("--lock DIR", "use this lock, if there are several", {"type": Path}),
     "lockfiles": (
         "--lockfiles DIR",
-        "folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
+        "directory of the locks (default: lockfiles beside the recipe, or beside its directory if"
         " that is named recipes)", {"type": Path},
     ),
     "facts": (

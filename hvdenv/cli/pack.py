@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         parser, "--copy-to DIR",
-        "folder in which each host keeps a copy of the image while a job runs, such as /dev/shm"
+        "directory in which each host keeps a copy of the image while a job runs, such as /dev/shm"
         " or '$TMPDIR'; nothing is left of it after a crash (default: hosts read the image where it is)",
         default="",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""List recipes: those of hvdenv, and those in the recipe folders of the site file."""
+"""List recipes: those of hvdenv, and those in the recipe directories of the site file."""
 
 from __future__ import annotations
 

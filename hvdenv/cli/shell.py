@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:
-    """The command of the user's shell, with its start_files() in a folder; bash for other shells."""
+    """The command of the user's shell, with its start_files() in a directory; bash for other shells."""
     if shell == "zsh":
         return ("env", f"ZDOTDIR={folder}", "zsh", "-i")
     if shell in ("sh", "dash"):

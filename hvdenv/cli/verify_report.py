@@ -92,8 +92,12 @@ def refuse_files(arguments: argparse.Namespace) -> None:
                 error.message, where=f"--{option} {error.where}", remedy=error.remedy
             ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
-            why = "this folder is not writable" if folder.is_dir() else "there is no such folder"
-            raise UsageError(why, where=f"--{option} {folder}", remedy="name another folder")
+            why = (
+                "this directory is not writable"
+                if folder.is_dir()
+                else "there is no such directory"
+            )
+            raise UsageError(why, where=f"--{option} {folder}", remedy="name another directory")
 
 
 def read(arguments: argparse.Namespace) -> Report:

@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
     )  # fmt: skip
     publish = add_action(actions, "publish", "add compiled wheels to an index")
-    add(publish, "folder DIR", "folder of the index", type=Path)
+    add(publish, "folder DIR", "directory of the index", type=Path)
     add_options(publish, "site")
     add(
         publish, "recipes RECIPE",
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "verify",
         "compare every wheel of an index with its published hash, and the pages with the wheels",
     )
-    add(verify, "folder DIR", "folder of the index", type=Path)
+    add(verify, "folder DIR", "directory of the index", type=Path)
 
 
 def _size(text: str) -> float:

@@ -25,7 +25,7 @@ from hvdenv.sites.modules import module_family
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-# ``site``: provided by modules or the system, outside of the environment's folder.
+# ``site``: provided by modules or the system, outside of the environment's directory.
 Kind = Literal["conda", "pypi", "site"]
 
 
@@ -100,7 +100,7 @@ class Contents(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """What is installed in a folder, without what modules add.
+    """What is installed in a directory, without what modules add.
 
     Attributes:
         packages: conda's and Python's, including Horovod.
@@ -117,8 +117,8 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
     """The contents of a generation.
 
     Args:
-        installed: what is in its folder; None if modules provide the whole environment.
-        home: home folder of the user, which becomes ``~`` in flags.
+        installed: what is in its directory; None if modules provide the whole environment.
+        home: home directory of the user, which becomes ``~`` in flags.
     """
     observed = record.observed or {}
     known = [_recorded(each) for each in record.packages]
@@ -257,7 +257,7 @@ def _provided(name: str, packages: Iterable[Package], modules: Mapping[str, str]
 
 
 def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:
-    """A flag without folders of the user who built, and without secrets."""
+    """A flag without directories of the user who built, and without secrets."""
     for folder, word in zip(folders, ("PREFIX", "~"), strict=True):
         if len(folder) > 1:
             value = re.sub(rf"{re.escape(folder)}(?=[/:\s]|$)", word, value)

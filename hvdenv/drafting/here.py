@@ -184,7 +184,7 @@ def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> 
 
 
 def folders(variables: dict[str, str]) -> Iterator[Value]:
-    """Variables of modules that name the folders of CUDA and NCCL."""
+    """Variables of modules that name the directories of CUDA and NCCL."""
     for key, file in (("nccl_home", "include/nccl.h"), ("cuda_home", "bin/nvcc")):
         fitting = [
             name for name, value in variables.items()
@@ -192,7 +192,7 @@ def folders(variables: dict[str, str]) -> Iterator[Value]:
         ]  # fmt: skip
         if fitting:
             name = min(fitting, key=lambda each: (not re.search(r"EBROOT|HOME|ROOT", each), each))
-            source = f"module show: {name} is a folder with {file}"
+            source = f"module show: {name} is a directory with {file}"
             yield _value(f"horovod.gpu.{key}", f"${name}", source, INFERRED)
 
 

@@ -126,7 +126,7 @@ def _container(words: Sequence[str]) -> Iterator[Read]:
         if target in ("", source):
             yield Value(at("container.binds"), source, item=True)
         else:
-            yield leave(f"hvdenv binds folders at their own path, not {bind}")
+            yield leave(f"hvdenv binds directories at their own path, not {bind}")
     yield Value(at("container.image"), (options.rest or (UNKNOWN,))[0])
 
 

@@ -241,7 +241,7 @@ class _Reader:
 
 
 def _is_stated(value: Value) -> bool:
-    """Whether a value is complete. Where none is a folder, it contains no variable."""
+    """Whether a value is complete. Where none is a directory, it contains no variable."""
     text, key = str(value.value), value.key
     variable = key == modulelines.LOAD or (key[0] in _PLAIN and key[-1] not in _FOLDERS)
     return not (UNKNOWN in text or "$PWD" in text or (variable and "$" in text))

@@ -35,7 +35,7 @@ _OTHERS = {
         r"^(?:(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
         r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL))$"
     ),
-    "a folder that the page uses": re.compile(
+    "a directory that the page uses": re.compile(
         r"^(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)$"
     ),
     "recipes name no proxies: set it in your shell": re.compile(r"(?i)^\w+_proxy$"),
@@ -84,12 +84,12 @@ def _build_variable(name: str, value: str) -> Iterator[Read]:
 
 
 def _home(library: str, value: str) -> Read:
-    """Recipes state the folder above ``include`` and ``lib``."""
+    """Recipes state the directory above ``include`` and ``lib``."""
     key = f"horovod.gpu.{library.lower()}_home"
     above, _, last = value.rstrip("/").rpartition("/")
     if above and last in ("include", "lib", "lib64"):
         return Value(at(key), above, weight=INFERRED)
-    return leave(f"recipes state the folder above include and lib: {key}")
+    return leave(f"recipes state the directory above include and lib: {key}")
 
 
 def _part(name: str, *, wanted: bool) -> Read:

@@ -44,11 +44,11 @@ class Environment(NamedTuple):
 
     @property
     def store(self) -> Path:
-        """The folder of the generations."""
+        """The directory of the generations."""
         return self.prefix.with_name(f".{self.prefix.name}.hvdenv")
 
     def generation(self, identity: str) -> Path:
-        """The folder of a generation, which need not exist."""
+        """The directory of a generation, which need not exist."""
         return self.store / identity
 
     def record(self, identity: str) -> Path:
@@ -116,7 +116,7 @@ def at(prefix: Path) -> Environment:
     """
     absolute = Path(os.path.abspath(os.path.expanduser(prefix)))
     if not absolute.name:
-        raise UsageError("cannot be a prefix", where=str(prefix), remedy="choose a folder")
+        raise UsageError("cannot be a prefix", where=str(prefix), remedy="choose a directory")
     return Environment(absolute)
 
 
@@ -132,7 +132,7 @@ def claim(environment: Environment) -> None:
     """Check that an environment can be built here, and create its store.
 
     Raises:
-        UsageError: something that hvdenv did not make is in the way, the parent folder does not
+        UsageError: something that hvdenv did not make is in the way, the parent directory does not
             exist, or the path has characters that break tools.
         StepError: no permission to write there.
     """
@@ -140,7 +140,7 @@ def claim(environment: Environment) -> None:
     refuse_unfit(prefix)
     if not parent.is_dir():
         raise UsageError(
-            "the folder for the prefix does not exist",
+            "the directory for the prefix does not exist",
             where=str(parent),
             remedy=f"create it (mkdir -p {parent}), or choose another place with --prefix",
         )
@@ -168,7 +168,7 @@ def new_identity(environment: Environment, digest: str) -> str:
 
 
 def create(environment: Environment, identity: str) -> Path:
-    """Create the folder of a generation, which has hvdenv's marker from the first moment.
+    """Create the directory of a generation, which has hvdenv's marker from the first moment.
 
     The environment must be claimed and its lock held.
 
@@ -204,7 +204,7 @@ def switch(environment: Environment, identity: str) -> None:
         refuse_foreign(prefix)
     temporary = environment.store / f"{_LINK}{os.urandom(16).hex()}"
     with replacing(prefix, temporary):
-        # Relative, so that it is valid wherever the folder is mounted.
+        # Relative, so that it is valid wherever the directory is mounted.
         os.symlink(os.path.join(environment.store.name, identity), temporary)
 
 
@@ -309,7 +309,7 @@ def erase(path: Path) -> str:
 
 
 def _ours(path: Path) -> bool:
-    """Whether a folder is a generation that hvdenv made; False if it cannot be looked into."""
+    """Whether a directory is a generation that hvdenv made; False if it cannot be looked into."""
     marker = path / MARKER
     whole = os.path.isdir(path) and os.path.isfile(marker)
     return whole and not os.path.islink(path) and not os.path.islink(marker)

@@ -33,13 +33,13 @@ class Installation(NamedTuple):
     """An environment that has a Horovod, built by hvdenv or not.
 
     Attributes:
-        prefix: the folder that the user named.
-        path: folders to put first in PATH.
+        prefix: the directory that the user named.
+        path: directories to put first in PATH.
         env: further variables for everything that runs in it.
         recipe: what it was built from; empty if unknown.
-        generation: folder of the generation; empty if hvdenv did not build it.
+        generation: directory of the generation; empty if hvdenv did not build it.
         inside: command words that run a program inside an image; empty if it is no image.
-        programs: folder of the stand-alone programs, as seen inside an image.
+        programs: directory of the stand-alone programs, as seen inside an image.
         image: command words that run a program of this host from the image of `hvdenv pack`.
         mount: how the kernel names the mount of that image; empty without one.
     """
@@ -141,7 +141,7 @@ def inspect_prefix(prefix: str, python_path: str = "") -> Installation:
         raise UsageError(
             "this is no Python environment: it has neither bin/python nor venv/bin/python",
             where=str(root),
-            remedy="name the folder that `python -c 'import sys; print(sys.prefix)'` prints there",
+            remedy="name the directory that `python -c 'import sys; print(sys.prefix)'` prints there",
         )
     if not _may_have_horovod(base, python_path):
         raise UsageError(
@@ -165,7 +165,7 @@ def recorded(root: Path, record: GenerationRecord) -> Installation:
         UsageError: its Python is gone.
     """
     named = record.environment
-    # A folder below a variable of the modules is only known once they are loaded.
+    # A directory below a variable of the modules is only known once they are loaded.
     base = Path(named) if named.startswith("$") else root / named
     python = base / "bin" / "python"
     known = python.exists() or named.startswith("$")

@@ -38,7 +38,7 @@ def named_contents(text: str, places: Places) -> Named:
     """The contents of an environment or lock that the user names.
 
     Args:
-        text: a name, a prefix, or the folder of a generation or of a lock. The first two may be
+        text: a name, a prefix, or the directory of a generation or of a lock. The first two may be
             followed by @ and the beginning of a generation; the default is the active one.
 
     Raises:
@@ -169,7 +169,7 @@ def installed_packages(base: Path) -> Installed:
 
 
 def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
-    """Name, version and metadata folder of each Python package."""
+    """Name, version and metadata directory of each Python package."""
     for folder in sorted(base.glob("lib*/python3*/site-packages")):
         for path in () if folder.parent.parent.is_symlink() else sorted(folder.iterdir()):
             if found := _DISTRIBUTION.fullmatch(path.name):

@@ -79,10 +79,10 @@ class Manifest(NamedTuple):
 
 
 def write(root: Path, exclude: Iterable[str] = ()) -> Written:
-    """Hash every file under a folder and write ``manifest.txt`` there.
+    """Hash every file under a directory and write ``manifest.txt`` there.
 
     Args:
-        exclude: relative paths of files or folders to leave out.
+        exclude: relative paths of files or directories to leave out.
 
     Raises:
         StepError: a file cannot be read, or the manifest cannot be written.
@@ -198,7 +198,7 @@ def is_bytecode(path: str) -> bool:
 
 
 def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
-    """Every file and link under a folder, without hashes; links are not followed."""
+    """Every file and link under a directory, without hashes; links are not followed."""
     skipped = frozenset(exclude)
     folders = [("", os.fspath(root))]
     while folders:

@@ -61,7 +61,7 @@ def from_record(record: GenerationRecord, generation: Path, name: str, user: str
         for each in recipe.horovod.frameworks
     ]
     name = name or "-".join((f"horovod/{version}", record.recipe, *record.variants))
-    # Files that begin with a dot configure the folder, as the one named default does.
+    # Files that begin with a dot configure the directory, as the one named default does.
     last = name.rpartition("/")[2]
     special = last.startswith(".") or last == "default"
     if special or "/" not in name or not re.fullmatch(get_args(ModuleName)[1].regex, name):

@@ -171,7 +171,7 @@ def hold(
     stale: float = math.inf,
     beat: float = 10.0,
 ) -> Iterator[Held]:
-    """Hold the lock of a store, a folder that is created if it does not exist.
+    """Hold the lock of a store, a directory that is created if it does not exist.
 
     Args:
         wait: seconds to wait for another holder.

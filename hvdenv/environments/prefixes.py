@@ -25,7 +25,7 @@ def refuse_unfit(prefix: Path) -> None:
         raise UsageError(
             f"{unfit[0]!r} in its path would break what is built there",
             where=str(prefix),
-            remedy="choose a folder without spaces and special characters "
+            remedy="choose a directory without spaces and special characters "
             "with --prefix or HVDENV_HOME",
         )
 
@@ -42,7 +42,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def refuse_inside(folder: Path, marker: str) -> None:
-    """Refuse a folder inside an environment, by the file that marks each generation."""
+    """Refuse a directory inside an environment, by the file that marks each generation."""
     real = Path(os.path.realpath(folder))
     for path in (real, *real.parents):
         if (path / marker).exists() or re.fullmatch(r"\..+\.hvdenv", path.name):
@@ -62,4 +62,4 @@ def occupant(path: Path) -> str:
     for name, kind in (("pyvenv.cfg", "a Python environment"), ("conda-meta", "a conda prefix")):
         if os.path.lexists(path / name):
             return kind
-    return "a folder"
+    return "a directory"

@@ -87,7 +87,7 @@ def find(places: Places, name: str) -> Environment:
         return at(Path(name))
     known = list_environments(places)
     named = [each for each in known if environment_name(each.recipe, each.variants) == name]
-    # Those in folders that are gone are only listed.
+    # Those in directories that are gone are only listed.
     named = [each for each in named if Path(each.prefix).exists()] or named
     if len(named) != 1:
         raise UsageError(
@@ -99,7 +99,7 @@ def find(places: Places, name: str) -> Environment:
 
 
 def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str, ...]]]]:
-    """Environments in the default folder, by the names that environment_name() gives."""
+    """Environments in the default directory, by the names that environment_name() gives."""
     for store in places.envs.glob(".*.hvdenv"):
         name = store.name[1 : -len(".hvdenv")]
         recipe, *variants = name.split("+")

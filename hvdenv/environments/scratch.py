@@ -1,4 +1,4 @@
-"""Temporary folders of one command: to resolve, fetch or build in.
+"""Temporary directories of one command: to resolve, fetch or build in.
 
 Each holds the lock of its process, so that the next command can tell which ones a killed
 process has left.
@@ -20,13 +20,13 @@ from hvdenv.errors import HvdenvError
 from hvdenv.places import LEFT_ALONE_SECONDS, make_folder, reporting
 from hvdenv.runner import Runner, end_marked
 
-# The folders may be in /tmp, which other programs use as well.
+# The directories may be in /tmp, which other programs use as well.
 _PREFIX = "hvdenv-scratch-"
 _SETTLE_SECONDS = 10.0
 
 
 class Scratch(NamedTuple):
-    """A folder that is deleted in the end, and a runner whose commands have it as TMPDIR."""
+    """A directory that is deleted in the end, and a runner whose commands have it as TMPDIR."""
 
     path: Path
     runner: Runner
@@ -34,7 +34,7 @@ class Scratch(NamedTuple):
 
 @contextmanager
 def folder(root: Path, purpose: str) -> Iterator[Scratch]:
-    """Create a folder below ``root``; those of killed runs are deleted first.
+    """Create a directory below ``root``; those of killed runs are deleted first.
 
     Raises:
         StepError: ``root`` cannot be written.
@@ -52,7 +52,7 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
 
 
 def _delete_if_left(path: Path) -> None:
-    """Delete a folder of a process that is gone, and end the processes that it left running."""
+    """Delete a directory of a process that is gone, and end the processes that it left running."""
     with suppress(OSError, HvdenvError):
         if path.lstat().st_uid != os.getuid():
             return

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hvdenv.reading import EXTENSION, SYSTEM, open_file, read_text
 
-# The variable with the folders that every Python searches before its own packages.
+# The variable with the directories that every Python searches before its own packages.
 PYTHON_PATH = "PYTHONPATH"
-# The module that finds an editable installation, and the folders that it states.
+# The module that finds an editable installation, and the directories that it states.
 _FINDER = re.compile(r"import (__editable__\w+)")
 _MAPPED = re.compile(r"['\"]horovod['\"]: ['\"]([^'\"]+)['\"]")
 
@@ -21,7 +21,7 @@ def horovod_in(base: Path, python_path: str = "") -> Path | None:
     """The package horovod that an environment imports; None if it sees none.
 
     Args:
-        base: the folder with its ``bin/python``.
+        base: the directory with its ``bin/python``.
         python_path: the value of PYTHONPATH.
     """
     return next(_packages(base, python_path), None)
@@ -83,7 +83,7 @@ def shares_packages(base: Path) -> bool:
 
 
 def _added_folders(file: Path) -> Iterator[Path]:
-    """The folders that a .pth file adds."""
+    """The directories that a .pth file adds."""
     for line in map(str.strip, _text(file).splitlines()):
         if finder := _FINDER.match(line):
             for package in _MAPPED.findall(_text(file.with_name(f"{finder[1]}.py"))):

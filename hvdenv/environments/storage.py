@@ -61,7 +61,7 @@ class Cache(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Space left on the file system of a folder, in bytes and inodes; None if unknown."""
+    """Space left on the file system of a directory, in bytes and inodes; None if unknown."""
 
     path: str
     disk_free: int | None
@@ -70,7 +70,7 @@ class Room(NamedTuple):
 
 
 def measure(folder: Path) -> Size:
-    """Size of what is in a folder; links are not followed, and unreadable folders are left out."""
+    """Size of what is in a directory; links are not followed, and unreadable directories are left out."""
     size = files = 0
     for where, folders, names in os.walk(folder):
         paths = [os.path.join(where, name) for name in (*folders, *names)]
@@ -100,7 +100,7 @@ def list_generations(environment: Environment, places: Places) -> tuple[Generati
 
 
 def _last_change(folder: Path) -> str:
-    """When a build last changed something in the folder of a generation."""
+    """When a build last changed something in the directory of a generation."""
     try:
         latest = max(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))
     except (OSError, ValueError):
@@ -115,7 +115,7 @@ def list_caches(places: Places) -> tuple[Cache, ...]:
 
 
 def room(folders: Iterable[Path], runner: Runner) -> tuple[Room, ...]:
-    """Space left on the file systems of some folders, each once."""
+    """Space left on the file systems of some directories, each once."""
     devices: dict[int, Path] = {}
     for folder in folders:
         while not folder.exists() and folder != folder.parent:

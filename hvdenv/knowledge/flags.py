@@ -23,7 +23,7 @@ PARTS = {
 }
 _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
-# The keys of [horovod.gpu] that are variables of the build. Folders are as they are, the other
+# The keys of [horovod.gpu] that are variables of the build. Directories are as they are, the other
 # values in upper case or, where they are true, 1.
 _GPU_VARIABLES = {
     "operations": "HOROVOD_GPU_OPERATIONS",
@@ -149,7 +149,7 @@ def _problems(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield what, "nccl", "remove nccl, or nccl_home and nccl_link"
     if gpu.nccl and "torch" not in recipe.horovod.frameworks:
         what = "torch's NCCL is requested, but not torch"
-        yield what, "nccl", "remove it, and set nccl_home to NCCL's folder"
+        yield what, "nccl", "remove it, and set nccl_home to NCCL's directory"
 
 
 def _older(version: Version, other: str) -> bool:

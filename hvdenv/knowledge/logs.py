@@ -28,7 +28,7 @@ NEAR = 2000
 # How many lines may contain an anchor of a wording that does not match. After ALL_TRIES for all
 # wordings together, more than any real log needs, only FEW_TRIES each.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 5000, 20
-# Processor time in seconds for one wording, and for all, in one log. Real logs need hundredths of
+# CPU time in seconds for one wording, and for all, in one log. Real logs need hundredths of
 # a second; only a crafted one comes near.
 ONE_SECONDS, ALL_SECONDS = 1.0, 10.0
 # When a block contains more anchors that are no longer wanted than this, stop searching for them.

@@ -34,7 +34,7 @@ _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 
 
-# What only a look at the machine's folders, at indexes and channels can tell.
+# What only a look at the machine's directories, at indexes and channels can tell.
 LOOKED_UP: Observables = {
     "folders_missing": frozenset(),
     "job_refused": frozenset(),
@@ -294,7 +294,7 @@ _HAS_NCCL = "(?i)nccl|nvhpc|hpc-?sdk|^nvidia|PrgEnv-nvidia|pytorch"
 def _nccl_from(recipe: Recipe, gpu: Gpu) -> str:
     """What of the recipe provides NCCL, as far as names show it."""
     if gpu.nccl or gpu.nccl_home or recipe.container:
-        return "torch, a folder or an image"
+        return "torch, a directory or an image"
     conda = recipe.conda.packages if recipe.conda else ()
     names = (*_modules(recipe), *conda, *recipe.packages, *recipe.build_tools)
     provides = any(re.search(_HAS_NCCL, each) for each in names)

@@ -15,7 +15,7 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.hosts import short
 
-# The folder of the host's Open MPI. The Open MPI of an image would look for its parts there. If
+# The directory of the host's Open MPI. The Open MPI of an image would look for its parts there. If
 # the image sets one of the two, they differ, and Open MPI 4 hangs in MPI_Init.
 _OF_OPEN_MPI = ("OPAL_PREFIX", "PMIX_INSTALL_PREFIX")
 # Other variables of the host that take precedence in the image.
@@ -37,8 +37,8 @@ def inside(container: Container, folder: str, binds: tuple[str, ...] = ()) -> tu
     """The words before a program that runs in the image.
 
     Args:
-        folder: working folder of the program; / if that does not matter.
-        binds: more folders of the host, HOST:IMAGE, mounted read-only.
+        folder: working directory of the program; / if that does not matter.
+        binds: more directories of the host, HOST:IMAGE, mounted read-only.
     """
     return _RUNTIMES[container.runtime](container, folder, binds)
 
@@ -78,14 +78,14 @@ def launch_here(name: str, launch: Launch, words: tuple[str, ...]) -> Launch:
 
 
 def shown(container: Container, folder: str) -> tuple[str, ...]:
-    """The folders of the host that ch-run mounts; ``folder`` is the program's working folder."""
+    """The directories of the host that ch-run mounts; ``folder`` is the program's working directory."""
     seen = [each.rpartition(":")[2] for each in (*container.binds, "/tmp")]
     known = folder == "/" or any(PurePath(folder).is_relative_to(each) for each in seen)
     return container.binds if known else (*container.binds, folder)
 
 
 def _singularity(container: Container, folder: str, binds: tuple[str, ...]) -> tuple[str, ...]:
-    """Apptainer and Singularity start in the current folder, which they mount by themselves.
+    """Apptainer and Singularity start in the current directory, which they mount by themselves.
 
     They replace the host's PATH and LD_LIBRARY_PATH with the image's own.
     """

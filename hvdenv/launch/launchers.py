@@ -71,7 +71,7 @@ class Launch(NamedTuple):
         cpus_per_rank: cores for each rank; 0 if unknown.
         gpus_per_node: GPUs of each host; 0 if unknown.
         network: interfaces for ranks on several hosts.
-        mpi_prefix: folder of the MPI, if other hosts do not find it on their PATH.
+        mpi_prefix: directory of the MPI, if other hosts do not find it on their PATH.
         nested: whether this process is a job step, which holds the cores.
         interactive: whether one Ctrl-C ends it.
     """
@@ -433,7 +433,7 @@ def _prefix(launch: Launch) -> list[str]:
 
 
 def puts_mpi_first(name: str, launch: Launch) -> bool:
-    """Whether the folder of MPI is first in PATH on other hosts: `mpirun --prefix`."""
+    """Whether the directory of MPI is first in PATH on other hosts: `mpirun --prefix`."""
     open_mpi = launch.mpi.kind in ("Open MPI", "Spectrum MPI")
     return named(name, launch.settings.launchers).mpirun and open_mpi and bool(_prefix(launch))
 

@@ -22,7 +22,7 @@ _MARK = "@hvdenv-node "
 # Source: NVIDIA, CUDA Compatibility, Minor Version Compatibility, table 1.
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 
-# Prints fields and their values, one in a line. Of an image that is a folder, names, kinds and
+# Prints fields and their values, one in a line. Of an image that is a directory, names, kinds and
 # sizes are hashed.
 _SCRIPT = r"""
 PATH={path}:"$PATH" image={image}

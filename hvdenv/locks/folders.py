@@ -1,4 +1,4 @@
-"""The folders of locks: finding, reading and writing them."""
+"""The directories of locks: finding, reading and writing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
 def place(root: Path, inputs: Inputs) -> Path:
-    """The folder of the lock for a recipe, Python and platform, below the folder of all locks."""
+    """The directory of the lock for a recipe, Python and platform, below the directory of all locks."""
     return root / inputs.name / f"py{inputs.python}-{inputs.platform}"
 
 
@@ -51,7 +51,7 @@ def write(locked: Locked) -> bool:
     """Write a lock, its main file last. Returns whether anything changed.
 
     Raises:
-        StepError: the folder cannot be written.
+        StepError: the directory cannot be written.
     """
     texts = [*locked.texts.items(), (MAIN, render(locked.lock))]
     superfluous = {PYPI, CONDA} - {name for name, _ in texts}
@@ -87,5 +87,5 @@ def _text(path: Path, judge: Callable[[Content], None] | None) -> str:
         raise RecipeError(
             f"this file of a lock cannot be read: {reason}",
             where=str(path),
-            remedy="restore it, name a folder that `hvdenv lock RECIPE` wrote, or run that again",
+            remedy="restore it, name a directory that `hvdenv lock RECIPE` wrote, or run that again",
         ) from error

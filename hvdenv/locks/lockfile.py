@@ -124,7 +124,7 @@ class Locked(NamedTuple):
     """A lock with the files that it binds.
 
     Attributes:
-        folder: its folder, which need not exist yet.
+        folder: its directory, which need not exist yet.
     """
 
     folder: Path
@@ -156,7 +156,7 @@ def render(lock: Lock) -> str:
     """The text of the main file, sorted so that two locks compare line by line."""
     import tomlkit
 
-    head = "# Written by `hvdenv lock`; the other files of this folder belong to it.\n"
+    head = "# Written by `hvdenv lock`; the other files of this directory belong to it.\n"
     return head + tomlkit.dumps(_sorted(encode(lock)))
 
 

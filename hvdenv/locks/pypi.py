@@ -1,6 +1,6 @@
 """The Python packages of a lock: a PEP 751 file.
 
-Name, version and hash identify a file; its URL is only a hint. So a mirror, a folder of wheels
+Name, version and hash identify a file; its URL is only a hint. So a mirror, a directory of wheels
 or of fetched files can provide it as well.
 """
 

@@ -85,7 +85,7 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
         if not sha256:
             raise LockError(
                 f"{entry.name} {entry.version} has no sha256 at {mask(url)}",
-                remedy="install it from an index or a folder of wheels: only files with a hash"
+                remedy="install it from an index or a directory of wheels: only files with a hash"
                 " can be locked",
             )
         known = hint(url.partition("#")[0].partition("?")[0])

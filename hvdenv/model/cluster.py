@@ -15,15 +15,15 @@ ModuleName = Annotated[
     ),
 ]
 AbsoluteFolder = Annotated[
-    str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute folder without variables")
+    str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute directory without variables")
 ]
-# hvdenv replaces {user} and {home} by the name and home folder of the user who runs it, and $NAME by
+# hvdenv replaces {user} and {home} by the name and home directory of the user who runs it, and $NAME by
 # that variable of the user: hvdenv.model.folders.
 Folder = Annotated[
     str,
     Pattern(
         r"(/|\{home\}/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
-        "an absolute folder; may contain {user}, and begin with {home} or a variable such as $SCRATCH",
+        "an absolute directory; may contain {user}, and begin with {home} or a variable such as $SCRATCH",
     ),
 ]
 # $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.
@@ -31,7 +31,7 @@ ModuleFolder = Annotated[
     str,
     Pattern(
         r"(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*",
-        "an absolute folder, or one below a variable that the modules set, such as $CUDA_HOME",
+        "an absolute directory, or one below a variable that the modules set, such as $CUDA_HOME",
     ),
 ]
 VariableName = Annotated[
@@ -124,7 +124,7 @@ class Modules(NamedTuple):
     Attributes:
         init: script that defines ``module``, if the machine does not define it.
         purge: unload everything first; ``force`` also unloads sticky modules.
-        use: folders with modulefiles, before those of the machine.
+        use: directories with modulefiles, before those of the machine.
         source: scripts of the site to source.
         unload: default modules of the site to unload.
         swap: modules to replace by others.
@@ -318,7 +318,7 @@ class Variables(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """A folder that the workspace tools of the site allocate (ws_allocate).
+    """A directory that the workspace tools of the site allocate (ws_allocate).
 
     Attributes:
         filesystem: value of -F (default: the site's).
@@ -349,7 +349,7 @@ class Storage(NamedTuple):
     """Where this site stores environments and wheels.
 
     Attributes:
-        environments: folder of environments (default: in ``$HVDENV_HOME``).
+        environments: directory of environments (default: in ``$HVDENV_HOME``).
         workspace: workspace to allocate, for environments.
         expires_days: days without use after which the site purges files there.
         wheels: caches of compiled wheels.
@@ -447,9 +447,9 @@ class Container(NamedTuple):
         base: base image, as registries name it; ``hvdenv container`` requires it.
         packages: packages of the distribution, installed first.
         runtime: the program that runs the image on the cluster; ``ch-run`` is Charliecloud.
-        image: its file, or for ``ch-run`` also its folder, at the same path on every node.
+        image: its file, or for ``ch-run`` also its directory, at the same path on every node.
             If it is set, programs run in the image.
-        binds: folders of the host that are visible in the image.
+        binds: directories of the host that are visible in the image.
         gpu: how to pass GPUs into the image.
     """
 

@@ -47,7 +47,7 @@ class Answer(NamedTuple):
         hosts: where it runs; all matches count.
         hosts_in: the part of the text in which to search for them (default: all of it).
         outputs: the files that its output goes to; each pattern is one file.
-        folder: the folder of those that have no absolute path.
+        folder: the directory of those that have no absolute path.
         placeholders: what stands for ``{id}`` and ``{name}`` in the names of these files.
         escaped: whether texts are escaped as in JSON.
         folded: whether a line that begins with a tab continues the one before.

@@ -1,4 +1,4 @@
-"""Folders as recipes write them, with the user's names and variables in place of placeholders."""
+"""Directories as recipes write them, with the user's names and variables in place of placeholders."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class User(NamedTuple):
 
     Attributes:
         name, home: in place of {user} and {home}.
-        variables: in place of $NAME at the start of a folder.
-        lenient: leave a variable that is not set as it is, where nothing uses the folder.
+        variables: in place of $NAME at the start of a directory.
+        lenient: leave a variable that is not set as it is, where nothing uses the directory.
     """
 
     name: str
@@ -37,15 +37,15 @@ class User(NamedTuple):
 
 
 def expand(kind: type[T], value: T, user: User, above: Path = ()) -> tuple[T, dict[str, str]]:
-    """The same data with all folders and file names expanded.
+    """The same data with all directories and file names expanded.
 
     Variables for programs are left alone: those are filled in where and when programs run.
 
     Returns:
-        The data, and by dotted key the text of each folder that began with a variable.
+        The data, and by dotted key the text of each directory that began with a variable.
 
     Raises:
-        UsageError: a variable is not set, or is not a folder; the message names the key.
+        UsageError: a variable is not set, or is not a directory; the message names the key.
     """
     written: dict[str, str] = {}
 
@@ -68,14 +68,14 @@ def _user_value(placeholder: str, key: str, user: User) -> str:
     if fitting.fullmatch(value):
         return value
     raise UsageError(
-        f"{{{placeholder}}} stands for {value[:200]!r}, which is no part of a folder",
+        f"{{{placeholder}}} stands for {value[:200]!r}, which is no part of a directory",
         where=key,
-        remedy="check the variables LOGNAME, USER and HOME, or name a folder without it",
+        remedy="check the variables LOGNAME, USER and HOME, or name a directory without it",
     )
 
 
 def unset_variable(text: str, user: User) -> str:
-    """The variable that a folder begins with and the user has not set, such as ``$WORK``; or empty."""
+    """The variable that a directory begins with and the user has not set, such as ``$WORK``; or empty."""
     found = _VARIABLE.match(text)
     return found[0] if found and not _value(found[1], user) else ""
 
@@ -90,11 +90,9 @@ def _variable_value(name: str, key: str, user: User) -> str:
         return value
     if not value and user.lenient:
         return f"${name}"
-    wrong = (
-        f"${name} is {value[:200]!r}, which is not a folder without spaces and special characters"
-    )
+    wrong = f"${name} is {value[:200]!r}, which is not a directory without spaces and special characters"
     raise UsageError(
         wrong if value else f"${name} is not set",
         where=key,
-        remedy=f"set it (export {name}=/...), or name a folder in the recipe or a site file",
+        remedy=f"set it (export {name}=/...), or name a directory in the recipe or a site file",
     )

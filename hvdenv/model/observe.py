@@ -169,9 +169,9 @@ def _candidates() -> Iterator[Interpreter]:
 
 
 def _interpreters(folder: Path) -> list[Path]:
-    """Files in a folder that are named as an interpreter, sorted.
+    """Files in a directory that are named as an interpreter, sorted.
 
-    Folders of programs have thousands of files, for each of which glob() makes a path.
+    Directories of programs have thousands of files, for each of which glob() makes a path.
     """
     try:
         names = os.listdir(folder)
@@ -182,7 +182,7 @@ def _interpreters(folder: Path) -> list[Path]:
 
 
 def _version_folders() -> Iterator[Path]:
-    """Folders of version managers and administrators that are not on PATH."""
+    """Directories of version managers and administrators that are not on PATH."""
     for pattern in (
         ".pyenv/versions/3*/bin",
         ".local/share/uv/python/cpython-3*/bin",
@@ -194,7 +194,7 @@ def _version_folders() -> Iterator[Path]:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """Matching files in a folder, sorted; none if this user cannot read it: PATH is often root's."""
+    """Matching files in a directory, sorted; none if this user cannot read it: PATH is often root's."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:
@@ -245,7 +245,7 @@ def _glibc() -> str:
 
 
 def space(place: Path) -> tuple[int | None, int | None]:
-    """Free bytes and inodes of a folder that need not exist yet; None if unknown."""
+    """Free bytes and inodes of a directory that need not exist yet; None if unknown."""
     found = _file_system(place)
     if found is None:
         return None, None
@@ -254,13 +254,13 @@ def space(place: Path) -> tuple[int | None, int | None]:
 
 
 def _is_noexec(place: Path) -> bool:
-    """Whether programs cannot run from a folder, which need not exist yet."""
+    """Whether programs cannot run from a directory, which need not exist yet."""
     found = _file_system(place)
     return found is not None and bool(found.f_flag & os.ST_NOEXEC)
 
 
 def _file_system(place: Path) -> os.statvfs_result | None:
-    """That of a folder, or of the nearest one above it that exists; None if it is unknown."""
+    """That of a directory, or of the nearest one above it that exists; None if it is unknown."""
     while not os.path.exists(place) and place != place.parent:
         place = place.parent
     with suppress(OSError):
@@ -269,7 +269,7 @@ def _file_system(place: Path) -> os.statvfs_result | None:
 
 
 def _temporary_space() -> int | None:
-    """Free bytes in TMPDIR; 0 if no temporary folder is writable."""
+    """Free bytes in TMPDIR; 0 if no temporary directory is writable."""
     try:
         return space(Path(tempfile.gettempdir()))[0]
     except OSError:

@@ -58,12 +58,12 @@ Url = Annotated[
         r"(https?|file)://[^\s@?'\"`$\\]+", "a URL without spaces, quotes, credentials or a query"
     ),
 ]
-# A page or a folder with links to files.
+# A page or a directory with links to files.
 Links = Annotated[
     str,
     Pattern(
         r"((https?|file)://|/)[^\s@?#'\"`$\\{}]+",
-        "a URL without spaces, quotes, credentials or a query, or an absolute folder",
+        "a URL without spaces, quotes, credentials or a query, or an absolute directory",
     ),
 ]
 Flags = Annotated[
@@ -176,9 +176,9 @@ class FrameworkPackage(NamedTuple):
             of the site contain it.
         cpu_index: index with CPU builds, used if it can be reached.
         extra_index: a further index that the framework needs.
-        find_links: pages or folders with links to files, in addition to the indexes (pip's
+        find_links: pages or directories with links to files, in addition to the indexes (pip's
             ``--find-links``).
-        wheelhouse: folder with wheels, used instead of an index.
+        wheelhouse: directory with wheels, used instead of an index.
         source: for the provider ``source``.
     """
 
@@ -223,7 +223,7 @@ class Gpu(NamedTuple):
             memory and reduces them there.
         allreduce, allgather, broadcast, alltoall, reducescatter: the library for one operation.
         allow_mixed: allow allreduce over NCCL and others over MPI, which can deadlock.
-        cuda_home, nccl_home, rocm_home: their folders, if not the usual ones.
+        cuda_home, nccl_home, rocm_home: their directories, if not the usual ones.
         nccl: ``torch`` for the NCCL of torch's packages, so that a process has one NCCL.
         nccl_link: how to link NCCL (default: Horovod's).
         capabilities: compute capabilities to compile for (default: those of the partitions).
@@ -372,7 +372,7 @@ def provided_by_modules(recipe: Recipe) -> bool:
 
 
 def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Scripts and folders from which hvdenv executes or installs something, with their keys.
+    """Scripts and directories from which hvdenv executes or installs something, with their keys.
 
     A path that begins with a variable of the modules is unknown until they are loaded. Wheel
     caches check their own entries, and environments are checked where they are used.
@@ -402,7 +402,7 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from (("conda.channels", each) for each in (_local(channel),) if each)
 
 
-# Variables with programs and libraries to run, or folders of them.
+# Variables with programs and libraries to run, or directories of them.
 _EXECUTED_FROM = re.compile(r"LD_\w+|PYTHON\w+|BASH_ENV|\w*PATH|\w+_HOME")
 
 

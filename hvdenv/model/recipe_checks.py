@@ -64,7 +64,7 @@ def _problems_of_horovod(recipe: Recipe) -> Problems:
 def _problems_of_python(recipe: Recipe) -> Problems:
     python, frameworks = recipe.python, recipe.frameworks
     if python.provider in ("prefix", "clone") and not python.prefix:
-        needed = f'the provider "{python.provider}" needs the folder of the site\'s environment'
+        needed = f'the provider "{python.provider}" needs the directory of the site\'s environment'
         yield _problem("python.prefix", needed)
     if python.provider == "conda" and not recipe.conda:
         yield _problem("conda", 'the provider "conda" needs a table [conda] with channels')

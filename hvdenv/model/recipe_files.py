@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 
 
 def recipe_folder() -> Path:
-    """Folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
+    """Directory of the shipped recipes: in the wheel, or beside the package in a checkout."""
     inside = PACKAGE / "recipes"
     return inside if inside.is_dir() else PACKAGE.parent / "recipes"
 
@@ -67,11 +67,11 @@ def shipped_recipes() -> dict[str, Path]:
 def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
     """The file of a recipe, by name or by path. A file at a path need not exist.
 
-    A path has a slash or ends in .toml, so that nothing in the current folder
+    A path has a slash or ends in .toml, so that nothing in the current directory
     shadows a shipped name.
 
     Args:
-        folders: recipe folders of the site, which precede the shipped recipes.
+        folders: recipe directories of the site, which precede the shipped recipes.
 
     Raises:
         UsageError: there is no recipe of this name.
@@ -98,7 +98,7 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
 
 
 def known_recipes(folders: Iterable[str] = ()) -> dict[str, Path]:
-    """Recipes by name: the shipped ones, and those of other folders."""
+    """Recipes by name: the shipped ones, and those of other directories."""
     others = [path for folder in folders for path in sorted(Path(folder).glob("*.toml"))]
     return {**shipped_recipes(), **{path.stem: path for path in reversed(others)}}
 

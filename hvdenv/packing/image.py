@@ -28,7 +28,7 @@ FILE = Kind("an image", 1024 * GIB)
 _PROGRAM = IMAGE_PROGRAMS / "enter.py"
 # Level 6 takes three times as long and saves a few per cent.
 _LEVEL = 3
-# Folders in which every host has its own Python.
+# Directories in which every host has its own Python.
 _OF_THE_SYSTEM = ("/usr", "/usr/local", "/")
 # A Python that starts without the environment, whose files should not be read twice; or else the
 # environment's, on hosts without.
@@ -41,9 +41,9 @@ class Manifest(NamedTuple):
 
     Attributes:
         built: when the build of the generation finished.
-        mounts: the folders that the image holds, each under its last name.
+        mounts: the directories that the image holds, each under its last name.
         outside: what programs of the environment use and the image does not hold.
-        copy_to: folder on each host to which the image is copied first; $NAME is replaced there.
+        copy_to: directory on each host to which the image is copied first; $NAME is replaced there.
     """
 
     generation: str

@@ -20,7 +20,7 @@ from hvdenv.plans.steps import GENERATION, Steps, run_variables
 from hvdenv.runner import ALWAYS_SET
 from hvdenv.schema import fill
 
-# Stands for the folder of temporary files until Plan.at() names one.
+# Stands for the directory of temporary files until Plan.at() names one.
 TEMPORARY = Path("/\N{LEFT DOUBLE ANGLE BRACKET}temporary\N{RIGHT DOUBLE ANGLE BRACKET}")
 
 
@@ -30,13 +30,13 @@ class Plan(NamedTuple):
     Attributes:
         python: the interpreter that the environment is made with.
         versions: exact versions that the recipe gives for that Python.
-        generation: folder that the steps make; GENERATION until at() names one.
-        environment: the Python environment: in that folder, or the site's.
+        generation: directory that the steps make; GENERATION until at() names one.
+        environment: the Python environment: in that directory, or the site's.
         wheel: path of the compiled wheel until it is installed.
         variables: what programs of the environment need at run time.
         step_variables: what every step sees, on top of the cleaned environment.
         wheel_inputs: what, beside the stack, decides whether a cached wheel fits.
-        digest: identifies what is built, whatever the folder.
+        digest: identifies what is built, whatever the directory.
     """
 
     recipe: str
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     additions: Additions | None = None
 
     def at(self, generation: Path, temporary: Path = TEMPORARY) -> Plan:
-        """The same plan in one folder, with the TMPDIR of its steps."""
+        """The same plan in one directory, with the TMPDIR of its steps."""
         words = {str(GENERATION): str(generation), str(TEMPORARY): str(temporary)}
         return self._replace(
             generation=generation,
@@ -128,7 +128,7 @@ def steps_of(
 
 
 def make_plan(maker: Steps, variants: tuple[str, ...] = ()) -> Plan:
-    """The plan for one machine, of no folder yet; ``variants`` are sorted."""
+    """The plan for one machine, of no directory yet; ``variants`` are sorted."""
     recipe, python, steps = maker.recipe, maker.python, maker.all()
     return Plan(
         recipe=recipe.name,

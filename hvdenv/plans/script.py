@@ -35,17 +35,17 @@ def render_bash(plan: Plan, folder: Path) -> str:
         "#!/usr/bin/env bash",
         f"# Makes the Horovod environment {environment_name(plan.recipe, plan.variants)}"
         " without hvdenv.",
-        f"# Plan {plan.digest[:12]}. Usage: bash SCRIPT [FOLDER]",
+        f"# Plan {plan.digest[:12]}. Usage: bash SCRIPT [DIR]",
         "set -euo pipefail",
         f"folder={shlex.quote(str(folder))}",
         'folder=$(realpath -m -- "${1:-$folder}")',
         'if [[ -e $folder ]]; then echo "$folder exists already" >&2; exit 2; fi',
         f"unfit={shlex.quote(UNFIT_IN_BASH)}",
         "if [[ $folder =~ $unfit ]]; then",
-        '    echo "$folder: name a folder without spaces and special characters" >&2; exit 2',
+        '    echo "$folder: name a directory without spaces and special characters" >&2; exit 2',
         "fi",
         'mkdir -p -- "$folder/build/wheel"',
-        "cd /  # Python imports from the current folder, which may be anybody's",
+        "cd /  # Python imports from the current directory, which may be anybody's",
         "",
         _CLEANING.format(pattern=CLEANED_PATTERN).rstrip(),
         *(f"export {name}={shlex.quote(value)}" for name, value in plan.step_variables.items()),
@@ -73,7 +73,7 @@ def _step(plan: Plan, step: Step) -> list[str]:
 
 
 def _file(plan: Plan, file: TextFile) -> list[str]:
-    """A here-document; the shell replaces the folder in its text."""
+    """A here-document; the shell replaces the directory in its text."""
     path = _argument(plan, str(file.path))
     if str(plan.generation) not in file.text:
         return [f"cat > {path} <<'END_OF_FILE'", file.text.rstrip("\n"), "END_OF_FILE"]
@@ -102,6 +102,6 @@ def _derived(plan: Plan, value: str) -> str:
 
 
 def _argument(plan: Plan, text: str) -> str:
-    """A word for the shell, with the generation's folder as a variable."""
+    """A word for the shell, with the generation's directory as a variable."""
     parts = text.split(str(plan.generation))
     return '"$folder"'.join(shlex.quote(part) if part else "" for part in parts) or "''"

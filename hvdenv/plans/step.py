@@ -69,7 +69,7 @@ class Step(NamedTuple):
             ``closure`` reports a failure as one of the lock,
             ``lookup`` looks for a cached wheel of Horovod that fits what the commands print,
             ``keep`` stores the wheel in the cache, ``framework-lookup`` and ``framework-keep``
-            do the same for a framework's, ``tidy`` removes the build folder,
+            do the same for a framework's, ``tidy`` removes the build directory,
             ``manifest`` lists every file, ``record`` marks the generation as complete
             and points the prefix at it.
         spared_by: the step that looks for a cached wheel; if it finds one, this step is skipped.

@@ -21,7 +21,7 @@ from hvdenv.plans.step import Step, TextFile, Wheel, digest
 from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
 
-# Stands for a generation's folder until Plan.at() names one. With characters outside of ASCII, so
+# Stands for a generation's directory until Plan.at() names one. With characters outside of ASCII, so
 # that every shell line that contains it is quoted, and no recipe value can contain it.
 GENERATION = Path("/\N{LEFT DOUBLE ANGLE BRACKET}generation\N{RIGHT DOUBLE ANGLE BRACKET}")
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
@@ -57,7 +57,7 @@ class Steps(NamedTuple):
         python: the interpreter of the environment, or the one that makes it.
         locked: the lock to build from; None for what indexes and channels have.
         source_folder: with files that were fetched before.
-        caches: folder of fetched and unpacked files that builds share; None for no sharing.
+        caches: directory of fetched and unpacked files that builds share; None for no sharing.
         alone: whether a script runs the steps, without hvdenv, its uv and its caches.
     """
 
@@ -113,7 +113,7 @@ class Steps(NamedTuple):
 
     @property
     def environment(self) -> Path:
-        """The Python environment; the generation's folder if modules provide everything."""
+        """The Python environment; the generation's directory if modules provide everything."""
         python = self.recipe.python
         folders = {"venv": "venv", "conda": "conda", "clone": "conda", "modules": ""}
         if python.provider == "prefix":
@@ -180,7 +180,7 @@ class Steps(NamedTuple):
         )
 
     def _conda_env(self, *words: str) -> Command:
-        """The program for conda packages, with the folder that it takes files from."""
+        """The program for conda packages, with the directory that it takes files from."""
         folder = self.source_folder or (self.caches and self.caches / "conda")
         env = (("RATTLER_CACHE_DIR", str(folder)),) if folder else ()
         return Command((OWN_PYTHON, str(self.build / CONDA_ENV[0]), *words), env)
@@ -486,7 +486,7 @@ class Steps(NamedTuple):
 
     def _stack(self, name: str, reason: str) -> Step:
         gpu = self.recipe.horovod.gpu
-        # A folder that modules name is on PATH.
+        # A directory that modules name is on PATH.
         home = gpu.cuda_home if gpu and gpu.cuda_home and gpu.cuda_home[0] == "/" else ""
         programs = (f"{home}/bin/nvcc" if home else "nvcc",) if gpu else ()
         return Step(
@@ -620,7 +620,7 @@ class Steps(NamedTuple):
         return self.recipe.frameworks[name].package or name
 
     def _command(self, *argv: str, env: tuple[tuple[str, str], ...] = ()) -> Command:
-        """A program of the environment; PATH has the environment's folder, then the modules'."""
+        """A program of the environment; PATH has the environment's directory, then the modules'."""
         folder = str(self.environment / "bin")
         if self.environment.name == "conda":
             env = (("CONDA_PREFIX", str(self.environment)), *env)

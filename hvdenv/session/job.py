@@ -21,7 +21,7 @@ from hvdenv.session.request import SITE_VARIABLE, Request
 from hvdenv.sites import batch, jobs
 from hvdenv.sites.status import Status
 
-# Ignores the folder that the job starts in and the variables of its shell. A Python that ignores
+# Ignores the directory that the job starts in and the variables of its shell. A Python that ignores
 # these leaves out the packages of the user, where hvdenv may be.
 AS_MODULE = (
     "-I",
@@ -144,7 +144,7 @@ def submit_own(
     scheduler: str, dialect: Dialect, planned: batch.BatchJob, *,
     key: str = "", dry_run: bool = False, quiet: bool = False,
 ) -> jobs.Submitted | None:  # fmt: skip
-    """Submit a job of hvdenv itself, in this folder, with a log of its own.
+    """Submit a job of hvdenv itself, in this directory, with a log of its own.
 
     Args:
         key: finds the job again; see jobs.unfinished().

@@ -32,7 +32,7 @@ def judge_recipe(
 
 
 def _missing_folders(prepared: Prepared) -> frozenset[str]:
-    """Folders of the recipe that this machine lacks, if the recipe is for it and not for an image."""
+    """Directories of the recipe that this machine lacks, if the recipe is for it and not for an image."""
     recipe = prepared.resolved.recipe
     if prepared.facts.origin != "observed" or recipe.container:
         return frozenset()

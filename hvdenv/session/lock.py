@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
     from hvdenv.model.recipe import Recipe
 
-# The lock in a folder of fetched files.
+# The lock in a directory of fetched files.
 LOCK = "lock"
 
 
 def make_resolution(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
-    """Makes the steps that resolve the packages of a lock, in a folder."""
+    """Makes the steps that resolve the packages of a lock, in a directory."""
     maker = steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder)
     return Resolution(*maker._replace(caches=find_places().cache))
 
@@ -52,7 +52,7 @@ class RecipeLocks(NamedTuple):
         gate: refuses locks that other users could have changed.
         inputs: what the recipe asks for now.
         cpu: packages that must be CPU builds.
-        root: folder of the locks.
+        root: directory of the locks.
     """
 
     gate: Gate
@@ -99,7 +99,7 @@ class RecipeLocks(NamedTuple):
         return LockError(
             f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
             where=str(self.root),
-            remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a folder that has one"
+            remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a directory that has one"
             " with --lockfiles, or another Python with --python",
         )
 
@@ -130,10 +130,10 @@ def add_lock(request: Request, prepared: Prepared) -> Prepared:
 
 
 def _fetched(source: Path, inputs: Inputs) -> Path:
-    """The folder of fetched files to build from."""
+    """The directory of fetched files to build from."""
     if not (source / LOCK / MAIN).is_file():
         raise UsageError(
-            "is no folder of fetched files, or `hvdenv fetch` did not finish",
+            "is no directory of fetched files, or `hvdenv fetch` did not finish",
             where=str(source),
             remedy=f"`hvdenv fetch {inputs.recipe} --to {source}`",
         )
@@ -157,7 +157,7 @@ def add_recorded_lock(request: Request, prepared: Prepared, record: GenerationRe
     raise LockError(
         "the lock that this environment was built from is not here, or was rewritten since",
         where=str(locks.root),
-        remedy="name the folder that has it with --lockfiles, or run `hvdenv build` with --locked"
+        remedy="name the directory that has it with --lockfiles, or run `hvdenv build` with --locked"
         " first",
     )
 

@@ -61,7 +61,7 @@ class Prepared(NamedTuple):
         return make_plan(maker, self.resolved.keyed)
 
     def place(self, plan: Plan) -> Plan:
-        """The plan in the folder of its generation."""
+        """The plan in the directory of its generation."""
         return plan.at(self.target.generation(plan.digest[:12]))
 
 

@@ -43,7 +43,7 @@ def requested_ranks(ranks: int | None, hosts: str | None, hostfile: Path | None)
 
 
 def with_mpi(launch: Launch, chosen: Chosen) -> Launch:
-    """The launch with the version of its MPI and the MPI's folder.
+    """The launch with the version of its MPI and the MPI's directory.
 
     The recipe takes precedence over the output of mpirun. For an image, the recipe describes the
     MPI inside, while the host's mpirun starts the ranks, so that one is asked.

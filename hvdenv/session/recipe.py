@@ -23,7 +23,7 @@ def open_recipe(request: Request) -> Resolved:
     """The recipe that a request names.
 
     Raises:
-        UntrustedError: somebody else could have changed it, or a script or folder that it names.
+        UntrustedError: somebody else could have changed it, or a script or directory that it names.
     """
     resolved = load_recipe(
         request.recipe, variants=request.variant, site=request.site, overrides=request.overrides
@@ -59,7 +59,7 @@ def planned_environment(request: Request, resolved: Resolved) -> Environment:
     if places.workspace and request.facts is None:
         folder = _workspace(places.workspace, anywhere=request.anywhere)
     elif places.environments:
-        # A variable that is not set stays in a folder that is only shown.
+        # A variable that is not set stays in a directory that is only shown.
         folder = Path("/", places.environments)
     else:
         folder = find_places().envs
@@ -67,7 +67,7 @@ def planned_environment(request: Request, resolved: Resolved) -> Environment:
 
 
 def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
-    """Its folder; with ``anywhere`` a placeholder for one that this machine lacks."""
+    """Its directory; with ``anywhere`` a placeholder for one that this machine lacks."""
     found = None
     if not anywhere or workspaces.has_tools():
         found = workspaces.find(wanted, Runner())
@@ -76,11 +76,11 @@ def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
     if not anywhere:
         raise UsageError(
             f"the workspace {wanted.name} is not allocated, or it has expired",
-            remedy="`hvdenv build` allocates it and builds there; or name a folder with --prefix",
+            remedy="`hvdenv build` allocates it and builds there; or name a directory with --prefix",
         )
     stands = workspaces.placeholder(wanted)
     report(
-        f"note: {stands} stands for the folder of the recipe's workspace, which this machine lacks;"
+        f"note: {stands} stands for the directory of the recipe's workspace, which this machine lacks;"
         " `ws_find` prints it on the cluster"
     )
     return stands

@@ -28,8 +28,8 @@ class Request(NamedTuple):
         anywhere: nothing is built, run or submitted: the machine need not be one of the cluster's,
             and the environment need not exist.
         image: to run from; None for the one beside the environment, unless ``no_image``.
-        lock: folder of the lock; None for the one of the recipe below ``lockfiles``.
-        fetched: folder with files that `hvdenv fetch` downloaded.
+        lock: directory of the lock; None for the one of the recipe below ``lockfiles``.
+        fetched: directory with files that `hvdenv fetch` downloaded.
         allow: rules that block nothing.
         accept_drift: what may differ from the lock.
     """

@@ -90,7 +90,7 @@ class Gate:
             with suppress(StepError):  # everybody can make it: it must exist before it is judged
                 make_folder(home)
         use = "hvdenv would run programs from HVDENV_HOME"
-        way = "; or name a folder of your own: export HVDENV_HOME=..."
+        way = "; or name a directory of your own: export HVDENV_HOME=..."
         for each in _BELOW_HOME:
             self.refuse(partial(trust.judge_way, home / each), home, use, way)
 
@@ -99,7 +99,7 @@ class Gate:
         self.refuse(partial(trust.judge_content, content), content.path, use or _RUNS_NAMED)
 
     def refuse_names(self, recipe: Recipe, where: str) -> None:
-        """Judge the scripts and folders that a recipe names."""
+        """Judge the scripts and directories that a recipe names."""
         # The user's `module` command reads these anyway.
         already = environment().get("MODULEPATH", "").split(":")
         for key, path in (*executed_paths(recipe), *executed_words(recipe)):
@@ -112,15 +112,15 @@ class Gate:
         """Judge an environment before anything in it is executed.
 
         Args:
-            prefix: the folder or link; need not exist.
+            prefix: the directory or link; need not exist.
             whole: look at every file.
-            also: a further folder with its Python, where that is elsewhere.
+            also: a further directory with its Python, where that is elsewhere.
         """
         for each in filter(None, (str(prefix), also)):
             self.refuse(partial(trust.judge_environment, each, whole=whole), each)
 
     def refuse_path(self, path: object, use: str = RUNS_PROGRAMS, *, used: bool = False) -> None:
-        """Judge a script, an image or a folder; for `used`, see trust.judge_way()."""
+        """Judge a script, an image or a directory; for `used`, see trust.judge_way()."""
         self.refuse(partial(trust.judge_way, str(path), used=used), path, use)
 
 

@@ -132,7 +132,7 @@ def load(
     """Load a set, and return how it changes the environment.
 
     Args:
-        modules: with the user's folders in place of placeholders.
+        modules: with the user's directories in place of placeholders.
         runner: its cleaned environment is the starting point.
 
     Raises:
@@ -161,7 +161,7 @@ def try_out(
             hierarchies.
 
     Raises:
-        StepError: what precedes the modules fails, such as a missing folder; or it takes too long.
+        StepError: what precedes the modules fails, such as a missing directory; or it takes too long.
     """
     commands = load_commands(modules, phase)
     with _shell(runner, seconds) as shell:
@@ -217,14 +217,14 @@ def _trials(system: ModuleSystem, shell: _Shell, modules: Iterable[str]) -> Iter
 
 
 class _Shell(NamedTuple):
-    """A bash for commands that write their results to a folder, since modules print to its output."""
+    """A bash for commands that write their results to a directory, since modules print to its output."""
 
     folder: Path
     runner: Runner
     seconds: float
 
     def word(self, name: str) -> str:
-        """A file in the folder, quoted for a shell."""
+        """A file in the directory, quoted for a shell."""
         return shlex.quote(str(self.folder / name))
 
     def text(self, name: str) -> str:

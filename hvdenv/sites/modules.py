@@ -87,7 +87,7 @@ def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tup
     standard error. Variables named ``hvdenv_…`` are used and unset again.
 
     Args:
-        modules: with the user's folders in place of placeholders.
+        modules: with the user's directories in place of placeholders.
         cleaned: whether variables of loaded modules may have been removed, so that modules that
             stay loaded must be reloaded.
     """
@@ -156,11 +156,11 @@ def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_S
         yield _Step(command, command, "cannot unload the modules that are loaded")
     if cleaned:
         yield _Step("module reload", 'test -z "${LOADEDMODULES-}" || module reload')
-    # Each is prepended, and the recipe's first folder must come first.
+    # Each is prepended, and the recipe's first directory must come first.
     for folder in reversed(modules.use):
         word = shlex.quote(folder)
         command = f"{{ test -d {word} && module use {word}; }}"
-        yield _Step(f"module use {word}", command, f"there is no folder of modules {folder}")
+        yield _Step(f"module use {word}", command, f"there is no directory of modules {folder}")
     for script in modules.source:
         # Many end with a false test, so their status is ignored.
         word = shlex.quote(script)
@@ -230,7 +230,7 @@ def split_loaded(text: str) -> tuple[str, ...]:
 def parse_available(text: str) -> tuple[str, ...]:
     """Module names in the output of ``module -t avail`` or ``module -t spider``, in its order.
 
-    Folders (as ``gcc/``), headings and messages are omitted.
+    Directories (as ``gcc/``), headings and messages are omitted.
     """
     found = (_MARKING.sub("", line.rstrip()) for line in text.splitlines())
     return tuple(dict.fromkeys(n for n in found if _NAME.fullmatch(n) and not n.endswith("/")))

@@ -78,7 +78,7 @@ def _judge(trial: Trial, later: Sequence[Trial], available: Sequence[str]) -> Ex
         return Examined(module, "replaced" if why else "loads", why or "available", output)
     first = trial.prerequisites
     if not first and any(each in output for each in _NOT_FOUND) and is_among(module, available):
-        # It exists at the end, so a later module has opened its folder.
+        # It exists at the end, so a later module has opened its directory.
         first = (" ".join(each.module for each in later if each.status == 0),)
     if first:
         return Examined(module, "hidden", f"first load {', or '.join(first)}", output)

@@ -1,4 +1,4 @@
-"""Folders that a site's workspace tools allocate for a limited time (ws_allocate, ws_find)."""
+"""Directories that a site's workspace tools allocate for a limited time (ws_allocate, ws_find)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def has_tools() -> bool:
 
 
 def placeholder(workspace: Workspace) -> Path:
-    """Stands for the folder of a workspace; no shell could take it for a folder."""
+    """Stands for the directory of a workspace; no shell could take it for a directory."""
     return Path(
         f"/\N{LEFT DOUBLE ANGLE BRACKET}workspace {workspace.name}\N{RIGHT DOUBLE ANGLE BRACKET}"
     )
 
 
 def find(workspace: Workspace, runner: Runner) -> Path | None:
-    """The folder of a workspace; None if it is not allocated, or has expired.
+    """The directory of a workspace; None if it is not allocated, or has expired.
 
     Raises:
         StepError: this machine has no workspace tools.
@@ -35,7 +35,7 @@ def find(workspace: Workspace, runner: Runner) -> Path | None:
 
 
 def allocate(workspace: Workspace, runner: Runner) -> Path:
-    """The folder of a workspace, which is allocated if it does not exist.
+    """The directory of a workspace, which is allocated if it does not exist.
 
     Raises:
         StepError: the tool fails.
@@ -47,13 +47,13 @@ def allocate(workspace: Workspace, runner: Runner) -> Path:
             f"cannot allocate the workspace {workspace.name}",
             where=" ".join(words),
             remedy="run this command to see its message (`ws_list` lists your workspaces), or give a"
-            " folder for the environment with --prefix",
+            " directory for the environment with --prefix",
         )
     return found
 
 
 def remaining(folder: Path, runner: Runner) -> str:
-    """The remaining time of the workspace that contains a folder: ``12 days 5 hours``.
+    """The remaining time of the workspace that contains a directory: ``12 days 5 hours``.
 
     Empty if no workspace contains it, or this machine has no workspace tools.
     """
@@ -74,11 +74,11 @@ def _on(workspace: Workspace) -> tuple[str, ...]:
 
 
 def _folder(runner: Runner, *argv: str) -> Path | None:
-    """The folder that a tool prints on a line of its own, among messages."""
+    """The directory that a tool prints on a line of its own, among messages."""
     if not shutil.which(argv[0]):
         raise StepError(
             f"the recipe stores its environments in a workspace, but {argv[0]} is not installed",
-            remedy="build on the cluster, or give a folder for the environment with --prefix",
+            remedy="build on the cluster, or give a directory for the environment with --prefix",
         )
     outcome = runner.run(Command(argv, timeout=_SECONDS))
     folders = [line for line in outcome.output.splitlines() if re.fullmatch(r"/\S+", line)]

@@ -77,7 +77,7 @@ class Observation(NamedTuple):
     Paths in the environment are relative; others are absolute.
 
     Attributes:
-        places: the folder from which a package is imported.
+        places: the directory from which a package is imported.
         built_with: versions of frameworks in Horovod's metadata.json.
         extensions: by framework.
         driver: version of NVIDIA's kernel driver; empty without one.
@@ -145,7 +145,7 @@ def _places(was: Observation, now: Observation) -> Iterator[Change]:
             what = f"{name} is imported from {after} now and was from {before}"
             left = _left(before, after)
             why = f"this {name} does not belong to the environment" if left else ""
-            remedy = "find what adds its folder to PYTHONPATH, such as a module, and remove it"
+            remedy = "find what adds its directory to PYTHONPATH, such as a module, and remove it"
             yield Change(name, what, why, remedy, about=_framework(name, was))
 
 
@@ -208,7 +208,7 @@ def _harm(name: str, before: Library, after: Library, was: Observation, now: Obs
 
 
 def _is_beside(mpirun: Mpirun, library: Library) -> bool:
-    """Whether a library is in the folder of its launcher's MPI."""
+    """Whether a library is in the directory of its launcher's MPI."""
     prefix = dirname(dirname(mpirun.path))
     return bool(prefix) and library.path.startswith(f"{prefix}/lib")
 

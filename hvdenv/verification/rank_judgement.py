@@ -50,7 +50,7 @@ _NAMELESS = Found(
 _FULL = Found(
     "folder-full",
     "no space is left in {0}",
-    ("free some space, or set TMPDIR to another folder; `df -h` and `df -i` show what is left",),
+    ("free some space, or set TMPDIR to another directory; `df -h` and `df -i` show what is left",),
 )
 
 
@@ -296,7 +296,7 @@ def _environments(run: RankRun) -> Judgement | None:
     return _failure(
         run,
         f"{name} has a different environment from the other ranks: {mine} instead of {theirs}",
-        "every host must have the same environment: in a shared folder, or as a copy of the same"
+        "every host must have the same environment: in a shared directory, or as a copy of the same"
         " build; look for PYTHONPATH and modules that only one host has",
         lines=[f"{rank}: {', '.join(stack)}" for rank, stack in have.items()],
     )

@@ -39,7 +39,7 @@ class Shell(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """For how many seconds each program of ``verify --bench`` measures, and a folder that all hosts see."""
+    """For how many seconds each program of ``verify --bench`` measures, and a directory that all hosts see."""
 
     seconds: float
     folder: str
@@ -95,7 +95,7 @@ class Setup(NamedTuple):
     ) -> Command:
         """A command in the environment; `timeout` is in seconds.
 
-        It starts in /, because horovodrun starts Pythons that import from the current folder, which
+        It starts in /, because horovodrun starts Pythons that import from the current directory, which
         may be anybody's.
         """
         variables = (*self.installation.env, ("PATH", self.path), *env)

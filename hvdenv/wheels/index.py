@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 
 def prepare(folder: Path) -> Path:
-    """The folder of an index, created if missing.
+    """The directory of an index, created if missing.
 
     Raises:
         UsageError: it contains something else.
@@ -80,12 +80,12 @@ def prepare(folder: Path) -> Path:
         others = [name for name in os.listdir(folder) if not name.startswith(".")]
         if others and not any((folder / name).is_dir() for name in (FILES, PROJECT)):
             raise UsageError(
-                "this folder contains other files", where=str(folder),
-                remedy="name a new folder, an empty one or an index",
+                "this directory contains other files", where=str(folder),
+                remedy="name a new directory, an empty one or an index",
             )  # fmt: skip
         for name in (FILES, PROJECT):
             named_folder(folder / name, last=True)
-            # With the permissions of the folder, whatever the umask.
+            # With the permissions of the directory, whatever the umask.
             if not (folder / name).exists():
                 (folder / name).mkdir(0o700)
                 (folder / name).chmod(stat.S_IMODE(folder.stat().st_mode))
@@ -102,7 +102,7 @@ def add(index: Path, source: Source) -> tuple[str, bool]:
 
     Raises:
         Unpublished: hvdenv cannot tell what it was compiled for, or has other patches.
-        StepError: the folder cannot be written.
+        StepError: the directory cannot be written.
     """
     facts = compiled_for(source)
     name = name_of(source, facts)
@@ -120,7 +120,7 @@ def add(index: Path, source: Source) -> tuple[str, bool]:
 
 
 def _place(path: Path, content: Iterable[bytes]) -> None:
-    """Write a file atomically; those who may read its folder may read it, whatever the umask."""
+    """Write a file atomically; those who may read its directory may read it, whatever the umask."""
     mode = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
     write_bytes(path, content, mode, exactly=True)
 
@@ -129,7 +129,7 @@ def examine(index: Path) -> Found:
     """Compare every wheel of an index with the hash that its page states, if it is listed.
 
     Raises:
-        StepError: the folder cannot be read.
+        StepError: the directory cannot be read.
         UsageError: it is not an index.
     """
     listed, wheels, problems, names = _listed(index), [], {}, _names(index)
@@ -163,7 +163,7 @@ def _names(index: Path) -> list[str]:
         return sorted(path.name for path in (index / FILES).iterdir() if _is_ours(path.name))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            "this is not an index of wheels: it has no folder `files`", where=str(index),
+            "this is not an index of wheels: it has no directory `files`", where=str(index),
             remedy=f"hvdenv wheels publish {index} creates one",
         ) from error  # fmt: skip
     except OSError as error:
@@ -181,7 +181,7 @@ def write_pages(index: Path) -> Found:
     """List all wheels; pages that do not change are not written.
 
     Raises:
-        StepError: the folder cannot be read or written.
+        StepError: the directory cannot be read or written.
     """
     for folder in (index, index / PROJECT, index / FILES):
         sweep(folder)  # publishers may have been killed

@@ -29,7 +29,7 @@ from hvdenv.standalone.steps.archives import blocks, content, opened_zip
 from hvdenv.wheels.wheelcache import Record
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
-# In the folder of the metadata: the record of the cached wheel.
+# In the directory of the metadata: the record of the cached wheel.
 PROVENANCE = "provenance.json"
 _IMPORT = "from horovod import _compiled_for; _compiled_for.check({!r})  # by hvdenv\n"
 # Framework: label, key in Horovod's metadata.json, file name of its extension, variable of its build.

@@ -1,6 +1,6 @@
 """Caches of compiled wheels, found by a hash of all their inputs.
 
-An entry is a folder KEY[:2]/KEY with a record and a wheel. It gets its name when it is complete, and
+An entry is a directory KEY[:2]/KEY with a record and a wheel. It gets its name when it is complete, and
 never changes afterwards, so no lock is needed. Builds write only into the user's own cache, where an
 entry that cannot be used is replaced. They also read shared ones, whose entries are judged by their
 owner (docs/how-to/share-compiled-wheels.md).
@@ -39,9 +39,9 @@ from hvdenv.runner import environment
 from hvdenv.schema import Pattern, Problem, Table, decode
 
 RECORD = "entry.json"
-# Folders, separated by colons.
+# Directories, separated by colons.
 VARIABLE = "HVDENV_WHEEL_CACHE"
-# The cache in a folder of fetched files.
+# The cache in a directory of fetched files.
 CARRIED = "wheels"
 
 WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
@@ -63,7 +63,7 @@ class Cache(NamedTuple):
     trusted: tuple[str, ...] = ()
 
     def entry(self, key: str) -> Path:
-        """The folder of the entry with this key, which need not exist."""
+        """The directory of the entry with this key, which need not exist."""
         return self.folder / key[:2] / key
 
 
@@ -111,7 +111,7 @@ class Listed(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A folder that is kept or deleted as a whole; ``since``: its last use, in UTC."""
+    """A directory that is kept or deleted as a whole; ``since``: its last use, in UTC."""
 
     path: Path
     bytes: int
@@ -219,7 +219,7 @@ def check(cache: Cache, record: Record, target: Path | None = None) -> None:
 
 
 def take(caches: Sequence[Cache], inputs: Mapping[str, object], folder: Path) -> Taken:
-    """Copy a wheel from the first cache that has it to a folder, and compare its hash.
+    """Copy a wheel from the first cache that has it to a directory, and compare its hash.
 
     Args:
         caches: in the order of preference.
@@ -278,7 +278,7 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
 
 
 def carry(caches: Iterable[Cache], wheel_inputs: Table, to: Path) -> tuple[int, tuple[str, ...]]:
-    """Copy the wheels that another machine may use into a folder of fetched files.
+    """Copy the wheels that another machine may use into a directory of fetched files.
 
     Which one a build there can use depends on compiler, MPI and C library of that machine. So all
     are copied that differ in what was found on the machine only.
@@ -290,7 +290,7 @@ def carry(caches: Iterable[Cache], wheel_inputs: Table, to: Path) -> tuple[int, 
         how many there are, and why others were left out.
 
     Raises:
-        StepError: the folder cannot be written.
+        StepError: the directory cannot be written.
     """
     target = Cache(to / CARRIED)
     entries, problems = find_all(caches)
@@ -344,7 +344,7 @@ def _table(value: object) -> Table:
 def least_recently_used(
     entries: Iterable[Kept], *, largest: float | None = None, oldest: str = ""
 ) -> list[Kept]:
-    """The least recently used folders above a total size, and those unused since a time.
+    """The least recently used directories above a total size, and those unused since a time.
 
     Args:
         largest: bytes to keep.
@@ -390,7 +390,7 @@ def prune(
 
 def _delete(path: Path) -> bool:
     with suppress(OSError):
-        path.unlink()  # a file or link; a folder cannot be unlinked
+        path.unlink()  # a file or link; a directory cannot be unlinked
     shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
 
@@ -399,7 +399,7 @@ def _refuse_untrusted(cache: Cache, content: Content) -> None:
     """Refuse what an untrusted user could have written.
 
     Raises:
-        NotUsedError: such a user owns it or a folder on the way, or can write it.
+        NotUsedError: such a user owns it or a directory on the way, or can write it.
     """
     for fault in trust.judge_content(content, trust.trusted_owners(cache.trusted)):
         if not fault.note:

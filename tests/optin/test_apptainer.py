@@ -3,7 +3,7 @@
 Not part of `make test`: Debian has Apptainer in sid only, so this makes a root file system
 of sid (a minute or two) and works in it. As root on a Debian machine with debootstrap and
 buildah: `python -m pytest tests/optin/test_apptainer.py`. Nothing is left behind but the
-root file systems in the folder that HVDENV_TEST_HOME names, if it does.
+root file systems in the directory that HVDENV_TEST_HOME names, if it does.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each is made as a user would make it, by venv and pip and Horovod's own variables, and
 compiled with what the host has. Not part of `make test`, since each compile takes minutes
 and the packages gigabytes: `python -m pytest tests/optin/test_corpus.py`. What was made is
-kept in the folder that HVDENV_TEST_HOME names. The interpreter is that of the tests, where a case
+kept in the directory that HVDENV_TEST_HOME names. The interpreter is that of the tests, where a case
 names none: it has to be one that the packages exist for (3.10 or 3.11).
 """
 

@@ -69,10 +69,10 @@ EXAMPLES = {
 
 
 def named(variable: str) -> Path:
-    """The folder that a variable names, or else the test is skipped."""
+    """The directory that a variable names, or else the test is skipped."""
     value = os.environ.get(variable)
     if not value:
-        pytest.skip(f"{variable} names no folder")
+        pytest.skip(f"{variable} names no directory")
     return Path(value).absolute()
 
 

@@ -7,7 +7,7 @@ Horovod that the environment has:
     HVDENV_TEST_HOROVOD=horovod python -m pytest tests/optin/test_horovods_tests.py
 
 HVDENV_TEST_PREFIX names the environment; without it, one is built. pytest and what else the tests
-import is installed into a temporary folder. docs/explanation/measurements.md has the results.
+import is installed into a temporary directory. docs/explanation/measurements.md has the results.
 """
 
 from __future__ import annotations

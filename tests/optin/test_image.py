@@ -1,12 +1,12 @@
 """The recipe `singularity` for real: Horovod compiled in an image, which runs on two hosts.
 
 Its variant `cpu` on a Debian root file system, built by buildah from the Dockerfile that
-hvdenv writes, made a folder and run by Charliecloud's ch-run on a stand-in of a cluster:
+hvdenv writes, made a directory and run by Charliecloud's ch-run on a stand-in of a cluster:
 the hosts' mpirun, brought by a module, starts ranks that are in the image.
 
 Not part of `make test`, since it takes a quarter of an hour and 15 GB while it builds. As
 root on a Debian machine: `python -m pytest tests/optin/test_image.py`. The image (4 GB) is
-kept in the folder that HVDENV_TEST_HOME names.
+kept in the directory that HVDENV_TEST_HOME names.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def recipe(home: Path, request: pytest.FixtureRequest) -> str:
 
 
 def export(built: Store, name: str, image: Path) -> None:
-    """Make a folder of an image, with the variables that its definition gives it."""
+    """Make a directory of an image, with the variables that its definition gives it."""
     found = json.loads(built.buildah("inspect", "--type", "image", name))
     variables = dict(pair.split("=", 1) for pair in found["OCIv1"]["config"]["Env"])
     container = built.buildah("from", "--pull-never", name).strip()

@@ -1,7 +1,7 @@
 """A lock that was made on one distribution builds on another: Debian 13, with GCC 14.
 
 The root file system comes from Debian's archive (a minute or two); the interpreter, hvdenv and
-pip's folders of packages are bound into it. As root, with debootstrap: `python -m pytest
+pip's directories of packages are bound into it. As root, with debootstrap: `python -m pytest
 tests/optin/test_other_distribution.py`. It compiles Horovod there.
 """
 

@@ -8,7 +8,7 @@ until the environment is there. tests/real/test_remedied.py is the small sibling
 Not part of `make test`, since it compiles Horovod and makes an environment for most troubles of the
 recipe: `python -m pytest -s tests/optin/test_remedies.py` prints how long each took. It
 needs Python 3.11, which the frameworks have packages for, an index over https, `unshare`,
-`openssl`, and a host without an MPI of its own. What is compiled is kept in the folder
+`openssl`, and a host without an MPI of its own. What is compiled is kept in the directory
 that HVDENV_TEST_HOME names.
 """
 
@@ -142,7 +142,7 @@ def other_certificates(folder: Path) -> Path:
 
 
 def old_libstdcxx(folder: Path) -> Path:
-    """A folder with a libstdc++ that ends at GLIBCXX_3.4.18, as that of gcc 4.8 does."""
+    """A directory with a libstdc++ that ends at GLIBCXX_3.4.18, as that of gcc 4.8 does."""
     names = ["GLIBCXX_3.4", *(f"GLIBCXX_3.4.{number}" for number in range(1, 19))]
     nodes = [f"{name} {{}} {before};" for before, name in zip(["", *names], names, strict=False)]
     (folder / "versions").write_text("\n".join([*nodes, "CXXABI_1.3 {};"]))
@@ -163,7 +163,7 @@ def cut_off(wheel: Path) -> Path:
 
 
 def small(temporary: Path) -> list[str]:
-    """What starts a program that sees this folder with room for 4 MB."""
+    """What starts a program that sees this directory with room for 4 MB."""
     temporary.mkdir()
     script = 'mount -t tmpfs -o size=4m none "$1"; shift; exec "$@"'
     return ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", str(temporary)]

@@ -20,7 +20,7 @@ VARIANTS = {"torch": ("--variant", "torch"), "both": ()}
 
 
 def compile_in(home: Path, words: tuple[str, ...], umask: int, cores: set[int]) -> Path:
-    """The wheel of a build in this folder, which has the umask and the cores."""
+    """The wheel of a build in this directory, which has the umask and the cores."""
     before = os.umask(umask), os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, cores)
@@ -35,7 +35,7 @@ def compile_in(home: Path, words: tuple[str, ...], umask: int, cores: set[int]) 
 @pytest.mark.compile
 @pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS)
 def test_two_builds_make_the_same_wheel(words: tuple[str, ...], tmp_path: Path) -> None:
-    """In another folder, below a link, with another umask and number of cores, and later."""
+    """In another directory, below a link, with another umask and number of cores, and later."""
     cores = os.sched_getaffinity(0)
     assert len(cores) > 1, "a second build with fewer cores needs two"
     (tmp_path / "where" / "it=really+is").mkdir(parents=True)
@@ -61,6 +61,6 @@ def difference(one: Path, other: Path) -> str:
 
 
 def named_in(wheel: Path, folder: Path) -> list[str]:
-    """Files of a wheel that name the folder."""
+    """Files of a wheel that name the directory."""
     with zipfile.ZipFile(wheel) as archive:
         return [name for name in archive.namelist() if str(folder).encode() in archive.read(name)]

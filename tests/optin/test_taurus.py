@@ -1,7 +1,7 @@
 """The recipe `taurus` built on a stand-in, in a workspace: modules' MPI and torch, Slurm.
 
 Not part of `make test`, since it compiles Horovod once more for five minutes: `python -m pytest
-tests/optin/test_taurus.py`. HVDENV_TEST_HOME names a folder with the environment `local`; without
+tests/optin/test_taurus.py`. HVDENV_TEST_HOME names a directory with the environment `local`; without
 it, one is built. docs/explanation/measurements.md has the result.
 """
 

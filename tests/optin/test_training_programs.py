@@ -23,6 +23,6 @@ from tests.real.training.variants import Variant, judge, plant, prove
 def test_one_variant(tmp_path: Path, variant: Variant) -> None:
     home = os.environ.get("HVDENV_TEST_HOME")
     if not home:
-        pytest.skip("HVDENV_TEST_HOME names no folder")
+        pytest.skip("HVDENV_TEST_HOME names no directory")
     done = prove(Cli(Path(home)), plant([variant], tmp_path))
     judge(done.json["findings"], [variant])

@@ -23,7 +23,7 @@ _HOMES = count()
 
 @pytest.fixture
 def cases() -> Path:
-    """The folder of the cases that are data."""
+    """The directory of the cases that are data."""
     return CASES
 
 
@@ -79,7 +79,7 @@ def golden(pytestconfig: pytest.Config) -> Callable[[Path, str], None]:
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees, or leaves anything in, the environments of who runs it."""
-    # mktemp() looks at all folders that it has made, which takes seconds for 5,000 tests.
+    # mktemp() looks at all directories that it has made, which takes seconds for 5,000 tests.
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_HOMES))
     home.mkdir(parents=True)
     monkeypatch.setenv("HVDENV_HOME", str(home))

@@ -50,7 +50,7 @@ def test_what_builds_nothing_works_on_any_machine(name: str, variant: str, hvden
     # Without a cluster, a compiler must be here.
     checked = json.loads(hvdenv("check", *words, "--json", code=(0 if clusters else 3)).out)
     blocking = {each["id"] for each in checked["findings"] if each["severity"] == "block"}
-    # local-cuda names a folder that not every machine has, and the Python here may have no headers.
+    # local-cuda names a directory that not every machine has, and the Python here may have no headers.
     assert blocking - {"folder-is-missing", "python-incomplete"} == (
         set() if clusters else {"no-compiler"}
     )

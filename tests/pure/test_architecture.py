@@ -180,7 +180,7 @@ def test_only_the_runner_starts_processes_and_reads_the_environment() -> None:
 
 
 # What they open they have seen by other means: the null device or a file of their own, and what
-# a folder's listing calls a regular file.
+# a directory's listing calls a regular file.
 OPENERS = {
     "reading",
     "runner",

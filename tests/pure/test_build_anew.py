@@ -206,7 +206,7 @@ def test_what_a_failed_build_left_is_removed_by_the_next(site: Site) -> None:
     ("line", "cause", "remedy"),
     [
         ("a.cc:1:2: error: no such thing", "the compiler stopped: no such thing", "the whole log"),
-        ("x.o: No space left on device", "full", "  --prefix FOLDER  instead of "),
+        ("x.o: No space left on device", "full", "  --prefix DIR  instead of "),
     ],
 )
 def test_the_error_of_a_step_says_all_that_is_needed(

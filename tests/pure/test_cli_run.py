@@ -215,7 +215,7 @@ gpu = "nvidia"
 
 @pytest.fixture
 def imaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A recipe whose programs run in an image below the current folder."""
+    """A recipe whose programs run in an image below the current directory."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "imaged.toml"
     path.write_text(RECIPE.replace('"site"', '"imaged"', 1) + IMAGE)
@@ -310,7 +310,7 @@ def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: H
 def test_a_program_is_the_environments_where_mpi_comes_first(
     recipe: str, built: Path, hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mpirun --prefix puts the MPI's folder in front, and a python may lie there."""
+    """mpirun --prefix puts the MPI's directory in front, and a python may lie there."""
     generation = built.resolve()
     for folder in (generation / "venv/bin", tmp_path / "mpi/bin"):
         folder.mkdir(parents=True)

@@ -43,7 +43,7 @@ Check = Callable[..., str]
 
 @pytest.fixture
 def library(tmp_path: Path) -> Callable[..., Path]:
-    """Compile a libmpi that states a version, into a folder."""
+    """Compile a libmpi that states a version, into a directory."""
     if not shutil.which("gcc"):
         pytest.skip("no gcc")
 

@@ -283,18 +283,18 @@ def test_how_each_tool_builds() -> None:
     docker = build._replace(tool="docker", image="h:1")
     plain = build_command(docker._replace(binds=()))
     assert plain.argv == ("docker", "build", *tagged, "/work")
-    with pytest.raises(IncompatibleError, match="docker cannot mount a folder"):
+    with pytest.raises(IncompatibleError, match="docker cannot mount a directory"):
         build_command(docker)
 
 
 def test_what_is_bound_gets_a_place_in_the_image(tmp_path: Path) -> None:
-    (tmp_path / "it's a $(folder)").mkdir()
+    (tmp_path / "it's a $(directory)").mkdir()
     (tmp_path / "pip.conf").write_text("")
-    binds = (f"{tmp_path}/it's a $(folder)", f"{tmp_path}/pip.conf:/etc/pip.conf")
+    binds = (f"{tmp_path}/it's a $(directory)", f"{tmp_path}/pip.conf:/etc/pip.conf")
     section = sections(mount_points(binds))["setup"]
     root = tmp_path / "root"
     assert shell(f"APPTAINER_ROOTFS={root}\n{section}").returncode == 0
-    assert (root / f"{tmp_path}/it's a $(folder)".lstrip("/")).is_dir()
+    assert (root / f"{tmp_path}/it's a $(directory)".lstrip("/")).is_dir()
     assert (root / "etc/pip.conf").is_file()
     assert mount_points(()) == ""
 

@@ -1,4 +1,4 @@
-"""What an environment is made of: of a record, of a folder, and in other programs' formats."""
+"""What an environment is made of: of a record, of a directory, and in other programs' formats."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_of_a_record_of_a_cluster(cases: Path) -> None:
 
 
 def test_where_the_modules_bring_the_environment(cases: Path) -> None:
-    """Its folder is known only once they are loaded: then the record says all."""
+    """Its directory is known only once they are loaded: then the record says all."""
     record, _, home = read(cases, "cluster")
     found = contents_of(record, None, home)
     kinds = {each.name: each.kind for each in found.packages}
@@ -125,7 +125,7 @@ def test_export(name: str, cases: Path, pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_of_the_machine_is_in_an_export(name: str, cases: Path) -> None:
     record, installed, home = read(cases, name)
-    record["stack"]["variables"].pop("CXXFLAGS", None)  # another user's folder, in the recipe
+    record["stack"]["variables"].pop("CXXFLAGS", None)  # another user's directory, in the recipe
     found = cyclonedx.render(contents_of(record, installed, home))
     # Words that hold it: "channel", "channels".
     text = found.replace("channel", "")

@@ -43,7 +43,7 @@ def variables_of_python() -> list[str]:
 
 
 def test_modules_named_like_those_of_python_are_not_imported(tmp_path: Path) -> None:
-    """Modules of sites put folders of an older Python on PYTHONPATH, with its enum.py."""
+    """Modules of sites put directories of an older Python on PYTHONPATH, with its enum.py."""
     for name in sys.stdlib_module_names:
         write(tmp_path / f"{name}.py", f"raise SystemExit('{name} of the user')")
     done = run(PROGRAM, "recipes", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
@@ -170,7 +170,7 @@ def test_an_interrupt_at_any_moment_is_one_line(number: signal.Signals, cases: P
         assert said.startswith("error: interrupted") == (process.returncode == 130)
 
 
-# rank.py starts the other programs of its folder, without the variable.
+# rank.py starts the other programs of its directory, without the variable.
 PROGRAMS = sorted(
     path
     for path in STANDALONE.rglob("*.py")
@@ -181,7 +181,7 @@ PROGRAMS = sorted(
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_programs_find_their_siblings_without_their_folder(program: Path) -> None:
-    """PYTHONSAFEPATH leaves it out. Modules of hvdenv's folders must not stay on the path."""
+    """PYTHONSAFEPATH leaves it out. Modules of hvdenv's directories must not stay on the path."""
     words = {"PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
     safe = subprocess.run(
         [sys.executable, "-s", program, "--help"], env=words, text=True, capture_output=True,

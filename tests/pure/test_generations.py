@@ -154,7 +154,7 @@ def test_no_environment_inside_another(environment: Environment, inside: str) ->
 def test_a_missing_parent_and_a_file_as_parent_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for parent in ("no", "file"):
-        with pytest.raises(UsageError, match="folder for the prefix does not exist"):
+        with pytest.raises(UsageError, match="directory for the prefix does not exist"):
             generations.claim(at(tmp_path / parent / "env"))
 
 

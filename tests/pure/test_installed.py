@@ -20,7 +20,7 @@ SITE = "lib/python3.11/site-packages"
 
 
 def install(base: Path, *names: str, **files: dict[str, Any]) -> None:
-    """Put folders of metadata where Python looks, and JSON files into them."""
+    """Put directories of metadata where Python looks, and JSON files into them."""
     for name in names:
         folder = base / SITE / name
         folder.mkdir(parents=True)

@@ -41,8 +41,8 @@ JOB = ("job", "./site.toml", "--prefix", "../env")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder, of which nobody chose the name with scripts in mind."""
-    folder = tmp_path / "it's; a $(folder) #SBATCH"
+    """The user's directory, of which nobody chose the name with scripts in mind."""
+    folder = tmp_path / "it's; a $(directory) #SBATCH"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
@@ -202,5 +202,5 @@ def test_a_folder_that_cannot_be_printed(
     strange.mkdir()
     monkeypatch.chdir(strange)
     words = ("job", "../site.toml", "--prefix", "../../env")
-    assert "change to another folder" in hvdenv(*words, "--submit", "--", "true", code=2).err
+    assert "change to another directory" in hvdenv(*words, "--submit", "--", "true", code=2).err
     assert "\n#SBATCH --nodes=9" not in hvdenv(*words, "--", "true").out

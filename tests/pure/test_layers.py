@@ -528,7 +528,7 @@ def test_where_a_value_is_set(path: Path, child: Path) -> None:
     assert found.where("scheduler") == f"{child}: scheduler"
 
 
-# ---------------------------------------------------------------- folders of the user
+# ---------------------------------------------------------------- directories of the user
 
 USER = User(
     "ann", "/home/{user}", {"SCRATCH": "/scratch/ann/", "ODD": "/a $(touch pwned)", "R": "a"}
@@ -566,8 +566,8 @@ def test_folders_are_expanded_in_one_pass_and_nothing_else() -> None:
     ("name", "said"),
     [
         ("NONE", r"\$NONE is not set"),
-        ("ODD", "not a folder without"),
-        ("R", "not a folder without"),
+        ("ODD", "not a directory without"),
+        ("R", "not a directory without"),
     ],
 )
 def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
@@ -584,7 +584,7 @@ def test_a_user_name_that_is_no_part_of_a_folder_is_refused(name: str) -> None:
         ("{home}/x", USER._replace(home=name)),
     ):
         recipe = load_recipe("local", overrides=[f"places.environments='{folder}'"]).recipe
-        with pytest.raises(UsageError, match="no part of a folder"):
+        with pytest.raises(UsageError, match="no part of a directory"):
             expand(Recipe, recipe, user)
 
 

@@ -84,7 +84,7 @@ def test_no_name_is_more_than_a_word_to_the_shell(shell: str, words: list[str]) 
 @example(word="a'; touch /tmp/evil; '")
 def test_a_failure_says_the_hostile_name_and_does_nothing_else(shell: str, word: str) -> None:
     for fields, what in (
-        ({"use": (f"/nowhere/{word}",)}, "there is no folder of modules /nowhere/"),
+        ({"use": (f"/nowhere/{word}",)}, "there is no directory of modules /nowhere/"),
         ({"source": (f"/nowhere/{word}",)}, "cannot read the script /nowhere/"),
     ):
         status, said, calls = recorded(shell, Modules(load=("gcc",), **fields))  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_names_in_the_lists_of_each_system() -> None:
     assert parse_available(lmod) == ("compiler", "GCC/10.2.0", "GCCcore/.11.2.0", "gcc/old")
     tcl = (
         "/apps/modulefiles:\ncompiler(@)\ngcc/9.1.0(old)\ngcc/10.2.0(default) <L>\n"
-        "GCCcore/.11.2.0 <H>\n\nERROR: no such folder\nevp-patch\n"
+        "GCCcore/.11.2.0 <H>\n\nERROR: no such directory\nevp-patch\n"
     )
     assert parse_available(tcl) == (
         "compiler", "gcc/9.1.0", "gcc/10.2.0", "GCCcore/.11.2.0", "evp-patch",

@@ -26,10 +26,10 @@ def test_nothing_is_imported_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """horovodrun starts Pythons with -c (multiprocessing)."""
-    (tmp_path / "pathlib.py").write_text("print('of the folder')")
+    (tmp_path / "pathlib.py").write_text("print('of the directory')")
     monkeypatch.chdir(tmp_path)
     horovodrun = f"{sys.executable} -s -c 'import pathlib; print(pathlib.__file__)'"
-    assert "of the folder" not in SETUP.run(("sh", "-c", horovodrun), 60).output
+    assert "of the directory" not in SETUP.run(("sh", "-c", horovodrun), 60).output
 
 
 def test_a_part_is_told_and_measured() -> None:

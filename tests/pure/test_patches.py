@@ -185,10 +185,10 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     [
         ({"x-1/../../evil": "x"}, None, "a path outside of the archive"),
         ({"/evil": "x"}, None, "a path outside of the archive"),
-        ({}, link("x-1/l", "/etc/passwd", tarfile.SYMTYPE), "neither a file nor a folder"),
-        ({}, link("x-1/l", "/etc/passwd", tarfile.LNKTYPE), "neither a file nor a folder"),
-        ({}, link("x-1/l", "", tarfile.FIFOTYPE), "neither a file nor a folder"),
-        ({"x-1/a": "x", "y-1/a": "x"}, None, "should hold one top folder, it holds x-1, y-1"),
+        ({}, link("x-1/l", "/etc/passwd", tarfile.SYMTYPE), "neither a file nor a directory"),
+        ({}, link("x-1/l", "/etc/passwd", tarfile.LNKTYPE), "neither a file nor a directory"),
+        ({}, link("x-1/l", "", tarfile.FIFOTYPE), "neither a file nor a directory"),
+        ({"x-1/a": "x", "y-1/a": "x"}, None, "should hold one top directory, it holds x-1, y-1"),
     ],
 )
 def test_an_archive_that_reaches_out_is_refused(

@@ -42,7 +42,7 @@ FEW = 200
 CUT = {"knowledge/rules.py": rules.LONGEST, "standalone/ranks/datapath.py": 500}
 # The characters that doctor tries a wording on.
 WINDOW = BEFORE + AFTER
-# What a pattern may take for the worst text, in seconds of processor time.
+# What a pattern may take for the worst text, in seconds of CPU time.
 SECONDS = 0.1
 
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new

@@ -125,11 +125,11 @@ def test_blocked_says_what_was_tried(tmp_path: Path) -> None:
 
 @pytest.fixture
 def sticky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that everybody can write, and whose files belong to somebody else: see foreign()."""
+    """A directory that everybody can write, and whose files belong to somebody else: see foreign()."""
     folder = Path(tempfile.mkdtemp(prefix="hvdenv-sticky-"))
     folder.chmod(0o1777)
     if os.geteuid():
-        # This user's files are the other one's then, and the folder is nobody's.
+        # This user's files are the other one's then, and the directory is nobody's.
         real = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: real + 1)
     yield folder
@@ -137,7 +137,7 @@ def sticky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def foreign(path: Path) -> Path:
-    """Make it belong to another user than this process and the folder's owner."""
+    """Make it belong to another user than this process and the directory's owner."""
     if os.getuid() == 0:
         os.lchown(path, 4242, 4242)
     return path

@@ -100,7 +100,7 @@ def test_neither_folder_nor_cores_change_the_digest(
 
 
 def test_nothing_of_the_builder_goes_into_the_wheel(recipe: Recipe, facts: Facts) -> None:
-    """Neither the time nor the folder; tests/optin/test_reproducible.py compares the bytes."""
+    """Neither the time nor the directory; tests/optin/test_reproducible.py compares the bytes."""
     here = plan(recipe, facts, folder=Path("/here/g1"))
     there = plan(recipe, facts._replace(cores=3), folder=Path("/there/g2"))
     (wheel,) = (step for step in here.steps if step.name == "wheel")

@@ -28,7 +28,7 @@ def elsewhere(prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (Path.mkdir, "is a folder"),
+        (Path.mkdir, "is a directory"),
         (lambda prefix: (prefix / "pyvenv.cfg").mkdir(parents=True), "is a Python environment"),
         (lambda prefix: (prefix / "conda-meta").mkdir(parents=True), "is a conda prefix"),
         (Path.touch, "is a file"),
@@ -120,4 +120,4 @@ def test_the_script_of_a_plan_refuses_such_paths(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == code, found.stderr
-    assert ("name a folder without" in found.stderr) == (code == 2)
+    assert ("name a directory without" in found.stderr) == (code == 2)

@@ -142,7 +142,7 @@ def ask(image: Path, path: str, host: str = os.uname().nodename) -> Node:
 
 
 def test_a_host_is_asked_by_ssh(tmp_path: Path) -> None:
-    """The words that ssh gets, read by a shell, with an image and a folder of odd names."""
+    """The words that ssh gets, read by a shell, with an image and a directory of odd names."""
     image = tmp_path / "it's $(x).sif"
     image.write_bytes(b"image")
     ssh = 'for last; do :; done; exec sh -c "$last"'

@@ -69,7 +69,7 @@ def test_devices_are_refused(device: str) -> None:
 
 def test_folders_and_sockets_are_refused(tmp_path: Path) -> None:
     assert isinstance(refusal(tmp_path), IsADirectoryError)
-    assert refusal(tmp_path).strerror == "it is a folder, not a regular file"
+    assert refusal(tmp_path).strerror == "it is a directory, not a regular file"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         assert refusal(tmp_path / "s").strerror == "it is a socket, not a regular file"

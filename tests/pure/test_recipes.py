@@ -144,7 +144,7 @@ def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
     [
         ("/proc/self/mem", "Input/output error"),  # unreadable for the superuser, too
         ("./none.toml", "No such file or directory"),
-        ("/", "it is a folder, not a regular file"),
+        ("/", "it is a directory, not a regular file"),
         (f"./{'x' * 300}.toml", "File name too long"),
     ],
 )

@@ -97,7 +97,7 @@ def test_the_verdict_is_not_lost(
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
-        ("missing/verify.html", "there is no such folder"),
+        ("missing/verify.html", "there is no such directory"),
         (".", "this is not a regular file"),
         ("/dev/null", "this is not a regular file"),
     ],
@@ -117,7 +117,7 @@ def test_a_folder_of_others_is_said_first(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
     words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
-    assert f"--html {tmp_path}: this folder is not writable" in hvdenv(*words, code=2).err
+    assert f"--html {tmp_path}: this directory is not writable" in hvdenv(*words, code=2).err
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_folder_with_special_characters_is_refused_and_nothing_is_run(
     for words in ((), (HOSTILE,), ("rel a b",), ("$(touch pwned)",)):
         code, said = bash(script, *words)
         assert code == 2, said
-        assert "name a folder without spaces and special characters" in said
+        assert "name a directory without spaces and special characters" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +117,7 @@ def test_words_variables_and_texts_arrive_as_they_are(
 def test_the_script_imports_nothing_from_the_current_folder(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pathlib.py").write_text("print('of the folder')")
+    (tmp_path / "pathlib.py").write_text("print('of the directory')")
     monkeypatch.chdir(tmp_path)
     steps = (Step("python", "", (Command((sys.executable, "-c", "import pathlib")),)),)
     code, said = bash(render_bash(harmless(plan, *steps), Path("/envs/local")), "made")

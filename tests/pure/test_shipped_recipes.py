@@ -197,7 +197,7 @@ def block(start: str) -> str:
 
 @pytest.fixture
 def fenn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The recipe that the guide shows, in the current folder."""
+    """The recipe that the guide shows, in the current directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fenn.toml").write_text(block("format = 1"), encoding="utf-8")
     return "./fenn.toml"

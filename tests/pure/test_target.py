@@ -67,7 +67,7 @@ UNSEEN: dict[str, Callable[[Path, Path], object]] = {
     "a comment": lambda venv, other: write(venv / PACKAGES / "x.pth", f"# {other}\n"),
     "another file": lambda venv, other: write(venv / PACKAGES / "x.path", f"{other}\n"),
     "another Python": lambda venv, _: put_horovod(venv / "lib/site-packages"),
-    "a folder without it": lambda venv, other: write(venv / PACKAGES / "x.pth", f"{other}/no\n"),
+    "a directory without it": lambda venv, other: write(venv / PACKAGES / "x.pth", f"{other}/no\n"),
 }
 
 

@@ -163,7 +163,7 @@ def test_what_executes_nothing_uses_foreign_files(
         of_eve(path)
     names = {"PREFIX": prefix, "RECIPE": recipe, "FOLDER": folder, "FACTS": cases / "facts.json"}
     words = [str(names.get(each, each)) for each in SHOWN[command]]
-    # `doctor` finds no cause in a recipe, and `wheels` no index in a folder.
+    # `doctor` finds no cause in a recipe, and `wheels` no index in a directory.
     said = hvdenv(command, *words, code={"doctor": 1, "wheels": 2}.get(command, 0))
     assert OF_EVE not in said.err
     assert not mark.exists()
@@ -276,11 +276,11 @@ def test_a_prefix_of_another_user_is_not_run(command: str, tmp_path: Path, hvden
 def test_nobody_is_told_to_change_a_device(hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDENV_HOME", "/dev/null")
     said = hvdenv("job", "local", "--", "true", code=2).err
-    assert "neither a file nor a folder" in said and "chmod" not in said
+    assert "neither a file nor a directory" in said and "chmod" not in said
 
 
 def test_all_that_a_recipe_names_is_judged() -> None:
-    """A key that takes a folder, a file or a URL is among these, or not executed from."""
+    """A key that takes a directory, a file or a URL is among these, or not executed from."""
     recipe = load_recipe("local").recipe
     modules = decode(
         Modules, {"init": "/a/init", "use": ["/a/use"], "source": ["/a/source"], "load": ["x"]}
@@ -343,10 +343,10 @@ def test_modules_of_the_current_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("pathlib", "argparse", "tomli", "pwd", "signal", "packaging", "pip", "horovod"):
-        (tmp_path / f"{name}.py").write_text(f"print('{name} of the folder')\n")
+        (tmp_path / f"{name}.py").write_text(f"print('{name} of the directory')\n")
     done = start(tmp_path, "-m", "hvdenv", "show", "local")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "of the folder" not in done.stdout
+    assert "of the directory" not in done.stdout
     # Nor by the Pythons that hvdenv starts.
     monkeypatch.chdir(tmp_path)
     runner = Runner()
@@ -358,7 +358,7 @@ def test_modules_of_the_current_folder_are_not_imported(
     for words in (("-m", "pip", "--version"), ("-c", "import pathlib"), by_another):
         outcome = runner.run(Command((sys.executable, *words)))
         assert outcome
-        assert "of the folder" not in outcome.output
+        assert "of the directory" not in outcome.output
 
 
 def test_jobs_start_hvdenv_without_the_current_folder(
@@ -366,16 +366,16 @@ def test_jobs_start_hvdenv_without_the_current_folder(
 ) -> None:
     (tmp_path / "hvdenv").mkdir()
     for name in ("hvdenv/__init__", "argparse", "runpy"):
-        (tmp_path / f"{name}.py").write_text(f"print('{name} of the folder')\n")
+        (tmp_path / f"{name}.py").write_text(f"print('{name} of the directory')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = start(tmp_path, *job.AS_MODULE, "hvdenv", "show", "local")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "of the folder" not in done.stdout
+    assert "of the directory" not in done.stdout
     assert 'name = "local"' in done.stdout
 
 
 def test_what_everybody_can_create_is_not_used(tmp_path: Path) -> None:
-    """A sticky folder protects what is in it, but not names that are still free."""
+    """A sticky directory protects what is in it, but not names that are still free."""
     public = tmp_path / "public"
     public.mkdir()
     public.chmod(0o1777)

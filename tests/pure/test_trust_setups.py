@@ -45,7 +45,7 @@ def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def at() -> Iterator[Path]:
-    """A folder that everyone can get at."""
+    """A directory that everyone can get at."""
     folder = Path(tempfile.mkdtemp(prefix="hvdenv-test-"))
     folder.chmod(0o755)
     yield folder
@@ -168,7 +168,10 @@ NOTE = "can be written by the group "
 ORDINARY: dict[str, tuple[Callable[[Path], Path], str]] = {
     "project space": (lambda at: recipe(space(at, 0o770)), NOTE),
     "project space with setgid": (lambda at: recipe(space(at), ANN, PROJECT, 0o664), NOTE),
-    "own folder in project space": (lambda at: recipe(folder(space(at) / "ann", ANN, PROJECT)), ""),
+    "own directory in project space": (
+        lambda at: recipe(folder(space(at) / "ann", ANN, PROJECT)),
+        "",
+    ),
     "prefix in project space": (lambda at: environment(space(at), ANN, PROJECT, 0o2775), NOTE),
     "project space by a list": (lambda at: recipe(listed(space(at), BOB)), "note: "),
     "squashed NFS": (lambda at: recipe(at, NOBODY, NOBODY), UNCLEAR),
@@ -181,7 +184,7 @@ ORDINARY: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda at: recipe(folder(folder(at / "home", SERVICE) / "ann", ANN)),
         "",
     ),
-    "own folder in a sticky scratch": (
+    "own directory in a sticky scratch": (
         lambda at: recipe(folder(folder(at / "scratch", mode=0o1777) / "ann", ANN)),
         "",
     ),
@@ -263,28 +266,28 @@ def hard_link(where: Path) -> Path:
 # Each returns what ann uses, and bob could change.
 ATTACKS: dict[str, Callable[[Path], Path]] = {
     "recipe of another user": lambda at: recipe(folder(at / "ann", ANN), BOB),
-    "folder of another user": lambda at: recipe(of_bob(at)),
+    "directory of another user": lambda at: recipe(of_bob(at)),
     "everybody can write it": lambda at: recipe(folder(at / "ann", ANN), mode=0o666),
-    "everybody can exchange the folder": lambda at: recipe(
+    "everybody can exchange the directory": lambda at: recipe(
         folder(folder(at / "open", mode=0o777) / "ann", ANN)
     ),
-    "link of another user in a sticky folder": lambda at: link(
+    "link of another user in a sticky directory": lambda at: link(
         folder(at / "tmp", mode=0o1777) / "l.toml", recipe(folder(at / "ann", ANN)), BOB
     ),
-    "sticky folder of another user": lambda at: recipe(of_bob(at, 0o1777)),
-    "own folder in a sticky folder of another user": lambda at: recipe(
+    "sticky directory of another user": lambda at: recipe(of_bob(at, 0o1777)),
+    "own directory in a sticky directory of another user": lambda at: recipe(
         folder(of_bob(at, 0o1777) / "ann", ANN)
     ),
-    "prefix that is a sticky folder": lambda at: folder(at / "tmp", mode=0o1777),
-    "hard link in a sticky folder": lambda at: hard_link(folder(at / "tmp", mode=0o1777)),
-    "folder of another user before ..": lambda at: (
+    "prefix that is a sticky directory": lambda at: folder(at / "tmp", mode=0o1777),
+    "hard link in a sticky directory": lambda at: hard_link(folder(at / "tmp", mode=0o1777)),
+    "directory of another user before ..": lambda at: (
         recipe(folder(at / "ann", ANN)) and folder(of_bob(at) / "x", ANN) / "../../ann/mine.toml"
     ),
     "link to .. of another user": lambda at: (
         link(at / "up", of_bob(at) / "..") and recipe(at) and at / "up/mine.toml"
     ),
     "list on a recipe": lambda at: listed(recipe(folder(at / "ann", ANN)), BOB),
-    "list on a folder": lambda at: recipe(listed(folder(at / "ann", ANN), BOB)),
+    "list on a directory": lambda at: recipe(listed(folder(at / "ann", ANN), BOB)),
     "project space of another user": lambda at: recipe(space(at, owner=BOB)),
     "project space of others": lambda at: recipe(space(at, 0o2775, group=OTHERS)),
     "setgid gave it to others": lambda at: recipe(folder(at / "ann", ANN), ANN, OTHERS, 0o664),
@@ -297,7 +300,7 @@ ATTACKS: dict[str, Callable[[Path], Path]] = {
         and folder(at / "lib/python3.11", BOB)
         and naming(at / "bin", f"pyvenv.cfg|Home={at}/bin\n")
     ),
-    "folder of a .pth file": lambda at: naming(
+    "directory of a .pth file": lambda at: naming(
         of_bob(at), f"lib/python3.11/site-packages/a.pth|import x\n{at}/bob\n"
     ),
     "entry of another user in a prefix": lambda at: (

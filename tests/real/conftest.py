@@ -1,6 +1,6 @@
 """Real environments, built once for all tests of this layer.
 
-They lie in a temporary folder, or in the folder that HVDENV_TEST_HOME names: then the
+They lie in a temporary directory, or in the directory that HVDENV_TEST_HOME names: then the
 next run finds them there, and the tests of everything but the build take minutes.
 """
 
@@ -162,7 +162,7 @@ def runner() -> Iterator[Runner]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Command lines of processes that have something to do with a folder."""
+    """Command lines of processes that have something to do with a directory."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -176,7 +176,7 @@ def processes_of(folder: Path) -> list[str]:
 
 @pytest.fixture
 def no_processes_left() -> Callable[[Path], None]:
-    """Call it with a folder: nothing may be running there a few seconds later."""
+    """Call it with a directory: nothing may be running there a few seconds later."""
 
     def check(folder: Path) -> None:
         wait_until(lambda: not processes_of(folder), 30)

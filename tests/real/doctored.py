@@ -37,7 +37,7 @@ def make_copy(
     *,
     frameworks: tuple[str, ...] = ("torch",),
 ) -> Installation:
-    """A copy of an installation in a new folder, with a fault.
+    """A copy of an installation in a new directory, with a fault.
 
     Args:
         original: stays as it is.
@@ -48,7 +48,7 @@ def make_copy(
     subprocess.run([original.python, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages, there = purelib(folder / "bin" / "python"), purelib(Path(original.python))
     (packages / "original.pth").write_text(f"{there}\n")
-    # The extension finds MPI in the lib folder above it.
+    # The extension finds MPI in the lib directory above it.
     for library in there.parents[1].iterdir():
         if not (folder / "lib" / library.name).exists():
             (folder / "lib" / library.name).symlink_to(library)
@@ -78,7 +78,7 @@ def without_check_build(installation: Installation) -> Installation:
 
 
 def purelib(python: Path) -> Path:
-    """The folder of an interpreter's packages."""
+    """The directory of an interpreter's packages."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     return Path(subprocess.check_output([str(python), "-c", code], text=True).strip())
 

@@ -73,7 +73,7 @@ def write(
 
 @pytest.mark.parametrize("name", SHELLS)
 def test_there_and_back(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "a 'folder' $(x)"
+    folder = tmp_path / "a 'directory' $(x)"
     file = shlex.quote(str(write(folder, "venv", {"A": HOSTILE, "B": "", "OLD": "new"})))
     said = shell(
         name,

@@ -146,7 +146,7 @@ def test_the_yardstick_on_what_stands_for_gpus(
 def test_the_yardstick_on_two_hosts(
     original: Installation, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """It is compiled here, in a folder that they see."""
+    """It is compiled here, in a directory that they see."""
     runner = Runner(cluster.environ)
     launch = LAUNCH._replace(
         hosts=tuple(Host(name, 1) for name in cluster.hosts),

@@ -43,7 +43,7 @@ def test_two_framework_wheel_is_small_and_keeps_symbol_names(
     home: Path, local_prefix: Path, tmp_path: Path
 ) -> None:
     sizes = {}
-    # Other tests store wheels meanwhile, in folders that begin with a dot.
+    # Other tests store wheels meanwhile, in directories that begin with a dot.
     for wheel in (home / "cache" / "wheels").glob("??/*/*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             extensions = [name for name in archive.namelist() if name.endswith(".so")]
@@ -62,7 +62,7 @@ def test_two_framework_wheel_is_small_and_keeps_symbol_names(
                     check=True,
                 ).stdout
                 assert ".debug_info" not in sections
-                assert str(home) not in sections, "the run path names the folder it was built in"
+                assert str(home) not in sections, "the run path names the directory it was built in"
     assert any(count == 2 and size < 5_000_000 for count, size in sizes.values()), sizes
 
 
@@ -194,7 +194,7 @@ def test_full_disk(home: Path, tmp_path: Path) -> None:
         refused = Cli(home)("build", "local", "--prefix", str(prefix), code=3)
         assert "disk-low" in refused.stderr
         result = Cli(home)("build", "local", "--prefix", str(prefix), "--allow", "disk-low", code=5)
-        assert f"--prefix FOLDER  instead of {prefix.parent}/.env.hvdenv/" in result.stderr
+        assert f"--prefix DIR  instead of {prefix.parent}/.env.hvdenv/" in result.stderr
         assert not prefix.exists()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)

@@ -83,7 +83,7 @@ def lock(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> condaloc
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Everything in a folder, with what conda-meta says as data."""
+    """Everything in a directory, with what conda-meta says as data."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -1,7 +1,7 @@
 """Images for real: a Debian root file system from debootstrap, built by buildah, and hosts
 with an sshd and a mount namespace each.
 
-The root file system is kept in the folder that HVDENV_TEST_HOME names. What is built in an
+The root file system is kept in the directory that HVDENV_TEST_HOME names. What is built in an
 image has to find packages as this machine does, so pip's configuration goes with it.
 """
 
@@ -81,7 +81,7 @@ def bootstrap(archive: Path) -> None:
 
 
 class Store(NamedTuple):
-    """Images of buildah in a folder of their own: the variables that lead it there."""
+    """Images of buildah in a directory of their own: the variables that lead it there."""
 
     variables: dict[str, str]
 
@@ -213,7 +213,7 @@ HOSTS = ("f1", "f2")
 class Hosts(NamedTuple):
     """Two hosts with an sshd each.
 
-    f1 sees the files of this machine; f2 has an own folder of images.
+    f1 sees the files of this machine; f2 has an own directory of images.
 
     Attributes:
         folder: of images, the same path on every host.

@@ -79,7 +79,7 @@ def compiled(path: Path, code: str, *options: str) -> None:
 
 
 def found_first(built: Installation, **folders: Path) -> Installation:
-    """The installation under variables that put folders in front of others."""
+    """The installation under variables that put directories in front of others."""
     return built._replace(env=tuple((name, str(folder)) for name, folder in folders.items()))
 
 

@@ -23,10 +23,10 @@ NOBODY = 65533
 def test_an_installation_that_is_unusual_in_every_way(
     copy: Callable[..., Installation], tmp_path: Path
 ) -> None:
-    """Horovod in another folder by a .pth file, the system's packages too, a link to the prefix.
+    """Horovod in another directory by a .pth file, the system's packages too, a link to the prefix.
 
     It is somebody else's, only to be read, by a user without a home whose files nobody else
-    can read. By Gloo: folders of the tests are for their owner alone, and mpirun asks
+    can read. By Gloo: directories of the tests are for their owner alone, and mpirun asks
     access(2), which does not count what setpriv gives.
     """
     read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]

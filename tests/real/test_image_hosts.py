@@ -1,6 +1,6 @@
 """Programs in an image on two hosts, started by the hosts' mpirun.
 
-The image is a Debian root file system as a folder, which Charliecloud's ch-run takes. No
+The image is a Debian root file system as a directory, which Charliecloud's ch-run takes. No
 Horovod is compiled in it: it sees this machine's Python and the environment `local`, and has
 nothing else of the host. tests/optin/test_image.py has one with its own Horovod.
 """
@@ -61,7 +61,7 @@ print("rank", hvd.rank(), "of", hvd.size(), "total", total, "on", socket.gethost
 def image(
     rootfs: Path, home: Path, local_prefix: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A folder that programs of the environment run in; a mark tells that they do."""
+    """A directory that programs of the environment run in; a mark tells that they do."""
     need("charliecloud")
     folder = tmp_path_factory.mktemp("image") / "debian"
     unpack(rootfs, folder)
@@ -111,7 +111,7 @@ def hvdenv(cluster: Cluster, home: Path) -> Cli:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A program in the current folder."""
+    """A program in the current directory."""
     (tmp_path / "train.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     return "train.py"

@@ -1,4 +1,4 @@
-"""Packages that are added to environments, from a folder of small wheels."""
+"""Packages that are added to environments, from a directory of small wheels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wheels(tmp_path: Path) -> Path:
 
 
 def offline(wheels: Path) -> dict[str, str]:
-    """pip has this folder and nothing else."""
+    """pip has this directory and nothing else."""
     return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_EXTRA_INDEX_URL": ""}
 
 

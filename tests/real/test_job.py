@@ -34,7 +34,7 @@ launcher = "srun"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the user is: nobody chose its name with scripts in mind."""
-    folder = tmp_path / "it's; a $(folder) #SBATCH"
+    folder = tmp_path / "it's; a $(directory) #SBATCH"
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder

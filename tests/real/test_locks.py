@@ -25,7 +25,7 @@ TORCH = ("local", "--variant", "torch")
 
 @pytest.fixture(scope="module")
 def locks(cli: Cli, local_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of locks with one of `local`; a wheel of that stack is in the cache."""
+    """A directory of locks with one of `local`; a wheel of that stack is in the cache."""
     folder = tmp_path_factory.mktemp("locks")
     cli("lock", *TORCH, "--lockfiles", str(folder))
     inputs = cli("plan", *TORCH, "--json").json["wheel_inputs"]

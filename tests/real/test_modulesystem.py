@@ -205,7 +205,7 @@ def test_the_first_folder_of_the_recipe_is_found_first(site: Site, tmp_path: Pat
     assert loaded.set["FROM"] == "one"
     error = site.refused("tool/1", use=(str(tmp_path / "three"),))
     assert error.message == (
-        f"cannot load modules: there is no folder of modules {tmp_path / 'three'}"
+        f"cannot load modules: there is no directory of modules {tmp_path / 'three'}"
     )  # fmt: skip
     assert error.detail == ""
 

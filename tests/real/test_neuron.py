@@ -87,7 +87,7 @@ class Neuron(NamedTuple):
         cli: as on the login node.
         words: the recipe, and where its locks are.
         locks: options of commands that use the lock.
-        lock: its folder.
+        lock: its directory.
     """
 
     cli: Cli

@@ -47,7 +47,7 @@ WHERE = "cat {0}/venv/file; grep -c hvdenv: /proc/self/mountinfo; readlink /proc
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that other users can read, unlike those of pytest."""
+    """A directory that other users can read, unlike those of pytest."""
     with tempfile.TemporaryDirectory(prefix="hvdenv-pack-", dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)

@@ -23,7 +23,7 @@ from tests.real.doctored import TIMEOUT
 
 
 def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) -> Path:
-    """The source of a release of Horovod with patches; the release is kept beside the folder."""
+    """The source of a release of Horovod with patches; the release is kept beside the directory."""
     folder.mkdir(exist_ok=True)
     archive = folder.parent / f"horovod-{version}.tar.gz"
     if not archive.exists():

@@ -35,8 +35,8 @@ from hvdenv.schema import encode
 prefix, bundle = map(Path, sys.argv[1:])
 environment = generations.at(prefix)
 generations.claim(environment)
-folder = generations.create(environment, "0" * 12)
-venv = folder / "venv"
+directory = generations.create(environment, "0" * 12)
+venv = directory / "venv"
 subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
 pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install", "--quiet"]
 subprocess.run([*pip, "--no-index", "--find-links", str(bundle), "psutil"], check=True)
@@ -44,8 +44,8 @@ subprocess.run([*pip, "--no-index", "--find-links", str(bundle), "psutil"], chec
 (site_packages / "horovod").mkdir()
 (site_packages / "horovod" / "__init__.py").write_text("")
 script = activate_script(venv, kind="venv", variables={})
-(folder / "activate.sh").write_text(script)
-listed = manifest.write(folder, (generations.RECORD, generations.MARKER))
+(directory / "activate.sh").write_text(script)
+listed = manifest.write(directory, (generations.RECORD, generations.MARKER))
 path = environment.record(folder.name)
 generations.write_record(path, generations.decode_record({
     "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
@@ -58,7 +58,7 @@ generations.switch(environment, folder.name)
 
 
 class User(NamedTuple):
-    """A user of this machine, and the folder in which hvdenv lies for all."""
+    """A user of this machine, and the directory in which hvdenv lies for all."""
 
     name: str
     group: str
@@ -92,7 +92,7 @@ class People(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that everyone can get at, with hvdenv in it."""
+    """A directory that everyone can get at, with hvdenv in it."""
     need("root")
     folder = Path(tempfile.mkdtemp(prefix="hvdenv-test-"))
     folder.chmod(0o755)
@@ -127,7 +127,7 @@ def people(place: Path) -> Iterator[People]:
 
 
 def shared_folder(people: People, name: str) -> Path:
-    """A project's folder: of the group, which new files and folders in it get too."""
+    """A project's directory: of the group, which new files and directories in it get too."""
     folder = people.builder.place / name
     folder.mkdir()
     shutil.chown(folder, people.builder.name, people.builder.group)
@@ -162,7 +162,7 @@ def test_umask_and_group_are_honoured(people: People, prefix: Path) -> None:
         assert (status.st_uid, status.st_gid) == (owner, group), path
         if not stat.S_ISLNK(status.st_mode):
             mode = stat.filemode(status.st_mode)
-            # venv and pip give some files bits of their own: the folders keep others out.
+            # venv and pip give some files bits of their own: the directories keep others out.
             ours = path.is_dir() or path.parent.name == "0" * 12
             assert not status.st_mode & (0o027 if ours else 0o022), (path, mode)
             readable = 0o050 if path.is_dir() else 0o040

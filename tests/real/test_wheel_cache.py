@@ -33,7 +33,7 @@ GROUP, OTHERS = 61000, 61009
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everyone can get at."""
+    """A directory that everyone can get at."""
     folder = Path(tempfile.mkdtemp(prefix="hvdenv-test-"))
     folder.chmod(0o1777)
     try:
@@ -202,7 +202,7 @@ def test_a_full_file_system(place: Path, wheel: Path) -> None:
 
 
 def test_the_command_line(place: Path, wheel: Path) -> None:
-    """As a site has it: a site file and a shared folder."""
+    """As a site has it: a site file and a shared directory."""
     folder, site = group_cache(place), place / "site.toml"
     if os.geteuid() == 0:
         os.chown(folder, 0, GROUP)

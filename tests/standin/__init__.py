@@ -56,13 +56,13 @@ class Cluster:
         cpus: that each host says it has.
         gpus: that each host says it has: ``gpu:4``, ``gpu:A100:4``, or empty.
         modules: the module system; there is none if not given.
-        shared: folders below /tmp that the hosts see too.
+        shared: directories below /tmp that the hosts see too.
 
     Attributes:
         hosts: names of the hosts.
         partition: name of the default partition.
         folder: what the stand-in keeps; gone with it.
-        modulefiles: folder in MODULEPATH, empty at first.
+        modulefiles: directory in MODULEPATH, empty at first.
         interface: the network interface that joins them all, of this name everywhere.
         addresses: of the hosts, by name.
         environ: variables for commands on the head, as after a login.
@@ -149,7 +149,7 @@ class Cluster:
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host, in its root folder; otherwise like `run`."""
+        """Run a command on a host, in its root directory; otherwise like `run`."""
         inside = enter(self._pids[host], *INSIDE)
         seen = {**config.FOR_RANKS, **env}
         return self.run([*inside, *argv], env=seen, check=check, timeout=timeout)
@@ -207,7 +207,7 @@ class Cluster:
         return "\n".join(texts)
 
     def _hold(self, ends: ExitStack) -> None:
-        """Make the folder and the namespaces, which end with this process."""
+        """Make the directory and the namespaces, which end with this process."""
         self.folder = make_folder()
         self.modulefiles = self.folder / "modulefiles"
         keeper = ends.enter_context(

@@ -34,7 +34,7 @@ def check_machine(modules: Kind | None = None, path: str = SYSTEM_PATH) -> None:
 
     Args:
         modules: the module system that it shall have.
-        path: folders of programs.
+        path: directories of programs.
 
     Raises:
         Missing: it cannot.
@@ -44,7 +44,7 @@ def check_machine(modules: Kind | None = None, path: str = SYSTEM_PATH) -> None:
 
 
 def make_folder() -> Path:
-    """A folder whose name says which process it belongs to."""
+    """A directory whose name says which process it belongs to."""
     remove_remains()
     owner = f"{os.getpid()}-{started(os.getpid())}"
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{owner}-", dir=BASE))
@@ -53,7 +53,7 @@ def make_folder() -> Path:
 
 
 def remove_remains() -> None:
-    """Remove folders whose owner and keeper were both killed."""
+    """Remove directories whose owner and keeper were both killed."""
     for folder in BASE.glob(f"{PREFIX}*-*-*"):
         pid, start, _ = folder.name.removeprefix(PREFIX).split("-", 2)
         if started(int(pid)) != start and folder.stat().st_uid == 0:

@@ -18,7 +18,7 @@ for script; do :; done
 id={id} out=$PWD/job.out
 name=$(sed -nE 's/^#[^ ]+ (-J|-N|--jobname) //p' "$script" | head -n 1)
 echo "id='$id' name='$name' out='$out'" > job
-rm -f asked code cancelled forgotten
+rm -f asked code cancelled forgotten pid
 (
     until [ -e asked ]; do sleep 0.02; done
     export {variables}
@@ -39,7 +39,11 @@ else state=running code=0; fi
 {answer}
 touch asked
 """
-_CANCEL = 'cd {state} && touch cancelled && kill -9 "-$(cat pid)"'
+# The job may be about to begin, or have ended.
+_CANCEL = """
+cd {state} && touch cancelled
+until [ -e code ] || kill -9 "-$(cat pid)"; do sleep 0.02; done 2> /dev/null
+"""
 
 
 class _Fake(NamedTuple):
@@ -138,7 +142,7 @@ SCHEDULERS = tuple(_FAKES)
 
 
 class Scheduler(NamedTuple):
-    """The programs of a scheduler, in a folder for PATH."""
+    """The programs of a scheduler, in a directory for PATH."""
 
     name: str
     programs: Path

@@ -17,7 +17,7 @@ _shtab_hvdenv_commands() {
     diff:'Compare two environments or locks: packages, Horovod with its patches and flags, modules,'
     doctor:'Name the cause of a failed build or run from its log, and the remedy.'
     envs:'List the environments that hvdenv built with their size, return to an earlier generation, remove'
-    examples:'Print the folder of the example training programs.'
+    examples:'Print the directory of the example training programs.'
     export:'Write a bill of materials of an environment: CycloneDX 1.6 in JSON, for audits.'
     fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
     init:'Draft a recipe from a site'"'"'s page, from a job script that works, or from this machine.'
@@ -27,7 +27,7 @@ _shtab_hvdenv_commands() {
     module:'Write a modulefile of an environment, for Lmod (Lua) or Environment Modules (Tcl).'
     pack:'Pack an environment into one image, which hosts mount instead of reading its many files.'
     plan:'Show what build would run, in order, and why, without running it.'
-    recipes:'List recipes: those of hvdenv, and those in the recipe folders of the site file.'
+    recipes:'List recipes: those of hvdenv, and those in the recipe directories of the site file.'
     run:'Run a command in an environment, or in the image that the recipe names.'
     shell:'Open an interactive shell in an environment.'
     show:'Show a recipe after its layers are merged, and which layer sets each value.'
@@ -80,7 +80,7 @@ _shtab_hvdenv_build_options=(
   "--dry-run[show what would be built, or the script of the job, and do nothing]"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--locked[build exactly what the lock lists, or exit with 4]"
-  "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
+  "--lockfiles[directory of the locks (default\: lockfiles beside the recipe, or beside its directory if that is named recipes)]:DIR:"
   "--lock[use this lock, if there are several]:DIR:"
   "--fetched[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
@@ -138,7 +138,7 @@ _shtab_hvdenv_container_options=(
   "--trust[use files that other users can change, for this command only]"
   "--dry-run[build nothing\: show the definition and the tool]"
   "--build[build the image]"
-  "*--bind[make a file or folder of this machine visible to the build, such as \/etc\/pip.conf]:HOST[:IMAGE]:"
+  "*--bind[make a file or directory of this machine visible to the build, such as \/etc\/pip.conf]:HOST[:IMAGE]:"
   "--preflight[check that hosts can run the image]"
   "--hosts[hosts to check, with their slots]:HOST:SLOTS,...:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
@@ -152,7 +152,7 @@ _shtab_hvdenv_diff_options=(
   "--json[print the result as JSON, and nothing else, on standard output]"
   "--color[color]:color:(auto always never)"
   "--exit-code[exit with 1 if they differ]"
-  ":environment or lock\: a name, prefix or folder\; \@GENERATION may follow:"
+  ":environment or lock\: a name, prefix or directory\; \@GENERATION may follow:"
   ":what to compare it with, written the same way:"
 )
 
@@ -240,10 +240,10 @@ _shtab_hvdenv_fetch_options=(
   "*--variant[use this variant of the recipe\; may be repeated]:VARIANT:"
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--to[folder to download to]:DIR:"
+  "--to[directory to download to]:DIR:"
   "--python[Python version to use, such as 3.11]:X.Y:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
-  "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
+  "--lockfiles[directory of the locks (default\: lockfiles beside the recipe, or beside its directory if that is named recipes)]:DIR:"
   "--lock[use this lock, if there are several]:DIR:"
   "--trust[use files that other users can change, for this command only]"
   "--json[print the result as JSON, and nothing else, on standard output]"
@@ -285,7 +285,7 @@ _shtab_hvdenv_install_options=(
   {-v,--verbose}"[show the output of every command]"
   "--color[color]:color:(auto always never)"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
-  "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
+  "--lockfiles[directory of the locks (default\: lockfiles beside the recipe, or beside its directory if that is named recipes)]:DIR:"
   "--dry-run[print what would be added, and build nothing]"
   "--take-over[take the prefix over from another build, whoever runs it]"
   "--trust[use files that other users can change, for this command only]"
@@ -340,7 +340,7 @@ _shtab_hvdenv_lock_options=(
   {-q,--quiet}"[print errors only]"
   {-v,--verbose}"[show the output of every command]"
   "--color[color]:color:(auto always never)"
-  "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
+  "--lockfiles[directory of the locks (default\: lockfiles beside the recipe, or beside its directory if that is named recipes)]:DIR:"
   "--trust[use files that other users can change, for this command only]"
   "--check[compare only\; exit with 4 if the lock does not match]"
   "--update[update this package to its newest version]:NAME:"
@@ -360,7 +360,7 @@ _shtab_hvdenv_module_options=(
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--trust[use files that other users can change, for this command only]"
   "--format[lua for Lmod, tcl for Environment Modules (default\: the module system of this machine)]:format:(lua tcl)"
-  "--to[write the modulefile below this folder, as NAME\/VERSION]:DIR:"
+  "--to[write the modulefile below this directory, as NAME\/VERSION]:DIR:"
   "--name[name of the module (default\: horovod\/VERSION-RECIPE-VARIANTS)]:NAME/VERSION:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
@@ -375,7 +375,7 @@ _shtab_hvdenv_pack_options=(
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--to[file of the image (default\: beside the environment, where other commands find it)]:FILE:"
-  "--copy-to[folder in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; nothing is left of it after a crash (default\: hosts read the image where it is)]:DIR:"
+  "--copy-to[directory in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; nothing is left of it after a crash (default\: hosts read the image where it is)]:DIR:"
   "--trust[use files that other users can change, for this command only]"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
@@ -396,7 +396,7 @@ _shtab_hvdenv_plan_options=(
   "--format[format]:format:(text bash)"
   "--facts[facts of another machine\: JSON, as under \`facts\` in \`plan --json\` there]:FILE:"
   "--locked[build exactly what the lock lists, or exit with 4]"
-  "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
+  "--lockfiles[directory of the locks (default\: lockfiles beside the recipe, or beside its directory if that is named recipes)]:DIR:"
   "--lock[use this lock, if there are several]:DIR:"
   "--fetched[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
@@ -546,7 +546,7 @@ _shtab_hvdenv_wheels_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--dry-run[print which wheels would be published, and change nothing]"
-  ":folder of the index:"
+  ":directory of the index:"
   "(*)::only wheels of these environments, such as local\+torch\; \`hvdenv envs\` lists them:"
 )
 
@@ -555,7 +555,7 @@ _shtab_hvdenv_wheels_publish_defaults_added=0
 
 _shtab_hvdenv_wheels_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  ":folder of the index:"
+  ":directory of the index:"
 )
 
 # guard to ensure default positional specs are added only once per session

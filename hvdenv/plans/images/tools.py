@@ -25,7 +25,7 @@ class Build(NamedTuple):
 
     Attributes:
         image: file of the image, or its tag if the tool stores images itself.
-        binds: files and folders of this machine for the build, HOST or HOST:IMAGE.
+        binds: files and directories of this machine for the build, HOST or HOST:IMAGE.
     """
 
     tool: str
@@ -39,7 +39,7 @@ def build_command(build: Build) -> Command:
     """The command that builds an image.
 
     Raises:
-        IncompatibleError: the tool cannot mount folders.
+        IncompatibleError: the tool cannot mount directories.
     """
     tool, definition = build.tool, str(build.definition)
     if tool in TOOLS["singularity"]:
@@ -48,7 +48,7 @@ def build_command(build: Build) -> Command:
         return Command((*words, build.image, definition))
     if tool == "docker" and build.binds:
         raise IncompatibleError(
-            "docker cannot mount a folder of this machine in a build",
+            "docker cannot mount a directory of this machine in a build",
             remedy="build with podman or buildah, or without --bind",
         )
     verb = "bud" if tool == "buildah" else "build"

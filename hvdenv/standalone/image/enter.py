@@ -4,7 +4,7 @@ usage: python -I -S enter.py IMAGE SHA256 COPY_TO JOB FOLDER... -- PROGRAM [ARGU
 
 The first process of a JOB on a host (in Slurm, of a job step) starts a keeper, which compares the
 image with its hash and mounts it with squashfuse in a namespace of `unshare`, at the FOLDERs that it
-holds. COPY_TO is the folder of this host to which the image is copied first, or empty. All processes
+holds. COPY_TO is the directory of this host to which the image is copied first, or empty. All processes
 of the job on this host join the namespace with `nsenter`: they share one page cache, and MPI may copy
 between their memories.
 
@@ -32,7 +32,7 @@ import time
 from typing import List, NoReturn, Tuple
 
 FAILED = 125
-# Apptainer brings its own, in a folder that is not in PATH.
+# Apptainer brings its own, in a directory that is not in PATH.
 PROGRAMS = ("squashfuse_ll", "squashfuse")
 FOLDERS = (
     "/usr/bin", "/usr/local/bin", "/usr/libexec/apptainer/bin", "/usr/local/libexec/apptainer/bin",
@@ -44,7 +44,7 @@ READ_SECONDS, MOUNT_SECONDS, FIRST_SECONDS = 1800.0, 60.0, 30.0
 # signals to all processes of a job, some as a warning before its time is up: ranks handle them, and
 # need their files until they have ended. Programs that the keeper starts ignore them too.
 DETACHED = """trap "" INT TERM HUP QUIT USR1 USR2 ALRM XCPU TSTP PIPE; "$@" &"""
-# The folder that nsenter can stay in is that of the host, behind the mounts.
+# The directory that nsenter can stay in is that of the host, behind the mounts.
 IN_FOLDER = """cd "$1" && shift && exec "$@" """
 
 
@@ -117,10 +117,10 @@ def checked_file(path: str, sha256: str, copy_to: str) -> int:
 
 
 def mount_image(file: int, source: str, folders: List[str]) -> None:
-    """Mount an image in this namespace, and bind each of its folders to its place.
+    """Mount an image in this namespace, and bind each of its directories to its place.
 
-    Libraries of FUSE 2 refuse a folder with files as mount point. So squashfuse gets an empty
-    folder, on a tmpfs which its own folders then hide.
+    Libraries of FUSE 2 refuse a directory with files as mount point. So squashfuse gets an empty
+    directory, on a tmpfs which its own directories then hide.
     """
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *FOLDERS])
     program = next(filter(None, (shutil.which(name, path=path) for name in PROGRAMS)), "")

@@ -19,7 +19,7 @@ from typing import List
 
 
 def is_own_script(path: str) -> bool:
-    """Whether the interpreter of a script is in the same folder as this one."""
+    """Whether the interpreter of a script is in the same directory as this one."""
     with open(path, "rb") as stream:
         words = os.fsdecode(stream.readline(4096)).split()
     interpreter = words[0][2:] if words and words[0].startswith("#!") else ""
@@ -39,7 +39,7 @@ def import_extensions(frameworks: List[str]) -> None:
 
 def main(program: str, *frameworks: str) -> None:
     program = shutil.which(program) or program
-    safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH leaves out this folder
+    safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH leaves out this directory
     sys.path[: not safe] = [os.path.dirname(program)]
     if is_own_script(program):
         import_extensions(list(frameworks))

@@ -30,7 +30,7 @@ BUILT = ("MPI", "Gloo", "NCCL", "DDL", "CCL", "MLSL", "CUDA", "ROCm")
 
 
 def horovod_folder() -> str:
-    """The folder of the package horovod; empty if there is none."""
+    """The directory of the package horovod; empty if there is none."""
     found = importlib.util.find_spec("horovod")
     return os.path.dirname(found.origin) if found and found.origin else ""
 
@@ -81,7 +81,7 @@ def sources(folder: str) -> str:
 
 
 def shadowed(framework: str) -> Dict[str, str]:
-    """Packages on PYTHONPATH that hide those of this environment, with their folders."""
+    """Packages on PYTHONPATH that hide those of this environment, with their directories."""
     return before_own(framework, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
@@ -92,7 +92,7 @@ def left_out(framework: str) -> Dict[str, str]:
 
 
 def before_own(framework: str, folders: List[str]) -> Dict[str, str]:
-    """The packages in folders that this environment has too, in its own or in .pth files' folders."""
+    """The packages in directories that this environment has too, in its own or in .pth files' directories."""
     given = {os.path.realpath(folder) for folder in folders if os.path.isabs(folder)}
     known = [*map(sysconfig.get_path, ("purelib", "platlib")), *sys.path]
     own = [each for each in known if os.path.realpath(each) not in given]
@@ -172,7 +172,7 @@ def look(framework: str) -> Dict[str, Any]:
 def main(arguments: List[str]) -> None:
     faulthandler.enable()
     if not getattr(sys.flags, "safe_path", False):
-        sys.path.pop(0)  # this folder: its files must not shadow modules
+        sys.path.pop(0)  # this directory: its files must not shadow modules
     find = look if arguments[0] == "--import" else files
     for framework in arguments:
         if framework != "--import":

@@ -22,11 +22,11 @@ import subprocess
 import sys
 from typing import Any, Dict, List
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import extension
 
-# Folders of a framework's libraries in its package; they are loaded before the extension.
+# Directories of a framework's libraries in its package; they are loaded before the extension.
 FOLDERS = {"torch": ("lib",), "tensorflow": ("", "python"), "mxnet": ("",)}
 # Parts of glibc, which has one version for all.
 OF_GLIBC = re.compile(r"(libc|libm|libdl|librt|libpthread|libutil|ld-linux[\w-]*|ld64)\.so\.")
@@ -80,7 +80,7 @@ class Environment:
 
     def look(self) -> Dict[str, Any]:
         folder = extension.horovod_folder()
-        frameworks: Dict[str, str] = {}  # folders of their packages; nothing is imported
+        frameworks: Dict[str, str] = {}  # directories of their packages; nothing is imported
         for name in extension.LIBRARIES:
             found = importlib.util.find_spec(name)
             if found and found.origin and found.submodule_search_locations:
@@ -184,7 +184,7 @@ def answer(command: List[str], **variables: str) -> str:
 
 
 def packages() -> Dict[str, str]:
-    """Names and versions of all packages, from the names of their folders in search order."""
+    """Names and versions of all packages, from the names of their directories in search order."""
     found: Dict[str, str] = {}
     for folder in sys.path:
         try:
@@ -217,7 +217,7 @@ def digest(path: str) -> str:
 
 
 def main(root: str) -> None:
-    sys.path.pop(0)  # this folder: its files must not shadow modules
+    sys.path.pop(0)  # this directory: its files must not shadow modules
     found = json.dumps(Environment(root).look(), sort_keys=True)
     print("\n@hvdenv-observe_env " + base64.b64encode(found.encode()).decode())
 

@@ -75,6 +75,6 @@ def look() -> Dict[str, Any]:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        sys.path.pop(0)  # this folder: its files must not shadow modules
+        sys.path.pop(0)  # this directory: its files must not shadow modules
     payload = base64.b64encode(json.dumps(look()).encode("ascii"))
     print("\n@hvdenv-rendezvous " + payload.decode("ascii"))

@@ -135,7 +135,7 @@ def main(
     spec = json.loads(base64.b64decode(word.partition("=")[2]).decode("utf-8"))
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(dump_seconds))
-    del sys.path[:3]  # this folder twice, and that of the events
+    del sys.path[:3]  # this directory twice, and that of the events
     for name in OWN_MODULES:  # the program may have modules of these names
         del sys.modules[name]
     os.chdir(spec["directory"])

@@ -117,7 +117,7 @@ class Program:
 
     Attributes:
         script: its first file; empty for a module.
-        home: the folder of its own modules.
+        home: the directory of its own modules.
     """
 
     def __init__(self, script: str, home: str) -> None:

@@ -25,7 +25,7 @@ TRIALS, FEWEST, ROUNDS, REPEATS = 3, 3, 50, 1000
 ROUND_SECONDS = 0.01
 # The tensor, a separate result, and copies of the network layers.
 COPIES = 4
-# Of control groups version 2 and 1: folder, files with limit and use, and reclaimable memory.
+# Of control groups version 2 and 1: directory, files with limit and use, and reclaimable memory.
 GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -39,7 +39,7 @@ class ExtensionFacts(NamedTuple):
     Attributes:
         framework: ``torch``, ``tensorflow`` or ``mxnet``.
         python: path of the interpreter.
-        horovod: the package's folder; empty without one.
+        horovod: the package's directory; empty without one.
         path: where the extension file belongs.
         size: its bytes; 0 if it does not exist.
         size_by_header: the bytes that its own header states; 0 if unknown.
@@ -428,7 +428,7 @@ class Exited(NamedTuple):
         signal: name of the signal that ended it.
         ended_by: ``deadline``, ``launcher`` or ``the launcher is gone``; empty if it ended itself.
         tail: last lines of its output, unless the code is 0.
-        full: folders of temporary files without space.
+        full: directories of temporary files without space.
         nameless: whether the host's own name has no address.
     """
 

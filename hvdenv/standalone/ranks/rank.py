@@ -29,7 +29,7 @@ import time
 from types import FrameType
 from typing import Callable, Dict, List, Optional, Sequence
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import datapath
 import events
@@ -351,7 +351,7 @@ def resolves(name: str) -> bool:
 
 
 def full_folders() -> List[str]:
-    """Folders of temporary files without free space."""
+    """Directories of temporary files without free space."""
     full = []
     for folder in (os.environ.get("TMPDIR", "/tmp"), "/dev/shm"):
         with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ def main(
     faulthandler.dump_traceback_later(float(dump_seconds))
     exercises = [word.partition("=") for word in words]
     modules = {name: importlib.import_module(name) for name, _, _ in exercises}
-    del sys.path[:2]  # hvdenv's folders: their files must not shadow modules
+    del sys.path[:2]  # hvdenv's directories: their files must not shadow modules
     gc.disable()  # it takes a fifth of the time of imports, which leave next to no garbage
     context = Context(framework, controller, int(report_fd))
     gc.enable()

@@ -24,7 +24,7 @@ class Package:
     """An installed package.
 
     Attributes:
-        version: from its metadata, or from the name of its folder.
+        version: from its metadata, or from the name of its directory.
         requires: its requirements.
     """
 
@@ -101,7 +101,7 @@ def main(path: str) -> int:
     with open(path, encoding="utf-8") as stream:
         wanted = dict(line.split() for line in stream)
     if not getattr(sys.flags, "safe_path", False):
-        sys.path.pop(0)  # this folder: its files must not shadow modules
+        sys.path.pop(0)  # this directory: its files must not shadow modules
     lines = problems(wanted, installed())
     print("\n".join(lines) or "%d packages have all that they require" % len(wanted))
     return 1 if lines else 0

@@ -14,7 +14,7 @@ from conda_spec import Failure, read_records, say
 
 # Kernels before Linux 5.1 cut a longer first line.
 SHEBANG_LIMIT = 127
-# Folders of a root environment that are no part of it.
+# Directories of a root environment that are no part of it.
 NOT_CLONED = {"pkgs", "envs", "conda-bld"}
 
 
@@ -37,13 +37,13 @@ def clone(source: str, prefix: str) -> None:
 
 
 def spellings(folder: str) -> List[bytes]:
-    """The paths by which files may name a folder: as given, and with links resolved."""
+    """The paths by which files may name a directory: as given, and with links resolved."""
     found = {os.path.abspath(folder), os.path.realpath(folder)}
     return [os.fsencode(each) for each in sorted(found, key=len, reverse=True)]
 
 
 def naming(prefixes: List[bytes]) -> Pattern[bytes]:
-    """A pattern for prefixes that does not match longer names of other folders."""
+    """A pattern for prefixes that does not match longer names of other directories."""
     alternatives = b"|".join(re.escape(each) for each in prefixes)
     return re.compile(b"(?:" + alternatives + rb")(?![\w-]|\.\w)")
 
@@ -167,7 +167,7 @@ class Copier:
         if room is not None and len(self.new) > room:
             raise Failure(
                 "%s has %d characters, and %s of the environment %s has room for %d\n"
-                "Name a folder with a shorter path"
+                "Name a directory with a shorter path"
                 % (self.prefix, len(self.new), path, self.source, room)
             )
         if entry.get("file_mode") == "text" or b"\0" not in data:

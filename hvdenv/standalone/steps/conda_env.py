@@ -25,7 +25,7 @@ REPORT.json gets the packages. They, or those of a lock, can replace the specs::
        "url": "https://conda.example.org/linux-64/numpy-1.22.0-0.conda"}]}
 
 Packages are kept in $RATTLER_CACHE_DIR. The sha256 of each is compared before it is unpacked, and
-nothing that was unpacked before is used. --fetch-only puts the packages into a folder that can be
+nothing that was unpacked before is used. --fetch-only puts the packages into a directory that can be
 $RATTLER_CACHE_DIR on another machine, which then needs no network.
 
 --clone copies an environment, which may be read-only, and replaces its path in the copied files.
@@ -38,7 +38,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, List, Union
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from conda_clone import clone
 from conda_files import Files, collect
@@ -114,7 +114,7 @@ def make(spec: Spec, prefix: str, work: str) -> None:
 
 
 def fetch(spec: Spec, target: str) -> None:
-    """Put the packages of a lock into a folder, from the cache where it has them."""
+    """Put the packages of a lock into a directory, from the cache where it has them."""
     packages, download = spec["explicit"], installer(spec, target).download
 
     def copy(files: Files) -> None:
@@ -130,7 +130,7 @@ def main(arguments: List[str]) -> None:
     modes.add_argument("--clone", action="store_true", help="SOURCE is an environment to copy")
     modes.add_argument("--solve-only", action="store_true", help="write the packages to TARGET")
     modes.add_argument("--fetch-only", action="store_true", help="put the packages into TARGET")
-    parser.add_argument("source", metavar="SOURCE", help="SPEC.json, or with --clone a folder")
+    parser.add_argument("source", metavar="SOURCE", help="SPEC.json, or with --clone a directory")
     parser.add_argument("target", metavar="TARGET", help="the environment to make")
     parser.add_argument("--report", metavar="FILE", help="write the list of packages there")
     options = parser.parse_args(arguments)
@@ -145,7 +145,7 @@ def main(arguments: List[str]) -> None:
         fetch(spec, target)
         return
     if os.path.lexists(target):
-        raise Failure("%s exists already; remove it or name another folder" % target)
+        raise Failure("%s exists already; remove it or name another directory" % target)
     work = target + ".unfinished"
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     os.makedirs(work, mode=0o700)

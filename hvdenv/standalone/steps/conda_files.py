@@ -18,7 +18,7 @@ Download = Callable[[Files], None]
 
 
 def collect(records: List[Record], folder: str, download: Download) -> List[str]:
-    """The paths of packages in a folder, each compared with its hash; what it lacks is downloaded."""
+    """The paths of packages in a directory, each compared with its hash; what it lacks is downloaded."""
     files = [
         (each, os.path.join(folder, "packages", each["sha256"], file_name(each)))
         for each in records

@@ -30,7 +30,7 @@ class Program:
         program: its path: conda, mamba or micromamba.
         spec: the request.
         cache: keeps what the program downloads when it solves; may be empty.
-        work: folder for temporary files.
+        work: directory for temporary files.
     """
 
     def __init__(self, program: str, spec: Spec, cache: str, work: str) -> None:

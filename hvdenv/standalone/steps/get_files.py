@@ -1,11 +1,11 @@
-"""Download the files of a list with pip, except those that are in the folder already.
+"""Download the files of a list with pip, except those that are in the directory already.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
     get_files.py LIST PIP_DOWNLOAD_ARGUMENTS...
 
-LIST is a requirements file with one hash in each line; $PIP_DEST is the folder. pip itself
-would ask an index about every file, even about those in the folder. Files are recognised by
+LIST is a requirements file with one hash in each line; $PIP_DEST is the directory. pip itself
+would ask an index about every file, even about those in the directory. Files are recognised by
 their hash, so damaged ones are downloaded again.
 """
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import Set
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from digest import sha256_of
 

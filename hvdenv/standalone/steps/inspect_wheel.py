@@ -19,7 +19,7 @@ import zipfile
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import ArchiveError, content, opened_zip
 
@@ -35,7 +35,7 @@ FRAMEWORKS = {
 
 
 def folder_of(framework: str) -> str:
-    """The folder of a framework's package, without importing it; empty if there is none."""
+    """The directory of a framework's package, without importing it; empty if there is none."""
     spec = importlib.util.find_spec(framework)
     return spec.submodule_search_locations[0] if spec and spec.submodule_search_locations else ""
 
@@ -62,12 +62,12 @@ def installed_version(framework: str, distributions: Tuple[str, ...]) -> Optiona
 
 
 def library_folders() -> List[str]:
-    """Folders of libraries that the importing process has loaded before the extension."""
+    """Directories of libraries that the importing process has loaded before the extension."""
     folders = [os.path.join(sys.prefix, "lib")]
     for name, below in (("torch", ("lib",)), ("tensorflow", ("", "python"))):
         if folder_of(name):
             folders += [os.path.join(folder_of(name), each) for each in below]
-    # The extension's run path names this folder relative to its installed path.
+    # The extension's run path names this directory relative to its installed path.
     return [*folders, os.path.join(sysconfig.get_path("purelib"), "nvidia", "nccl", "lib")]
 
 

@@ -1,4 +1,4 @@
-"""Make a folder from which the NCCL of torch's own packages can be linked.
+"""Make a directory from which the NCCL of torch's own packages can be linked.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, inside the
 environment. Linkers look for libnccl.so; the package only has libnccl.so.2.
@@ -24,7 +24,7 @@ def main(folder: str) -> None:
         sys.exit(
             "nccl_of_torch: no package has nvidia/nccl/lib/%s: this torch is for CPUs, or uses NCCL"
             " from elsewhere\nwhat to do: install a build for CUDA from the package index, or set"
-            " horovod.gpu.nccl_home to NCCL's folder" % LIBRARY
+            " horovod.gpu.nccl_home to NCCL's directory" % LIBRARY
         )
     os.makedirs(os.path.join(folder, "lib"))
     os.symlink(os.path.join(found[0], "include"), os.path.join(folder, "include"))

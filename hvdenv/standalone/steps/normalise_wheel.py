@@ -12,7 +12,7 @@ import stat
 import sys
 import zipfile
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import ArchiveError, blocks, opened_zip
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import Dict
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from pip_install import why_unreachable
 

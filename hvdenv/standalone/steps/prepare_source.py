@@ -16,7 +16,7 @@ import sys
 import tarfile
 from typing import Any, Dict, NoReturn
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import ArchiveError, members, opened_tar
 from digest import sha256_of
@@ -27,7 +27,7 @@ def fail(message: str) -> NoReturn:
 
 
 def unpack(archive: str, dest: str) -> None:
-    """Unpack an archive so that its only top folder becomes DEST."""
+    """Unpack an archive so that its only top directory becomes DEST."""
     unpacked = dest + ".unpacking"
     shutil.rmtree(unpacked, ignore_errors=True)
     root = os.path.realpath(unpacked)
@@ -35,7 +35,9 @@ def unpack(archive: str, dest: str) -> None:
         for member in members(tar):
             target = os.path.realpath(os.path.join(root, member.name))
             if not (member.isfile() or member.isdir()):
-                fail("%s holds %s, which is neither a file nor a folder" % (archive, member.name))
+                fail(
+                    "%s holds %s, which is neither a file nor a directory" % (archive, member.name)
+                )
             if os.path.commonpath([root, target]) != root:
                 fail("%s holds %s, a path outside of the archive" % (archive, member.name))
         # Checked above; the filter= argument exists only since Python 3.12.
@@ -43,7 +45,9 @@ def unpack(archive: str, dest: str) -> None:
         tar.extractall(root)
     folders = os.listdir(root)
     if len(folders) != 1:
-        fail("%s should hold one top folder, it holds %s" % (archive, ", ".join(sorted(folders))))
+        fail(
+            "%s should hold one top directory, it holds %s" % (archive, ", ".join(sorted(folders)))
+        )
     shutil.rmtree(dest, ignore_errors=True)
     os.rename(os.path.join(root, folders[0]), dest)
     os.rmdir(root)

@@ -62,7 +62,7 @@ def framework(names: Tuple[str, ...]) -> Optional[Dict[str, str]]:
         if not found:
             continue
         version, listed = found
-        # Scripts contain the environment's folder, and compiled files a time.
+        # Scripts contain the environment's directory, and compiled files a time.
         files = [
             line
             for line in listed.split("\n")

@@ -47,7 +47,7 @@ def plant(variants: Sequence[Variant], folder: Path) -> Path:
 
 
 def prove(cli: Cli, script: Path, *options: str) -> Result:
-    """What verify says of a program on two ranks; the program is given its folder."""
+    """What verify says of a program on two ranks; the program is given its directory."""
     words = ("verify", "local", "-n", "2", "--program-only", "--json", *options)
     return cli(*words, "--", "python", str(script), str(script.parent), code=None)
 
