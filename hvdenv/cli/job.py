@@ -15,7 +15,7 @@ from hvdenv.errors import UsageError
 from hvdenv.launch import placement, variables
 from hvdenv.launch.container import start_in_image
 from hvdenv.masking import mask
-from hvdenv.model.cluster import Job
+from hvdenv.model.cluster import JOB_OPTIONS, Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
 from hvdenv.places import find_places, named_file, write_text
@@ -124,7 +124,7 @@ def _batch(
     arguments: argparse.Namespace, request: Request, resolved: Resolved, dialect: Dialect
 ) -> batch.BatchJob:
     recipe = resolved.recipe
-    given = {name: getattr(arguments, name) for name in batch.OPTIONS}
+    given = {name: getattr(arguments, name) for name in JOB_OPTIONS}
     job = batch.merge(recipe.job, dialect, given)
     options = [name for name, value in given.items() if value is not None]
     partition = batch.check(job, dialect, recipe.partitions, options, resolved.where)

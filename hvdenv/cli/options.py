@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdenv.errors import UsageError
+from hvdenv.model.cluster import JOB_OPTIONS
 from hvdenv.session.output import print_json
 from hvdenv.session.request import SITE_VARIABLE, Request, site_file
 from hvdenv.session.trust_gate import Gate
-from hvdenv.sites.batch import OPTIONS as JOB_OPTIONS
 
 # What a job requests. Only a batch job has an output file.
 REQUESTS = tuple(field for field in JOB_OPTIONS if field != "output")

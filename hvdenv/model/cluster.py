@@ -189,6 +189,13 @@ class JobOf(NamedTuple):
     exclusive: bool | None = None
 
 
+# Fields of a job that have an option of their own.
+JOB_OPTIONS = (
+    "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "time", "partition",
+    "account", "name", "comment", "output",
+)  # fmt: skip
+
+
 class Job(NamedTuple):
     """Default resources of a batch job.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from hvdenv.errors import UsageError
 from hvdenv.model import template
-from hvdenv.model.cluster import Job, Partition
+from hvdenv.model.cluster import JOB_OPTIONS, Job, Partition
 from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields, nearest
 from hvdenv.sites.status import EXIT_LINE, limited, number
@@ -28,12 +28,6 @@ DURATION = re.compile(
 )
 # A command of hvdenv itself that runs in a job.
 Purpose = Literal["build", "verify", "init"]
-
-# Fields of a job that have an option of their own.
-OPTIONS = (
-    "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "time", "partition",
-    "account", "name", "comment", "output",
-)  # fmt: skip
 
 # A directive holds nothing else: no blank, quote, newline or comment sign, and nothing that an
 # option could begin with.
@@ -364,7 +358,7 @@ def _lacking(job: Job) -> Iterator[_Reason]:
             keys = f"the keys are {', '.join(Job._fields)}"
             yield "requires", f"{field} is not a key of [job]", keys
         elif getattr(job, field) in (None, "", {}):
-            option = f"give {_option(field)}, or " if field in OPTIONS else ""
+            option = f"give {_option(field)}, or " if field in JOB_OPTIONS else ""
             yield (
                 field, f"this site requires {field} for every job",
                 f"{option}set job.{field} in the recipe or a site file (or --set job.{field}=...)",

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Job, JobOf, Partition
+from hvdenv.model.cluster import JOB_OPTIONS, Job, JobOf, Partition
 from hvdenv.model.dialect import shipped
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import (
     HOSTFILE,
     HOSTS,
-    OPTIONS,
     BatchJob,
     Cost,
     charged,
@@ -436,7 +435,7 @@ def test_options_win_over_the_recipe() -> None:
     job = Job(nodes=2, time="01:00:00", account="a")
     given = {"nodes": 4, "time": "90", "account": None}
     assert merge(job, DIALECTS["slurm"], given) == job._replace(nodes=4, time="01:30:00")
-    assert set(OPTIONS) <= set(Job._fields)
+    assert set(JOB_OPTIONS) <= set(Job._fields)
 
 
 @pytest.mark.parametrize(
