@@ -20,8 +20,10 @@ from hvdenv import trust
 from hvdenv.building.state import State
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import registry
+from hvdenv.environments import manifest, registry
 from hvdenv.errors import HvdenvError
+from hvdenv.locks import pypi
+from hvdenv.locks.lockfile import Locked
 from hvdenv.places import Places
 from hvdenv.plans.plan import Plan
 from hvdenv.reading import OWN, read_file
@@ -42,8 +44,7 @@ def find_source(plan: Plan, resolved: Mapping[str, object], places: Places) -> P
         Its directory; None if the plan has no lock, or no environment of this user is like that.
     """
     names = {step.name for step in plan.steps}
-    builds_framework = any(step.effect == "framework-keep" for step in plan.steps)
-    if plan.locked is None or builds_framework or not names.issuperset(REPLACED):
+    if plan.locked is None or not names.issuperset(REPLACED) or _compiles(plan.locked):
         return None
     for listed in registry.list_environments(places):
         environment = listed.environment
@@ -51,8 +52,8 @@ def find_source(plan: Plan, resolved: Mapping[str, object], places: Places) -> P
             folder = environment.generation(identity)
             if (
                 _fits(plan, resolved, record)
-                and not environment.damage(identity)
                 and _is_own(folder)
+                and _is_unchanged(folder, record.manifest_digest)
             ):
                 return folder / "venv"
     return None
@@ -73,8 +74,9 @@ def copy(source: Path, state: State) -> str:
             raise OSError(copied.tail(1))
         python = str(target / "bin" / "python")
         _relocate(target, os.fsencode(source))
+        uninstall = (OWN_PYTHON, "-m", "uv", "pip", "uninstall")
         removed = state.runner.run(
-            Command((OWN_PYTHON, "-m", "uv", "pip", "uninstall", "--python", python, "horovod"))
+            Command((*uninstall, "--no-config", "--python", python, "horovod"))
         )
         if not removed:
             raise OSError(removed.tail(1))
@@ -82,6 +84,12 @@ def copy(source: Path, state: State) -> str:
         shutil.rmtree(target, ignore_errors=True)
         return str(error)
     return ""
+
+
+def _compiles(locked: Locked) -> bool:
+    """Whether packages of a lock are compiled: not every machine with the lock makes the same."""
+    archives = any(not each.is_wheel for each in pypi.packages(locked))
+    return archives or bool(locked.lock.inputs.sources)
 
 
 def _fits(plan: Plan, resolved: Mapping[str, object], record: GenerationRecord) -> bool:
@@ -104,6 +112,17 @@ def _is_own(generation: Path) -> bool:
         return False
     faults = trust.judge_environment(str(generation / "venv"), trust.trusted_owners(), whole=True)
     return all(fault.note for fault in faults)
+
+
+def _is_unchanged(generation: Path, digest: str) -> bool:
+    """Whether the environment of a generation has the files of its manifest and no others: the user
+    may have installed something by hand."""
+    try:
+        known = manifest.read(generation / manifest.NAME, digest)
+        changes = manifest.compare(generation, known)
+    except HvdenvError:
+        return False
+    return not any(each.path.startswith("venv/") for each in changes)
 
 
 def _relocate(environment: Path, old: bytes) -> None:

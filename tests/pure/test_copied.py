@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from hvdenv.building import copied
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations, manifest
+from hvdenv.locks.lockfile import Locked, Source
+from hvdenv.places import find_places
 from hvdenv.runner import Runner
+from hvdenv.schema import decode
+from tests.environments import ONE, build, local
+from tests.pure.test_locks import NINJA, TORCH, locked
 
 
 @pytest.fixture
@@ -98,3 +105,61 @@ def test_a_source_that_is_gone_is_a_reason_to_install(tmp_path: Path) -> None:
     target = tmp_path / "target" / "venv"
     assert "gone" in copy(tmp_path / "gone" / "venv", target)
     assert not target.exists()
+
+
+LOCK = locked(Path("lock"), (NINJA,))
+
+
+def find_source(locked: Locked, *steps: str) -> Path | None:
+    plan: Any = SimpleNamespace(
+        locked=locked,
+        steps=[SimpleNamespace(name=each) for each in (*copied.REPLACED, *steps)],
+        python=SimpleNamespace(path="/usr/bin/python3", version="3.11.7"),
+    )
+    return copied.find_source(plan, {"python": {"provider": "venv"}}, find_places())
+
+
+@pytest.fixture
+def built() -> Path:
+    """The venv of an environment that was built from LOCK."""
+    environment = local()
+    record: dict[str, Any] = {
+        "lock": {"digest": LOCK.digest},
+        "python": {"path": "/usr/bin/python3", "version": "3.11.7"},
+        "resolved": {"python": {"provider": "venv"}},
+    }
+    identity = build(environment, ONE, **record)
+    folder = environment.generation(identity)
+    site_packages = folder / "venv" / "lib" / "python3.11" / "site-packages"
+    site_packages.mkdir(parents=True)
+    (site_packages / "ninja.py").write_text("x = 1\n")
+    (folder / "venv" / "bin").mkdir()
+    (folder / "venv" / "bin" / "python").write_text("")
+    written = manifest.write(folder, (generations.RECORD, generations.MARKER))
+    record["manifest_digest"] = written.digest
+    fields = decode(GenerationRecord, record, lenient=True)
+    generations.write_record(environment.record(identity), fields)
+    return folder / "venv"
+
+
+def test_an_environment_of_the_same_lock_is_copied(built: Path) -> None:
+    assert find_source(LOCK) == built
+    assert find_source(locked(Path("lock"), (NINJA, TORCH))) is None
+
+
+@pytest.mark.parametrize("name", ["ninja.py", "added_by_hand.py"])
+def test_an_environment_that_was_changed_by_hand_is_not_copied(built: Path, name: str) -> None:
+    (built / "lib" / "python3.11" / "site-packages" / name).write_text("changed = True\n")
+    assert find_source(LOCK) is None
+
+
+def test_packages_that_are_compiled_are_not_copied(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = NINJA._replace(file="ninja-1.13.2.tar.gz")
+    source = Source("https://x.org/torch.git", "v2", None)
+    inputs = LOCK.lock.inputs._replace(sources={"torch": source})
+    monkeypatch.setattr(copied, "_fits", lambda *_: True)
+    assert find_source(LOCK) == built
+    assert find_source(locked(Path("lock"), (archive,))) is None
+    assert find_source(LOCK._replace(lock=LOCK.lock._replace(inputs=inputs))) is None
