@@ -413,7 +413,8 @@ def assigned(text: str) -> Table:
         except ValueError as error:
             reason = str(error)
         except Problem:
-            continue
+            if value.lstrip()[:1] in ('"', "'"):  # a text, which does not fit
+                break
     if found:
         return found[0]
     raise UsageError(

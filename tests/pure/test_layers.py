@@ -371,6 +371,11 @@ def test_the_site_file_of_the_environment_is_used(
         ("horovod.frameworks=torch", RecipeError, "--set: horovod.frameworks: expected a list"),
         ("name=a;b", RecipeError, "--set: name: expected a name"),
         ('name="a\\nb"', RecipeError, "--set: name: control characters"),
+        (
+            'environment.run.A="a\\nb"',
+            RecipeError,
+            "--set: environment.run.A: control characters are not allowed",
+        ),
         ("format=2", RecipeError, "--set: format: expected one of"),
         ("variants.x.name=y", RecipeError, "--set: variants: unknown key"),
     ],
