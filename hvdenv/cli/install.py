@@ -7,11 +7,13 @@ are kept."""
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from hvdenv.building.resolver import Resolver, find_sources
 from hvdenv.cli.options import add, add_options, give, read_request
+from hvdenv.command import OWN_PYTHON
 from hvdenv.contents.packages import Contents
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
@@ -141,7 +143,11 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
             work=work.path,
             cache=find_places().cache / "uv",
             runner=work.runner,
-            target=("--python", there.env_python, "--target", str(_copied(there, work.path))),
+            # The environment's own Python may not start without the modules of the recipe.
+            target=(
+                *("--python", OWN_PYTHON, "--python-version", there.python.version),
+                *("--target", str(_copied(there, work.path))),
+            ),
             builds=True,
         )
         # uv does not see what modules provide.
@@ -157,7 +163,8 @@ def _copied(there: Resolution, work: Path) -> Path:
     copied = work / "installed"
     copied.mkdir()
     for each in there.environment.glob("lib/python3*/site-packages/*-info"):
-        (copied / each.name).symlink_to(each)
+        # uv does not see a link to a directory.
+        (shutil.copytree if each.is_dir() else shutil.copyfile)(each, copied / each.name)
     return copied
 
 

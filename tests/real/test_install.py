@@ -44,6 +44,7 @@ WHEELS = (
     ("other", "1.0", ("helper",)),
     ("newer", "1.0", ("helper>=2",)),
     ("mover", "1.0", ("pip>=999",)),
+    ("user", "1.0", ("pip",)),
     ("pip", "999.0", ()),
     ("unfit", "1.0", ("torch<2",)),
     ("torch", "1.0", ()),
@@ -110,6 +111,8 @@ def test_packages_come_and_go_and_nothing_moves(
     said = cli("install", *words, "added<2", "--dry-run").stdout
     assert (said, target.active()) == ("would add: added 1.0\n", base)
     assert not (prefix / "venv/.lock").exists()  # of uv
+    # The installed pip is in no directory of wheels: nothing needs to be added for it.
+    assert cli("install", *words, "user", "--dry-run").stdout == "would add: user 1.0\n"
 
     told = cli("install", *words, "added<2", "other", "--json").json
     assert told["added"] == {"added": "1.0", "helper": "1.0", "other": "1.0"}
