@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.building.run_step import NETWORK
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import NetworkError, StepError
+from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks.pypi import Package
 from hvdenv.locks.resolved import Target, from_uv
 from hvdenv.masking import learn
@@ -29,6 +31,10 @@ MEMORY = 4 * GIB
 # Minor versions of glibc for which uv knows the platform.
 _GLIBCS = (17, 28, *range(31, 41))
 _EXTRA = "--extra-index-url"
+_LOOK = (
+    "check the network and pip's configuration (pip config list), from which hvdenv takes indexes and"
+    " passwords"
+)
 _ADDED = re.compile(r"^ \+ ([A-Za-z0-9][\w.-]*)==(\S+)$", re.MULTILINE)
 
 
@@ -38,7 +44,7 @@ class Sources(NamedTuple):
     Attributes:
         extra: further indexes, of pip's configuration and of the recipe.
         insecure: hosts that are trusted without a certificate.
-        certificates: file with those of a site.
+        certificates: file with those of a site; empty: those of the system.
         silent: hosts of CPU indexes that do not answer, which builds do without.
     """
 
@@ -48,6 +54,7 @@ class Sources(NamedTuple):
     no_index: bool
     insecure: tuple[str, ...]
     certificates: str
+    proxy: str = ""
     silent: tuple[str, ...] = ()
 
     def as_toml(self, *, builds: bool) -> str:
@@ -82,12 +89,18 @@ def find_sources(maker: Resolution, work: Path, runner: Runner, seconds: float =
     return Sources(
         main=pip.get("index-url", "https://pypi.org/simple"),
         extra=(*pip.get("extra-index-url", "").split(), *extra),
-        links=(*pip.get("find-links", "").split(), *links),
+        links=tuple(filter(_exists, (*pip.get("find-links", "").split(), *links))),
         no_index=no_index,
         insecure=tuple(pip.get("trusted-host", "").split()),
         certificates=pip.get("cert", ""),
+        proxy=pip.get("proxy", ""),
         silent=tuple(urlsplit(each).hostname or "" for each in maker.cpu_indexes if each in silent),
     )
+
+
+def _exists(links: str) -> bool:
+    """Whether there may be files: pip passes over directories that are not there."""
+    return "://" in links or Path(links).expanduser().exists()
 
 
 def platform(machine: str, glibc: str) -> str:
@@ -150,18 +163,19 @@ class Resolver(NamedTuple):
         configuration = self._file("uv.toml", self.sources.as_toml(builds=self.builds))
         # Never true, so nothing of that name is asked for.
         never = "".join(f"{name} ; python_version < '0'\n" for name in sorted(apart))
-        certificates = self.sources.certificates
         argv = (
             OWN_PYTHON, "-m", "uv", "pip", command, "--config-file", configuration,
             "--color", "never", "--cache-dir", str(self.cache), *self.target,
             "--override", self._file("apart.in", never), *words,
         )  # fmt: skip
-        env = (
-            ("UV_HTTP_TIMEOUT", "15"), ("UV_HTTP_RETRIES", "1"),
-            *((("SSL_CERT_FILE", certificates),) if certificates else ()),
-        )  # fmt: skip
+        # pip, too, accepts the certificates of the system.
+        env = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_RETRIES": "1", "UV_SYSTEM_CERTS": "1"}
+        if self.sources.certificates:
+            env["SSL_CERT_FILE"] = self.sources.certificates
+        if self.sources.proxy:
+            env |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), self.sources.proxy)
         left = max(1.0, min(self.end - time.monotonic(), 3600.0))
-        return self.runner.run(Command(argv, env, timeout=left, memory=MEMORY))
+        return self.runner.run(Command(argv, tuple(env.items()), timeout=left, memory=MEMORY))
 
     def _file(self, name: str, text: str) -> str:
         write_text(self.work / name, text, 0o600)
@@ -202,13 +216,22 @@ class Resolver(NamedTuple):
     def _refuse(self, outcome: Outcome) -> None:
         if outcome:
             return
-        unsolved = "No solution found" in outcome.output
-        raise (StepError if unsolved else NetworkError)(
-            "the packages cannot be resolved" if unsolved else "uv cannot read what it needs",
-            where="the packages of the lock",
-            detail=outcome.tail(15),
-            remedy="change the versions in the recipe"
-            if unsolved
-            else "check the network and pip's configuration (pip config list), from which hvdenv"
-            " takes indexes",
+        known = explain(outcome.output)
+        if "No solution found" in outcome.output:
+            kind, message = StepError, "the packages cannot be resolved"
+            remedy = "change the versions in the recipe"
+            if "was not found in" in outcome.output:
+                remedy += f", or {_LOOK}"
+        elif "Failed to build" in outcome.output:
+            kind, message = StepError, "a source archive cannot say what it requires"
+            remedy = "install what its build needs, or request a version that has a wheel"
+        elif known:
+            kind = NetworkError if known.id in NETWORK else StepError
+            message, remedy = f"uv failed: {known.cause}", known.remedy
+        else:
+            kind, message, remedy = NetworkError, "uv cannot read what it needs", _LOOK
+        if outcome.timed_out:
+            message = f"uv needs more than {outcome.seconds:.0f} s"
+        raise kind(
+            message, where="the packages of the lock", detail=outcome.tail(15), remedy=remedy
         )

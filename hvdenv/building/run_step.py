@@ -30,7 +30,7 @@ _LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
 _DEFAULT = "https://pypi.org/simple"
 _PAGE_SECONDS = 30.0
 # Signatures of failures that another way to resolve the packages would repeat.
-_NETWORK = ("host-unknown", "connect-failed", "index-proxy", "tls-failed")
+NETWORK = ("host-unknown", "connect-failed", "index-proxy", "tls-failed")
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> str:
@@ -105,7 +105,7 @@ def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:
     """The error if a command of a step has failed."""
     known = explain(outcome.output)
-    kind = NetworkError if known and known.id in _NETWORK else StepError
+    kind = NetworkError if known and known.id in NETWORK else StepError
     return kind(
         f"{step.name} failed" + (f": {known.cause}" if known else ""),
         where=where,

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from hvdenv.building.resolver import Resolver
+from hvdenv.building.resolver import Resolver, Sources
 from hvdenv.cli.main import main
+from hvdenv.command import Command, Outcome
 from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
-from hvdenv.errors import LockError, NetworkError, RecipeError
+from hvdenv.errors import LockError, NetworkError, RecipeError, StepError
 from hvdenv.locks import compare, folders, lockfile, pypi, resolved
 from hvdenv.locks.built import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
@@ -21,6 +22,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
+from hvdenv.runner import Runner
 from hvdenv.schema import decode
 
 HASH = "0123456789abcdef" * 4
@@ -498,6 +500,36 @@ def test_a_network_that_is_not_there_is_not_tried_in_another_way(
     assert main(["lock", "local", "--lockfiles", str(tmp_path)]) == 5
     assert len(tried) == 1
     assert "another way" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "remedy"),
+    [
+        (
+            "error: No solution found\n cause: no version of x==9",
+            StepError,
+            "versions in the recipe",
+        ),
+        (
+            "error: No solution found\n cause: x was not found in the registry",
+            StepError,
+            "passwords",
+        ),
+        ("error: Failed to build `x==1`\n RuntimeError: no mpicc", StepError, "that has a wheel"),
+        ("error: invalid peer certificate: UnknownIssuer", NetworkError, "SSL_CERT_FILE"),
+        ("error: Failed to fetch: `https://x/simple`", NetworkError, "pip config list"),
+    ],
+)
+def test_why_uv_fails(tmp_path: Path, said: str, kind: type[Exception], remedy: str) -> None:
+    class Failing(Runner):
+        def run(self, command: Command, **_: object) -> Outcome:
+            return Outcome(command, 1, said, 0.0)
+
+    sources = Sources("https://x/simple", (), (), no_index=False, insecure=(), certificates="")
+    resolver = Resolver(sources, tmp_path, tmp_path, Failing())
+    with pytest.raises(StepError, match=remedy) as caught:
+        resolver.lock(["x"], (), {}, strict=False, target=TARGET)
+    assert type(caught.value) is kind
 
 
 def test_what_a_site_provides_is_listed_in_an_environment_like_the_builds(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+import venv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvdenv import STEP_PROGRAMS
 from hvdenv.building import lookup
 from hvdenv.building.availability import Availability
 from hvdenv.building.lookup import Questions, look_up
@@ -156,6 +162,45 @@ def test_credentials_of_pip_reach_uv_in_a_file_only(ask: Ask, tmp_path: Path) ->
     assert (tmp_path / "uv.toml").stat().st_mode & 0o077 == 0
     assert ("SSL_CERT_FILE", "/ca.pem") in runner.asked[-1].env
     assert mask("401 for geheim-1") == "401 for ***"
+
+
+def test_uv_goes_where_pip_would(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, gone = tmp_path / "there", tmp_path / "gone"
+    there.mkdir()
+    links = f"{there} {gone} https://x.org/links.html"
+    pip = {"find-links": links, "proxy": "http://proxy:3128"}
+    (tmp_path / "pip.json").write_text(json.dumps(pip))
+    _, runner = ask((0, GOOD))
+    assert {("HTTPS_PROXY", "http://proxy:3128"), ("UV_SYSTEM_CERTS", "1")} <= {
+        *runner.asked[-1].env
+    }
+    configuration = (tmp_path / "uv.toml").read_text()
+    assert str(there) in configuration and "links.html" in configuration
+    assert str(gone) not in configuration  # pip passes over it, and uv would stop
+
+
+def pip_options(python: Path, file: Path, **variables: str) -> dict[str, str]:
+    """What pip_sources.py finds with these variables."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    command = [python, STEP_PROGRAMS / "pip_sources.py", file]
+    subprocess.run(command, env={**environ, **variables}, check=True)
+    found: dict[str, str] = json.loads(file.read_text())
+    return found
+
+
+def test_pips_configuration_is_read_without_a_pip(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    (tmp_path / "env" / "pip.conf").write_text("[global]\nindex-url = https://mirror/simple\n")
+    found = pip_options(tmp_path / "env" / "bin" / "python", tmp_path / "pip.json")
+    assert found["index-url"] == "https://mirror/simple"
+
+
+def test_certificates_of_requests_are_those_of_pip(tmp_path: Path) -> None:
+    (bundle := tmp_path / "ca.pem").write_text("")
+    variables = {"PIP_CONFIG_FILE": os.devnull, "REQUESTS_CA_BUNDLE": str(bundle)}
+    options = partial(pip_options, Path(sys.executable), tmp_path / "pip.json", **variables)
+    assert options()["cert"] == str(bundle)
+    assert options(PIP_CERT="/other.pem")["cert"] == "/other.pem"
 
 
 def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:

@@ -10,12 +10,14 @@ indexes that do not answer.
 """
 
 import ast
+import glob
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-from typing import Dict
+from typing import Dict, List
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -35,6 +37,17 @@ def parse(listed: str) -> Dict[str, str]:
     return found
 
 
+def find_pip() -> List[str]:
+    """This Python's pip, or the one that it brings for new environments: uv installs none."""
+    if importlib.util.find_spec("pip") is None and importlib.util.find_spec("ensurepip"):
+        import ensurepip
+
+        bundled = os.path.join(os.path.dirname(ensurepip.__file__), "_bundled", "pip-*.whl")
+        for wheel in glob.glob(bundled):
+            return [os.path.join(wheel, "pip")]
+    return ["-m", "pip"]
+
+
 def from_variables() -> Dict[str, str]:
     """The options in variables, where this Python has no pip."""
     prefix = "PIP_"
@@ -46,9 +59,12 @@ def from_variables() -> Dict[str, str]:
 
 
 def main(path: str, *indexes: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    command = [sys.executable, *find_pip(), "--disable-pip-version-check", "config", "list"]
     pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     found = from_variables() if pip.returncode else parse(pip.stdout.decode("utf-8", "replace"))
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # pip reads these as well
+        if os.path.isfile(os.environ.get(name, "")):
+            found.setdefault("cert", os.environ[name])
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         json.dump(found, stream)
     for url in indexes:
