@@ -112,11 +112,11 @@ def platform(machine: str, glibc: str) -> str:
 
 
 def elsewhere(maker: Resolution) -> tuple[str, ...]:
-    """The recipe's Python on its target, as options of uv; none for a platform that uv does not
-    know."""
+    """The recipe's Python on its target, as options of uv. For a platform that uv does not know, uv
+    resolves for all at once."""
     tag = platform(maker.facts.machine, maker.glibc)
     version = ("--python", OWN_PYTHON, "--python-version", maker.python.version)
-    return (*version, "--python-platform", tag) if tag else ()
+    return (*version, "--python-platform", tag) if tag else (*version, "--universal")
 
 
 class Resolver(NamedTuple):

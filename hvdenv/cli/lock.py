@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -38,6 +39,20 @@ examples:
   hvdenv lock local --upgrade            resolve everything again
   hvdenv lock neuron --platform linux-x86_64 --lockfiles ~/locks      on any machine
 """
+
+
+class Way(NamedTuple):
+    """How to resolve.
+
+    Attributes:
+        words: options of uv.
+        builds: whether code of source archives may run.
+        target: the machine.
+    """
+
+    words: tuple[str, ...]
+    builds: bool
+    target: Target
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -125,10 +140,11 @@ def _resolve(
     texts: dict[File, str] = {}
     with scratch.folder(find_places().scratch, "resolving") as work:
         maker = make_resolution(prepared, work.path)
+        ways = _ways(prepared, maker) if inputs.packages else []
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
-            texts[PYPI] = _pypi(arguments, prepared, maker, kept, texts.get(CONDA), work)
+            texts[PYPI] = _pypi(arguments, ways, maker, kept, texts.get(CONDA), work)
     found = bind(folders.place(locks.root, inputs), inputs, texts)
     if problems := compare.package_problems(found, inputs):
         raise LockError(
@@ -169,7 +185,7 @@ def _conda(
 
 def _pypi(
     arguments: argparse.Namespace,
-    prepared: Prepared,
+    ways: Sequence[Way],
     maker: Resolution,
     kept: Locked | None,
     conda: str | None,
@@ -179,7 +195,6 @@ def _pypi(
     moved = canonicalize_name(arguments.update or "")
     locked = pypi.packages(kept) if kept else ()
     pins = {each.name: each.version for each in locked if each.name != moved}
-    ways = _ways(prepared, maker, conda)
     apart = _provided(arguments, maker, conda, work)
     resolver = Resolver(
         sources=find_sources(maker, work.path, work.runner),
@@ -189,12 +204,13 @@ def _pypi(
     )
     for host in resolver.sources.silent:
         report(f"no answer from {host}: resolved without it")
-    for number, (words, builds, target) in enumerate(ways, 1):
-        way = resolver._replace(target=words, builds=builds)
+    for number, way in enumerate(ways, 1):
+        asked = resolver._replace(target=way.words, builds=way.builds)
+        strict = bool(moved)
         try:
-            found = way.lock(maker.requirements, apart, pins, strict=bool(moved), target=target)
+            found = asked.lock(maker.requirements, apart, pins, strict=strict, target=way.target)
             break
-        except StepError as error:
+        except (LockError, StepError) as error:
             if number == len(ways) or isinstance(error, NetworkError):
                 raise
             report(f"{error.message}; trying another way")
@@ -202,23 +218,20 @@ def _pypi(
     return pypi.render(pypi.as_before(found, locked), python, maker.facts.machine)
 
 
-def _ways(
-    prepared: Prepared, maker: Resolution, conda: str | None
-) -> list[tuple[tuple[str, ...], bool, Target]]:
-    """Options of uv, whether code of source archives may run, and the target: first one that wheels
-    for all machines of the platform fit, then this machine.
+def _ways(prepared: Prepared, maker: Resolution) -> list[Way]:
+    """First one that wheels for all machines of the platform fit, then this machine.
 
     Raises:
         UsageError: it can be resolved neither here nor elsewhere.
     """
     version, facts = maker.python.version, prepared.facts
+    own_glibc = facts.glibc or maker.glibc
     ways = []
-    if maker.portable and elsewhere(maker):
-        target = Target(version, facts.machine, maker.glibc)
-        ways.append((elsewhere(maker), False, target))
-    if facts.origin == "observed" and not conda:
-        target = Target(version, facts.machine, facts.glibc or maker.glibc)
-        ways.append((("--python", OWN_PYTHON, "--python-version", version), True, target))
+    if maker.portable:
+        ways.append(Way(elsewhere(maker), False, Target(version, facts.machine, maker.glibc)))
+    if facts.origin == "observed" and maker.recipe.python.provider != "conda":
+        here = ("--python", OWN_PYTHON, "--python-version", version)
+        ways.append(Way(here, True, Target(version, facts.machine, own_glibc)))
     if not ways:
         raise UsageError(
             "the packages of this recipe can only be resolved on its own machines",

@@ -18,7 +18,7 @@ from hvdenv.masking import mask
 from hvdenv.schema import parse_toml
 
 # A package in the output of uv, and which packages require it.
-_RESOLVED = re.compile(r"^([a-z0-9-]+)==[^\s#]+ *(?:# via (.*))?$", re.MULTILINE)
+_RESOLVED = re.compile(r"^([a-z0-9-]+)==[^#\n]+(?:# via (.*))?$", re.MULTILINE)
 
 # Names from before PEP 600, by the minor version of glibc 2.
 _OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
@@ -77,8 +77,11 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
     try:
         chosen = [*document.select(environment=target.environment, tags=target.tags)]
     except PylockSelectError as error:
-        raise LockError(f"uv chose a file for other machines: {error}") from error
-    found = []
+        raise LockError(
+            f"uv chose a file for other machines: {error}",
+            remedy="request a version that has a wheel for them, under `packages` in the recipe",
+        ) from error
+    found, names = [], {entry.name for entry, _ in chosen}
     for entry, file in chosen:
         assert isinstance(file, (PackageWheel, PackageSdist))
         url, sha256 = file.url or "", file.hashes.get("sha256", "")
@@ -95,7 +98,8 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
             file=unquote(posixpath.basename(urlsplit(url).path)),
             sha256=sha256,
             url=known if re.fullmatch(ADDRESS, known) else "",
-            requires=tuple(sorted(requires.get(entry.name, ()))),
+            # Where uv resolves for several platforms, others may require more.
+            requires=tuple(sorted(names.intersection(requires.get(entry.name, ())))),
         )
         found.append(package)
     return tuple(sorted(found, key=lambda each: each.name))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hvdenv.building.resolver import Resolver, Sources
+from hvdenv.cli import lock
 from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
 from hvdenv.contents import difference
@@ -530,6 +531,37 @@ def test_why_uv_fails(tmp_path: Path, said: str, kind: type[Exception], remedy: 
     with pytest.raises(StepError, match=remedy) as caught:
         resolver.lock(["x"], (), {}, strict=False, target=TARGET)
     assert type(caught.value) is kind
+
+
+def test_what_uv_resolves_for_all_platforms_is_chosen_for_one() -> None:
+    """uv knows no ppc64le: it resolves for every machine, with markers."""
+    url = "https://x.org/ninja-1-py3-none-manylinux2014_{}.whl"
+    both = entry("ninja", "1", url.format("x86_64"), url.format("ppc64le"))
+    other = entry("old", "1", "https://x.org/old-1-py3-none-any.whl")
+    head = 'version = "1"\nmarker = "python_full_version < \'3.8\'"'
+    text = 'lock-version = "1.0"\ncreated-by = "uv"\n' + both + other.replace('version = "1"', head)
+    graph = "ninja==1\nold==1 ; python_full_version < '3.8'  # via ninja\n"
+    target = TARGET._replace(machine="ppc64le")
+    (ninja,) = resolved.from_uv(text, graph, target)
+    assert (ninja.file, ninja.requires) == ("ninja-1-py3-none-manylinux2014_ppc64le.whl", ())
+    older, old = resolved.from_uv(text, graph, target._replace(python="3.7.1"))
+    assert (older.requires, old.name) == (("old",), "old")
+
+
+def test_conda_is_locked_for_a_machine_that_uv_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answered(resolver: Resolver, *_: object, target: resolved.Target, **__: object) -> None:
+        asked.append(("--universal" in resolver.target, resolver.builds, target.machine))
+        raise NetworkError("the network cannot be reached")
+
+    monkeypatch.setattr(Resolver, "lock", answered)
+    monkeypatch.setattr(lock, "_conda", lambda *_: "")
+    words = ["lock", "neuron", "--lockfiles", str(tmp_path), "--platform", "linux-ppc64le"]
+    assert main(words) == 5
+    assert asked == [(True, False, "ppc64le")]
 
 
 def test_what_a_site_provides_is_listed_in_an_environment_like_the_builds(
