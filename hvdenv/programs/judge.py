@@ -61,15 +61,19 @@ def _called_alone(program: Program) -> Finding | None:
     ends = program.ends
     if any(not end or (end.reason == "exception" and not is_follow_on(end.error)) for end in ends):
         return None  # it did not get that far, for another reason
-    called = {rank.name: _collectives(rank) for rank in program.ranks}
-    counts = {name: Counter(call.operation for call in calls) for name, calls in called.items()}
-    for name, end in zip(called, ends, strict=True):
-        last = called[name][-1] if called[name] else Call("", "", 0)
-        own = counts[name][last.operation]
-        if fewer := [other for other in called if counts[other][last.operation] < own]:
+    called = [_collectives(rank) for rank in program.ranks]
+    counts = [Counter(call.operation for call in calls) for calls in called]
+    for rank, calls, own, end in zip(program.ranks, called, counts, ends, strict=True):
+        last = calls[-1] if calls else Call("", "", 0)
+        fewer = [
+            other.name
+            for other, count in zip(program.ranks, counts, strict=True)
+            if count[last.operation] < own[last.operation]
+        ]
+        if fewer:
             return program.fail(
-                "steps", f"{name} waits in {last.operation} ({last.site}), which {listed(fewer)} never"
-                " called",
+                "steps", f"{rank.name} waits in {last.operation} ({last.site}), which"
+                f" {listed(fewer)} never called",
                 "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no other"
                 " rank",
                 end.error if end else "",

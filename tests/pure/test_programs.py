@@ -75,6 +75,18 @@ def test_a_single_rank_proves_nothing() -> None:
     ]
 
 
+def test_ranks_that_are_all_rank_0_are_told_apart() -> None:
+    """So they are if the launcher belongs to another MPI."""
+    messages = []
+    for pid in (1, 2):
+        own = [Joined(0, 1, 0, 1) if isinstance(one, Joined) else one for one in right(0)]
+        messages += [event(0, one, pid=pid) for one in own]
+    found = judge(Program("train.py", run(*messages), {}))
+    assert [(one.check, one.status) for one in found if one.status != "pass"] == [
+        ("program-init", "fail")
+    ]
+
+
 def each(kind: type[RankEvent], only: int | None = None, **fields: Any) -> Change:
     """Replace fields of all events of a type, on all ranks or one."""
 
