@@ -90,8 +90,9 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
         "horovodrun --check-build",
         lambda setup, timeout: inspection.build_table(setup, timeout, libraries.result()),
     )
-    runs = _start_runs(setup, parts, mpi, libraries)
-    horovodrun = _start_horovodrun(setup, parts, mpi, runs)
+    with parts.together():
+        runs = _start_runs(setup, parts, mpi, libraries)
+        horovodrun = _start_horovodrun(setup, parts, mpi, runs)
     imports = {
         name: _start_import(parts, library)
         for name, library in (found(libraries) or {}).items()
@@ -107,7 +108,8 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
     parts.wait()
     extensions = _extensions(parts, libraries, runs, imports)
     parts.wait()
-    benchmarks = _start_benchmarks(setup, parts, mpi, runs)
+    with parts.together():
+        benchmarks = _start_benchmarks(setup, parts, mpi, runs)
     parts.wait()
     return Evidence(
         mpi=mpi,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class Parts(AbstractContextManager["Parts"]):
         self._side_by_side = ThreadPoolExecutor(max(setup.cores // each, min(setup.cores, 2)))
         self._alone = ThreadPoolExecutor(1)
         self._futures: list[Future[Any]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiting_runs = 0
 
     def __exit__(self, *error: object) -> None:
@@ -75,6 +75,12 @@ class Parts(AbstractContextManager["Parts"]):
         future = pool.submit(self._run, label, part, ranks)
         self._futures.append(future)
         return future
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All runs of ranks that are started in this block share the time, also with the first."""
+        with self._lock:
+            yield
 
     def wait(self) -> None:
         """Wait for all parts that were started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_runs_of_ranks_share_the_time() -> None:
     first, *others = shares
     assert 75 < first < 90 and all(share > first for share in others)
     assert facts.result() > 250
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_run_that_starts_at_once_leaves_time_to_the_others(alone: bool) -> None:
+    shares: list[float] = []
+    with parts_of(SETUP._replace(cores=1, seconds=300.0)) as parts, parts.together():
+        for label in "abc":
+            part = parts.start(
+                label, lambda setup, timeout: shares.append(timeout), ranks=True, alone=alone
+            )
+            time.sleep(0.05)
+            assert not part.done()
+    first, *others = shares
+    assert 75 < first < 90 and all(share > first for share in others)
 
 
 def test_where_no_time_is_left_ranks_are_not_started_and_facts_are_still_found() -> None:
