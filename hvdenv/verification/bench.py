@@ -7,10 +7,12 @@ The ranks (hvdenv/standalone/ranks/bench.py, speed.py) and the yardstick
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,7 @@ from hvdenv.model.cluster import (
 )  # fmt: skip
 from hvdenv.reports.plots import size as bytes_shown
 from hvdenv.reports.report import Measurement
+from hvdenv.schema import Problem, decode
 from hvdenv.sites.batch import counted
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, Speed
 from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, judge_run
@@ -59,6 +62,12 @@ class Point(NamedTuple):
     amount: int
     ranks: int
     seconds: tuple[float, ...]
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is what a clock can show: all five times, each of them above 0 and finite."""
+        counts, seconds = (self.amount, self.ranks), self.seconds
+        return len(seconds) == 5 and all(0 < each < math.inf for each in (*counts, *seconds))
 
     @property
     def median(self) -> float:
@@ -119,14 +128,12 @@ class Benchmark(NamedTuple):
         """One training step, by the number of ranks."""
         found = []
         for run in (*self.fewer, self.run):
-            events = [each for rank in run.ranks for each in rank.all(Speed)]
-            found += [Point(each.samples, run.size, tuple(each.seconds)) for each in events[:1]]
+            found += [each for _, each in _steps(run) if each.measured][:1]
         return found
 
     @property
     def allreduces(self) -> list[Point]:
-        events = (each for rank in self.run.ranks for each in rank.all(Bench))
-        return [Point(each.size, self.run.size, tuple(each.seconds)) for each in events]
+        return [each for _, each in _allreduces(self.run) if each.measured]
 
     @property
     def figures(self) -> list[Measurement]:
@@ -135,6 +142,24 @@ class Benchmark(NamedTuple):
             speed = _rounded(point.rate)
             found.append(Measurement(SPEED, speed, UNITS[SPEED], self.subject, None, point.ranks))
         return found
+
+
+def _allreduces(run: RankRun) -> list[tuple[str, Point]]:
+    """What ranks report of them, and the rank that does."""
+    return [
+        (rank.name, Point(each.size, run.size, tuple(each.seconds)))
+        for rank in run.ranks
+        for each in rank.all(Bench)
+    ]
+
+
+def _steps(run: RankRun) -> list[tuple[str, Point]]:
+    """The same for training steps."""
+    return [
+        (rank.name, Point(each.samples, run.size, tuple(each.seconds)))
+        for rank in run.ranks
+        for each in rank.all(Speed)
+    ]
 
 
 def measure(setup: Setup, timeout: float, effort: Effort, mpi: HostMpi, pair: Pair) -> Benchmark:
@@ -232,8 +257,13 @@ def measure_yardstick(
 
 
 def parse_yardstick(text: str) -> tuple[Point, ...]:
-    tables = [json.loads(match[1]) for match in _FIGURES.finditer(text)]
-    return tuple(Point(each["size"], each["ranks"], tuple(each["seconds"])) for each in tables)
+    found = []
+    for match in _FIGURES.finditer(text):
+        with suppress(ValueError, LookupError, Problem):
+            table = json.loads(match[1])
+            point = Point(table["size"], table["ranks"], table["seconds"])
+            found.append(decode(Point, point._asdict()))
+    return tuple(each for each in found if each.measured)
 
 
 def measurements(benchmarks: Sequence[Benchmark]) -> Iterator[Measurement]:
@@ -300,7 +330,21 @@ def _breakdown(run: RankRun) -> Judgement | None:
     whole = judge_run(run)
     if whole.status == "fail":
         return whole
-    return next((found for name in run.exercises if (found := judge_exercise(run, name))), None)
+    broken = (judge_exercise(run, name) for name in run.exercises)
+    return next(filter(None, (*broken, _unmeasured(run))), None)
+
+
+def _unmeasured(run: RankRun) -> Judgement | None:
+    wrong = [each for each in (*_allreduces(run), *_steps(run)) if not each[1].measured]
+    if not wrong:
+        return None
+    lines = [f"{name}: seconds {list(point.seconds)} for {point.amount}" for name, point in wrong]
+    return Judgement(
+        "fail",
+        f"{wrong[0][0]} reported times that no clock can show",
+        "\n".join(lines),
+        "check the clock of this host, and measure again",
+    )
 
 
 def _compared(
@@ -344,7 +388,7 @@ def missed(value: float, reference: Reference) -> str:
     unit = reference.unit
     for bound, word, sign in ((reference.lower, "less", 1), (reference.upper, "more", -1)):
         limit = None if bound is None else reference.value * (1 + bound)
-        if limit is not None and sign * value < sign * limit:
+        if limit is not None and not sign * value >= sign * limit:  # NaN is no figure
             found, allowed = apart(value, limit, 4)
             return (
                 f"is {found} {unit}, {word} than {allowed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,6 +86,10 @@ def test_the_yardstick_is_read_whatever_is_around_it() -> None:
         "warning: x\n"
         '[0]<stdout>:@hvdenv-yardstick {"size": 1024, "ranks": 4, "repeats": 9, "seconds": [1, 2, 3, 4, 5]}\n'
         '@hvdenv-yardstick {"size": 4096, "ranks\n'
+        '@hvdenv-yardstick {"size": 4096, "ranks": 4, "seconds": [1, 2, NaN, 4, 5]}\n'
+        '@hvdenv-yardstick {"size": 4096, "ranks": 4, "seconds": [1, 2, "x", 4, 5]}\n'
+        '@hvdenv-yardstick {"size": 4096, "ranks": 0, "seconds": [1, 2, 3, 4, 5]}\n'
+        "@hvdenv-yardstick {size}\n"
         "bye\n"
     )
     assert bench.parse_yardstick(text) == (Point(1024, 4, (1, 2, 3, 4, 5)),)
@@ -192,6 +197,28 @@ def test_ranks_that_break_are_told_and_not_their_figures(broken: str) -> None:
     assert judgement.status == "fail"
     assert judgement.message.startswith("with 2 ranks: rank 1 on n1")
     assert judgement.message.endswith("was ended by SIGKILL, in speed")
+
+
+@pytest.mark.parametrize(
+    "seconds", [[], [1.0], [math.nan] * 5, [math.inf] * 5, [1.0, 1.0, 0.0, 1.0, 1.0], [-1.0] * 5]
+)
+@pytest.mark.parametrize("kind", [Bench, Speed])
+def test_times_that_no_clock_can_show_are_no_figures(
+    kind: type[Bench | Speed], seconds: list[float]
+) -> None:
+    odd = Benchmark(SUBJECT, run(2, kind(64 * MIB, seconds)), MPI, (ONE,))
+    status, message, evidence, _ = bench.judge_speed(odd, (REFERENCE,))
+    assert (status, message) == (
+        "fail", "with 2 ranks: rank 0 on n1 reported times that no clock can show"
+    )  # fmt: skip
+    assert evidence == f"rank 0 on n1: seconds {seconds} for {64 * MIB}"
+    assert {each.ranks for each in bench.measurements([odd]) if each.subject == SUBJECT} == {1}
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-0.1, None), (None, 0.1)])
+def test_nan_misses_every_reference(lower: float | None, upper: float | None) -> None:
+    reference = REFERENCE._replace(lower=lower, upper=upper)
+    assert bench.missed(math.nan, reference).startswith("is nan GB/s, ")
 
 
 def test_without_a_yardstick_it_is_said_why() -> None:
