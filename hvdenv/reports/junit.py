@@ -6,6 +6,7 @@ for each rank. JUnit has no `unproven`: such a case is skipped, with `unproven` 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,8 @@ def render(report: Report) -> str:
     """The report as an XML document; whatever a program printed, it can be read."""
     root = ElementTree.Element("testsuites", name="hvdenv verify")
     # A finding takes the time of the part with its name.
-    seconds = {each.name: each.value for each in report.measurements if each.unit == "s"}
+    times = (each for each in report.measurements if each.unit == "s")
+    seconds = {each.name: each.value for each in times if math.isfinite(each.value)}
     for check in dict.fromkeys(finding.check for finding in report.findings):
         findings = [each for each in report.findings if each.check == check]
         _add_suite(root, report, check, _cases(findings, seconds))
@@ -55,7 +57,7 @@ def _rank(rank: RankRecord) -> ElementTree.Element:
     """A case for one rank; a CI system then shows which rank and host failed, and how often."""
     name = f"{rank.run}: {rank.name}, local rank {rank.local_rank}"
     case = ElementTree.Element("testcase", classname="hvdenv.ranks", name=clean(name))
-    if rank.seconds is not None:
+    if rank.seconds is not None and math.isfinite(rank.seconds):
         case.set("time", f"{rank.seconds:.3f}")
     if rank.cause:
         ElementTree.SubElement(case, "failure", type=rank.status, message=clean(rank.cause))

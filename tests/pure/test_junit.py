@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
@@ -88,6 +89,15 @@ def test_a_program_counts_the_same(everything: Report) -> None:
         assert properties["verdict"] == "fail"
         assert properties["recipe"] == "neuron+nccl"
         assert properties["MPI"] == "Open MPI 5.0.11"
+
+
+def test_times_that_are_no_numbers_are_left_out(everything: Report) -> None:
+    ranks = [each._replace(seconds=math.nan) for each in everything.ranks]
+    measured = [each._replace(value=math.inf) for each in everything.measurements]
+    odd = everything._replace(ranks=tuple(ranks), measurements=tuple(measured))
+    text = junit.render(odd)
+    assert list(against_schema(ElementTree.fromstring(text))) == []
+    assert 'time="nan"' not in text and 'time="inf"' not in text
 
 
 def test_each_rank_is_a_case(everything: Report) -> None:
