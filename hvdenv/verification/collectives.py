@@ -114,7 +114,7 @@ def _wrong(reports: Sequence[Report]) -> Judgement | None:
         everywhere = f"each of {len(wrong)} ranks" if 1 < len(wrong) == len(reports) else ""
         message = (
             f"wrong on {everywhere or listed(names)}, in {first.wrong} of"
-            f" {first.right + first.wrong} cases: {first.cases[0]}"
+            f" {first.right + first.wrong} cases: {next(iter(first.cases), 'not told which')}"
         )
         if any(report.outcome.ended for report in wrong):
             message += "; nothing was tried after that"

@@ -76,8 +76,8 @@ def nccl_transports(logged: Mapping[str, Sequence[str]]) -> Transports:
 def uses_nccl(run: RankRun) -> bool:
     """Whether NCCL joined all ranks of a run: Horovod asks it to only when it reduces with it."""
     logged = [_path(rank).logged.get("comm", ()) for rank in run.ranks]
-    sizes = [{int(comm.split()[0]) for comm in each} for each in logged]
-    return bool(sizes) and all(run.size in each for each in sizes)
+    sizes = [{comm.partition(" ")[0] for comm in each} for each in logged]
+    return bool(sizes) and all(str(run.size) in each for each in sizes)
 
 
 def operations(run: RankRun) -> frozenset[str]:

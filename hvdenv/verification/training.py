@@ -60,7 +60,8 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
 
 
 def _problems(outcomes: Sequence[Outcome], ranks: int) -> Iterator[str]:
-    if len(outcomes) < ranks or any(one.facts.skip for one in outcomes):
+    unfinished = (one.facts.skip or len(one.facts.losses) != 2 for one in outcomes)
+    if len(outcomes) < ranks or any(unfinished):
         yield "not all ranks finished it"
         return
     for test in _TESTS:

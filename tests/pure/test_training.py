@@ -90,6 +90,7 @@ FAILURES: dict[str, tuple[list[Change], str]] = {
         "the loss is not averaged on rank 0 on n0, rank 1 on n1: 0.055 instead of 0.06 (its own is 0.055",
     ),
     "one rank only": ([lambda rank, own: own.clear() if rank else None], "not all ranks finished"),
+    "losses are missing": ([on(1, losses=[])], "not all ranks finished it"),
     "one rank skips": ([on(1, skip="x")], "not all ranks finished it"),
 }
 
