@@ -14,7 +14,7 @@ from hvdenv.standalone.ranks.events import RankEvent
 
 _LINE = re.compile(
     r"@hvdenv (?P<token>\w+) (?P<crc>[0-9a-f]{8}) (?P<rest>(?P<source>[0-9A-F]+)"
-    r"\.(?P<event>\d+)\.(?P<part>\d+)\.(?P<parts>\d+)\.(?P<payload>[A-Za-z0-9+/]+))"
+    r"\.(?P<event>\d{1,9})\.(?P<part>\d{1,9})\.(?P<parts>\d{1,9})\.(?P<payload>[A-Za-z0-9+/]+))"
 )
 _KINDS: dict[str, type[RankEvent]] = {kind.__name__: kind for kind in typing.get_args(RankEvent)}
 

@@ -85,6 +85,9 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
         {"host": "n1", "pid": 1, "event": "Begun"},
         {"host": "n1", "pid": 1, "event": "Stage"},
         {"host": 1},
+        {"host": "n1", "pid": 10**300, "event": "Stage", "stage": ""},
+        {"host": "n1", "pid": 1, "event": "Speed", "samples": 1, "seconds": [10**400]},
+        {"host": "n1", "pid": 1, "event": "Speed", "samples": float("nan"), "seconds": []},
         "x",
     ],
 )
@@ -94,15 +97,19 @@ def test_an_event_of_another_form_hides_no_other(table: object) -> None:
     payload = base64.b64encode(json.dumps(table).encode()).decode().rstrip("=")
     rest = f"{writer.source}.7.0.1.{payload}"
     odd = f"@hvdenv {TOKEN} {zlib.crc32(rest.encode()):08x} {rest}"
-    text = "\n".join([*said(result(0)), odd, *said(result(1))])
+    long = rest.replace(".7.0.1.", f".7.{'1' * 5000}.1.")
+    longer = f"@hvdenv {TOKEN} {zlib.crc32(long.encode()):08x} {long}"
+    text = "\n".join([*said(result(0)), odd, longer, *said(result(1))])
     assert read(text, TOKEN) == [result(0), result(1)]
 
 
 def test_the_supervisor_survives_what_a_rank_writes() -> None:
     supervisor = _Unseen(EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
     supervisor.child.communicate()
-    supervisor._take_report(b'{"stage": 3}\nnot JSON\n[]\n')
+    supervisor._take_report(b'{"stage": 3}\nnot JSON\n[]\n{"event": "Stage"}\n')
     assert supervisor.tail.text().count("malformed event") == 3
+    supervisor._take_report(b'{"event": "Stage", "stage": 3, "detail": null}\n')
+    assert supervisor.at == Stage("3", "None")
 
 
 @pytest.mark.parametrize(

@@ -295,15 +295,13 @@ class Supervisor:
             try:
                 table = json.loads(line.decode("utf-8"))
                 kind = table["event"]
+                stage = events.Stage(str(table.get("stage", "")), str(table.get("detail", "")))
             except Exception as error:  # the rank goes on, and its end is still reported
                 self.tail.take(("malformed event: %s\n" % error).encode("utf-8", "replace"))
                 continue
             if kind == "Stage":
-                stage, self.at = (
-                    self.at.stage,
-                    events.Stage(table["stage"], table.get("detail", "")),
-                )
-                if self.at.stage == stage:
+                before, self.at = self.at, stage
+                if before.stage == stage.stage:
                     continue  # details are many: they are reported if the rank ends there
             elif kind == "Result":
                 table["logged"] = self.tail.seen.of_horovod()
