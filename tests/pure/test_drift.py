@@ -24,6 +24,7 @@ from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup
 from tests.evidence import evidence
 from tests.merge import patched
+from tests.standalone import load
 
 CASES = Path(__file__).parents[1] / "cases/drift"
 BUILT = json.loads((CASES / "built.json").read_text(encoding="utf-8"))
@@ -119,3 +120,10 @@ def test_any_two_can_be_compared() -> None:
         matter = [change.matters for change in changes]
         assert matter == sorted(matter, reverse=True)
         assert all(change.what for change in changes)
+
+
+def test_a_framework_without_its_usual_directories_is_observed(tmp_path: Path) -> None:
+    library = tmp_path / "mpi_lib.so"
+    library.write_bytes(b"\0libfoo.so\0")
+    found = load("observe_env").Environment(str(tmp_path)).linked(str(library), "torch", "/nowhere")
+    assert found["libraries"] == {}

@@ -109,8 +109,9 @@ class Environment:
         """The libraries that an extension links, as this environment resolves them."""
         library = Library(path)
         own: Dict[str, str] = {}
-        for folder in (os.path.join(package, below) for below in FOLDERS[framework] if package):
-            for name in os.listdir(folder):
+        folders = [os.path.join(package, below) for below in FOLDERS[framework] if package]
+        for folder in filter(os.path.isdir, folders):  # a distribution may have none
+            for name in sorted(os.listdir(folder)):
                 if ".so" in name and library.has(name):
                     own.setdefault(name, os.path.join(folder, name))
         linked = {
