@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -150,7 +151,7 @@ def _left_out(trained: Trained, steps: Steps) -> str:
 def _mean(program: Program, trained: Trained) -> Finding:
     """What the reduced gradients are of the ranks' own."""
     size, operation = program.size, trained.optimizer.operation
-    seen = [each for each in trained.steps if all(step.own and step.reduced for step in each)]
+    seen = [each for each in trained.steps if _has_projections(each)]
     factors = [_factor(each) for each in seen]
     text = f"all ranks apply the same gradients{trained.name} in {len(trained.steps)} steps"
     if not factors:
@@ -177,6 +178,12 @@ def _mean(program: Program, trained: Trained) -> Finding:
     return program.note("gradients", f"{text}. Averaged ones are usual")
 
 
+def _has_projections(steps: Steps) -> bool:
+    """Whether all ranks report the projections of their gradients, on equally many directions."""
+    lengths = {len(each) for step in steps for each in (step.own, step.reduced)}
+    return len(lengths) == 1 and lengths != {0}
+
+
 def _factor(steps: Steps) -> float | None:
     """How many times the mean of the ranks' gradients was applied; None if it is no multiple."""
     mean = [sum(column) / len(steps) for column in zip(*(step.own for step in steps), strict=True)]
@@ -185,6 +192,7 @@ def _factor(steps: Steps) -> float | None:
     if not length:
         return None
     factor = sum(a * b for a, b in zip(applied, mean, strict=True)) / length
-    rest = sum((a - factor * b) ** 2 for a, b in zip(applied, mean, strict=True))
-    whole = sum(a * a for a in applied)
-    return float(f"{factor:.3g}") if rest <= _ROUNDING**2 * max(whole, 1e-300) else None
+    apart = [a - factor * b for a, b in zip(applied, mean, strict=True)]
+    rest = sum(each * each for each in apart)
+    whole = max(sum(a * a for a in applied), 1e-300)
+    return float(f"{factor:.3g}") if rest <= _ROUNDING**2 * whole < math.inf else None

@@ -305,7 +305,9 @@ def judge_speed(benchmark: Benchmark, references: Sequence[Reference]) -> Judgem
     points, yardstick = benchmark.allreduces, benchmark.yardstick
     ends = [each for rank in benchmark.run.ranks for each in rank.all(BenchEnd)]
     evidence = [*_listed(points, yardstick)]
-    evidence += [f"{bytes_shown(e.size)} and more were not measured: {_ENDS[e.why]}" for e in ends]
+    evidence += [
+        f"{bytes_shown(e.size)} and more were not measured: {_ENDS.get(e.why, e.why)}" for e in ends
+    ]
     figures = Judgement(
         "pass",
         "; ".join([*_extremes(points, yardstick), *_scaling(benchmark.steps)]),

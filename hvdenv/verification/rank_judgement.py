@@ -322,7 +322,7 @@ def _broken_exercise(run: RankRun) -> str:
     cause, _ = _first_broken(run)
     if not cause or any(rank.result is None for rank in run.ranks):
         return ""
-    return "" if cause[0].stage in _COMMON else cause[0].stage
+    return cause[0].stage if cause[0].stage in run.exercises else ""
 
 
 def _brokenness(run: RankRun) -> Judgement | None:

@@ -75,6 +75,14 @@ def test_a_single_rank_proves_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize("reduced", [[], [2.0], [1e200, 4.0], [float("nan"), 4.0]])
+def test_projections_that_cannot_be_compared(reduced: list[float]) -> None:
+    found = judged(each(TrainingStep, reduced=reduced))
+    (message,) = (one.message for one in found if one.check == "program-gradients")
+    assert message.startswith("all ranks apply the same gradients in 3 steps")
+    assert "mean" not in message
+
+
 def test_ranks_that_are_all_rank_0_are_told_apart() -> None:
     """So they are if the launcher belongs to another MPI."""
     messages = []
