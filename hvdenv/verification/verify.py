@@ -119,7 +119,7 @@ _OF_ALL_RUNS = (
 
 def judge_evidence(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """The findings of all checks; an error is one finding, whatever it keeps from being judged."""
-    reported: set[int] = set()
+    reported: list[Exception] = []
     missed: dict[str, None] = {}
     for check in _checks(evidence):
         try:
@@ -128,9 +128,9 @@ def judge_evidence(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         except InterruptedRunError:
             missed[check.name] = None
         except Exception as error:
-            if id(error) not in reported:
+            if not any(error is each for each in reported):
                 yield _error(check, error)
-            reported.add(id(error))
+            reported.append(error)
     if missed:
         message = f"it was ended before it could judge: {', '.join(missed)}"
         remedy = "run it again and leave it the time that it needs"

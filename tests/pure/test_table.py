@@ -230,6 +230,14 @@ def test_what_failed_is_not_proven(name: str) -> None:
     assert bool(lost) <= (report.verdict in ("fail", "error"))
 
 
+def test_each_error_of_its_own_is_a_finding() -> None:
+    odd: Any = known(1)
+    wrong = GOOD._replace(changed_files=odd, observed=odd, rendezvous=odd, libraries=odd)
+    assert [each.check for each in errors_of(wrong)] == [
+        "files", "drift", "rendezvous", "shadowing"
+    ]  # fmt: skip
+
+
 def test_an_error_is_one_finding_whatever_it_keeps_from_being_judged() -> None:
     error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
     (finding,) = errors_of(over_mpi(failed(error)))
