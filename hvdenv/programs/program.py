@@ -127,7 +127,9 @@ class Program:
             call
             for call in calls
             if call.operation.startswith(kinds) or call.operation == "broadcast"
-            if call.site not in objects
+            if call.operation != "broadcast_object"
+            # An object is sent by broadcasts, and so is an optimizer's state, with objects in it.
+            if call.operation != "broadcast" or call.site not in objects
         ]
 
     def _trained(self, reference: Mapping[int, float]) -> list[Trained]:

@@ -75,6 +75,14 @@ def test_a_single_rank_proves_nothing() -> None:
     ]
 
 
+def test_a_broadcast_counts_though_an_object_is_sent_in_the_same_line() -> None:
+    """As Horovod does with an optimizer's state."""
+    found = judged(also(Call("broadcast_object", "train.py:9", 0)))
+    assert [one.message for one in found if one.check == "program-start"] == [
+        "the parameters are equal on all ranks before the first step (broadcast_parameters, train.py:9)"
+    ]
+
+
 @pytest.mark.parametrize("reduced", [[], [2.0], [1e200, 4.0], [float("nan"), 4.0]])
 def test_projections_that_cannot_be_compared(reduced: list[float]) -> None:
     found = judged(each(TrainingStep, reduced=reduced))
