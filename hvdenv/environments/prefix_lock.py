@@ -40,6 +40,10 @@ _GONE = {errno.ENOENT, errno.ESTALE}
 _REBOOT_SECONDS = 60.0
 # An empty file is about to be filled, or a power cut has emptied it and nobody touches it.
 _EMPTY_SECONDS = 60.0
+# A file that is younger may belong to a process that also tries, and is about to give way. How
+# long to go on trying then, so that not all of them give up.
+_YOUNG_SECONDS = 1.0
+_CONTEST_SECONDS = 5.0
 
 
 class Holder(NamedTuple):
@@ -148,7 +152,9 @@ class Held:
         except OSError as error:
             if error.errno not in _GONE:
                 raise blocked(self._path, error) from error
-            others = [each.holder for each in _look(self._path, 0) if each.holder]
+            others: list[Holder] = []
+            with suppress(OSError):  # the store may be gone, too
+                others = [each.holder for each in _look(self._path, 0) if each.holder]
             who = f"; {others[0]} holds it now" if others else ""
             raise BusyError(
                 f"another process removed the lock of this build{who}",
@@ -219,16 +225,22 @@ def _acquire(
                 each.path.unlink(missing_ok=True)
             return tuple(each.holder.token for each in others if each.holder)
         path.unlink(missing_ok=True)
-        if time.monotonic() >= deadline:
+        is_contest = all(each.age < _YOUNG_SECONDS for each in running)
+        if time.monotonic() - deadline >= (_CONTEST_SECONDS if is_contest else 0):
             raise running[0].error()
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 1.5, 1.0)
 
 
 def _announce(path: Path, mine: Holder) -> list[_Seen]:
-    """Create our own file, flushed, and look at those of others."""
+    """Create our own file, flushed, and look at those of others.
+
+    A listing without our own file says nothing about others: the file was removed, or the listing
+    is an old one of a file server's client.
+    """
     while True:
         make_folder(path.parent)
+        path.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # the store was removed meanwhile
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             with open(descriptor, "wb") as stream:
@@ -237,14 +249,22 @@ def _announce(path: Path, mine: Holder) -> list[_Seen]:
                 os.fsync(stream.fileno())
                 # On the clock of the file server, which dates the other files too.
                 now = os.fstat(stream.fileno()).st_mtime
-            return _look(path, now)
+            others = _look(path, now)
+            if path.name in os.listdir(path.parent):
+                return others
+        time.sleep(0.02)
 
 
 def _look(path: Path, now: float) -> list[_Seen]:
-    """The files beside our own."""
+    """The files beside our own.
+
+    Raises:
+        OSError: they cannot be listed or read, so that one of them may be a holder's.
+    """
     seen = []
-    for other in path.parent.glob(f"{PREFIX}*"):
-        if other == path:
+    for name in os.listdir(path.parent):
+        other = path.parent / name
+        if other == path or not name.startswith(PREFIX):
             continue
         try:
             content = read_file(other, STATE)

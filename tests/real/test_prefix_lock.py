@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hvdenv.environments.prefix_lock import PREFIX, hold
 from hvdenv.errors import BusyError, StepError
 from tests.waiting import wait_until
 
+REAL = os.listdir
 # Prints its token when it has the lock, and keeps it until standard input ends.
 HOLDER = """
 import sys
@@ -128,6 +131,49 @@ def test_a_running_holder_is_named(
     assert f"process {process.pid} of " in caught.value.message
     assert f"on {os.uname().nodename}, job 4711" in caught.value.message
     assert "wait for it" in caught.value.remedy
+
+
+def test_of_two_that_collide_both_get_it_in_turn(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+    look, meeting = prefix_lock._look, threading.local()
+
+    def look_together(*arguments: Any) -> Any:
+        if not hasattr(meeting, "over"):
+            meeting.over = True
+            both.wait(30)
+        return look(*arguments)
+
+    def take_turns(_: int) -> bool:
+        with hold(store, wait=0):
+            return True
+
+    monkeypatch.setattr(prefix_lock, "_look", look_together)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(take_turns, range(2))] == [True, True]
+
+
+def test_a_listing_without_ones_own_file_says_nothing(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from the cache of a file server's client, which may lack a holder's file too."""
+    write_lock(store, age=60)
+    listings: list[list[str]] = [[], []]
+    monkeypatch.setattr(os, "listdir", lambda path: listings.pop() if listings else REAL(path))
+    with pytest.raises(BusyError), hold(store, wait=0):
+        pass
+
+
+def test_a_store_that_cannot_be_listed_is_not_free(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(StepError, match="cannot"), hold(store, wait=0):
+        pass
 
 
 def test_a_waiting_process_gets_it(store: Path, start: Callable[..., Any]) -> None:
