@@ -191,8 +191,11 @@ def _srun(launch: Launch) -> Start:
         )
     if launch.placed and launch.uneven:
         raise _uneven("srun", launch)
-    start = _by_template(_TEMPLATES["srun"], launch)
-    # After sbatch --export=NONE, ranks would not get the script's variables.
+    return _through_srun(_by_template(_TEMPLATES["srun"], launch))
+
+
+def _through_srun(start: Start) -> Start:
+    """With what makes srun pass on the script's variables, also after sbatch --export=NONE."""
     return start._replace(env=(("SLURM_EXPORT_ENV", "ALL"), *start.env))
 
 
@@ -206,7 +209,9 @@ def _torchrun(launch: Launch) -> Start:
         return _by_template(_TEMPLATES["torchrun"], launch)
     if launch.ranks != launch.nodes * launch.per_node:
         raise _uneven("torchrun", launch)
-    return _by_template(_TEMPLATES["torchrun-by-srun"], launch)
+    gloo = (("GLOO_SOCKET_IFNAME", ",".join(launch.network.use)),) if launch.network.use else ()
+    launch = launch._replace(variables=(*gloo, *launch.variables))
+    return _through_srun(_by_template(_TEMPLATES["torchrun-by-srun"], launch))
 
 
 def _horovodrun_gloo(launch: Launch) -> Start:

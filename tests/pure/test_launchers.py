@@ -246,7 +246,7 @@ def test_one_torchrun_on_each_host(tmp_path: Path) -> None:
     torch = started("torchrun", train(cpus_per_rank=16, network=cluster.Network(use=("ib0",))))
     line = "srun -n 2 -N 2 --ntasks-per-node=1 -w gpu32,gpu33 --cpus-per-task=64 sh -c"
     assert torch.argv[:11] == words(line)
-    assert ("NCCL_SOCKET_IFNAME", "ib0") in torch.env
+    assert {("NCCL_SOCKET_IFNAME", "ib0"), ("GLOO_SOCKET_IFNAME", "ib0")} <= {*torch.env}
     path = programs(tmp_path, scontrol="echo a1; echo a2", torchrun='printf "%s " "$@"')
     step = {"PATH": f"{path}:/usr/bin:/bin", "SLURM_NODEID": "1", "SLURM_JOB_ID": "4321"}
     told = subprocess.check_output(torch.argv[9:], env=step, text=True)
@@ -260,6 +260,13 @@ def test_srun_says_what_slurm_does_not_pass_on() -> None:
     assert ("SLURM_EXPORT_ENV", "ALL") in started("srun", PARTLY).env
     remainder = train(hosts=(Host("a", 4), Host("b", 3)), placed=True)
     assert "--ntasks-per-node=4" in started("srun", remainder).argv
+
+
+def test_torchrun_gets_of_srun_what_ranks_of_horovod_get() -> None:
+    """In a job step it waited for cores forever, and --export=NONE took its variables."""
+    torch = started("torchrun", train(nested=True, interactive=True))
+    assert {"--overlap", "--quit-on-interrupt"} <= {*torch.argv[: torch.argv.index("sh")]}
+    assert ("SLURM_EXPORT_ENV", "ALL") in torch.env
 
 
 # ---------------------------------------------------------------- the network
