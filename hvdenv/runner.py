@@ -307,7 +307,11 @@ def hand_over(command: Command, environ: Mapping[str, str]) -> int:
         StepError: the program does not exist or cannot be started.
     """
     token = os.urandom(16).hex()
-    with _blocked((*_FORWARDED, signal.SIGCHLD)) as before:
+    # As with nohup, what is ignored is not forwarded. Where the caller ignores ended children, the
+    # kernel reports none.
+    forwarded = [each for each in _FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with _blocked((*forwarded, signal.SIGCHLD)) as before:
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -317,9 +321,9 @@ def hand_over(command: Command, environ: Mapping[str, str]) -> int:
         except OSError as error:
             raise _cannot_start(command, error) from error
         while process.poll() is None:
-            received = signal.sigwaitinfo((*_FORWARDED, signal.SIGCHLD))
+            received = signal.sigwaitinfo((*forwarded, signal.SIGCHLD))
             # The kernel sends signals of the terminal to the whole group itself.
-            if received.si_signo in _FORWARDED and received.si_code <= 0:
+            if received.si_signo in forwarded and received.si_code <= 0:
                 _forward(received.si_signo, process.pid)
     if process.returncode:
         try:

@@ -570,6 +570,15 @@ sys.exit(hand_over(Command(tuple(sys.argv[1:])), os.environ))
 """
 
 
+# Ends with 0 unless it gets the signal.
+SLEEPER = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, lambda *_: sys.exit(7))
+print("ready", flush=True)
+time.sleep(1)
+"""
+
+
 def handed(*words: str) -> list[str]:
     return [sys.executable, "-c", HAND_OVER, *words]
 
@@ -659,6 +668,27 @@ def test_nohup_stays_in_force(tmp_path: Path) -> None:
         time.sleep(0.5)  # for it to do harm
         (tmp_path / "go").touch()
         assert process.wait(60) == 4
+
+
+def test_what_is_ignored_is_not_forwarded() -> None:
+    """Also to a program that has a handler of its own, such as mpirun."""
+    program = handed("bash", "-c", 'python3 -c "$0" && exit 4', SLEEPER)
+    with subprocess.Popen(
+        program, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 4
+
+
+def test_a_caller_that_ignores_ended_children_gets_the_exit_code() -> None:
+    done = subprocess.run(
+        handed("sh", "-c", "sleep 0.2; exit 3"), check=False, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )  # fmt: skip
+    assert done.returncode == 3
 
 
 @pytest.mark.parametrize(("code", "alive"), [(0, True), (5, False)])
