@@ -206,7 +206,7 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
     written = manifest.write(plan.generation, (LOGS, generations.RECORD, generations.MARKER))
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)
-    hashes = {str(plan.generation / path): each.digest for path, each in written.entries.items()}
+    hashes = written.hashes(plan.generation)
     problems = []
     for folder in plan.environment.glob("lib/python3.*/site-packages") if own else ():
         with reporting(folder, "read", inside=True):

@@ -64,6 +64,11 @@ class Written(NamedTuple):
     def bytes(self) -> int:
         return sum(entry.size for entry in self.entries.values())
 
+    def hashes(self, root: Path) -> dict[str, str]:
+        """The sha256 of each file by its absolute path; links have none."""
+        files = ((path, each.digest) for path, each in self.entries.items())
+        return {str(root / path): digest for path, digest in files if digest != _LINK}
+
 
 class Difference(NamedTuple):
     """How a tree differs from its manifest."""

@@ -229,3 +229,12 @@ def test_other_content_of_the_same_size_is_named(site: Path) -> None:
     (site / "two.py").write_bytes(b"two")
     hashes = {str(site / "two.py"): hashlib.sha256(b"two").hexdigest()}
     assert find_problems(site, hashes) == []
+
+
+def test_a_link_in_the_place_of_a_file_is_compared_by_size(site: Path, tmp_path: Path) -> None:
+    """As packages of conda make them for libraries with several names."""
+    (site / "two.py").rename(site / "real.py")
+    (site / "two.py").symlink_to("real.py")
+    hashes = write(tmp_path).hashes(tmp_path)
+    assert str(site / "real.py") in hashes
+    assert find_problems(site, hashes) == []
