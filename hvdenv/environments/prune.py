@@ -41,7 +41,7 @@ def rollback(environment: Environment, identity: str = "") -> str:
     """
     _require(environment)
     with prefix_lock.hold(environment.store, wait=0):
-        known = list(environment.records())
+        known = _whole(environment)
         active = environment.active()
         older = known[known.index(active) + 1 :] if active in known else known
         wanted = identity or (older[0] if older else "")
@@ -113,7 +113,7 @@ def prune(
     _require(environment)
     with nullcontext() if dry_run else prefix_lock.hold(environment.store, wait=0):
         pointed = environment.pointed()
-        complete = [identity for identity in environment.records() if identity != pointed]
+        complete = [identity for identity in _whole(environment) if identity != pointed]
         spared = {pointed, *complete[:keep]}
         old = [each for each in environment.identities() if each not in spared and not spare(each)]
         cleared = _delete(environment, old, uses(environment), dry_run=dry_run)
@@ -136,6 +136,11 @@ def _delete(
         else:
             removed.append(identity)
     return Cleared(tuple(removed), tuple(kept), found.unseen)
+
+
+def _whole(environment: Environment) -> list[str]:
+    """The complete generations whose files are there, the newest first."""
+    return [each for each in environment.records() if not environment.damage(each)]
 
 
 def _require(environment: Environment) -> None:

@@ -57,6 +57,16 @@ def test_prune_keeps_the_active_one_and_as_many_as_asked(environment: Environmen
     assert environment.identities() == [TWO]
 
 
+def test_a_generation_that_lost_files_is_not_the_one_to_go_back_to(
+    environment: Environment,
+) -> None:
+    build(environment, ONE)
+    build(environment, TWO, manifest_digest="0" * 64)
+    build_active(environment, THREE)
+    assert prune.prune(environment, keep=1, dry_run=True).removed == (TWO,)
+    assert prune.rollback(environment) == ONE
+
+
 def test_prune_keeps_what_the_prefix_points_to_even_damaged(environment: Environment) -> None:
     build_active(environment, ONE)
     environment.record(ONE).unlink()
