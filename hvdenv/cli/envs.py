@@ -4,6 +4,7 @@ environments, or remove generations that are no longer needed."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(storage, "--json", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
     add(rollback, "environment NAME_OR_PREFIX")
-    add(rollback, "--generation GENERATION", default="")
+    add(
+        rollback,
+        "--generation GENERATION",
+        "the one to return to (default: the previous one)",
+        default="",
+    )
     remove = actions.add_parser("remove", help="remove an environment with all its generations")
     add(remove, "environment NAME_OR_PREFIX")
     add(remove, "--force", "remove it even if processes use it")
@@ -85,6 +91,10 @@ def _remove(arguments: argparse.Namespace, places: Places) -> None:
     from hvdenv.environments import prune  # needs psutil
 
     target = registry.find(places, arguments.environment)
+    left = os.path.lexists(target.store) or os.path.lexists(target.prefix)
+    if not left and registry.forget(places, target):
+        print(f"{target.prefix}: nothing was left of it; `hvdenv envs` no longer lists it")
+        return
     cleared = prune.remove(target, force=arguments.force)
     _report(target, cleared, {}, "removed")
     registry.forget(places, target)
@@ -103,7 +113,8 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     if arguments.environment:
         chosen = [registry.find(places, arguments.environment)]
     else:
-        chosen = [each.environment for each in registry.list_environments(places)]
+        known = [each.environment for each in registry.list_environments(places)]
+        chosen = [each for each in known if os.path.lexists(each.store)]
     for target in chosen:
         listed = storage.list_generations(target, places)
         found = {each.generation: each for each in listed}
@@ -150,7 +161,8 @@ def _report(
     for identity, reason in cleared.kept:
         report(f"kept {target.prefix}: {identity}: {reason}")
     if cleared.unseen:
-        report(f"{cleared.unseen} processes of other users could not be checked")
+        some = "1 process" if cleared.unseen == 1 else f"{cleared.unseen} processes"
+        report(f"{some} of other users could not be checked")
 
 
 def _list(places: Places, json: bool) -> None:

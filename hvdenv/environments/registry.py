@@ -54,9 +54,13 @@ def register(
     write_json(_registered(places, environment), entry)
 
 
-def forget(places: Places, environment: Environment) -> None:
-    """Undo register()."""
-    _registered(places, environment).unlink(missing_ok=True)
+def forget(places: Places, environment: Environment) -> bool:
+    """Undo register(); False if the environment was not registered."""
+    try:
+        _registered(places, environment).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def list_environments(places: Places) -> list[Listed]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.environments import generations, last_used, storage
+from hvdenv.environments import generations, last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.storage import Size, measure
 from hvdenv.places import Places, find_places
@@ -169,6 +169,21 @@ def test_prune_of_unfinished_ones_goes_by_when_they_were_worked_at(
     assert main(["envs", "prune", "--older-than", "7d", "--keep", "5"]) == 0
     assert "4" * 12 not in environment.identities()
     assert "5" * 12 in environment.identities()
+
+
+def test_an_environment_that_somebody_deleted(
+    environment: Environment, tmp_path: Path, capsys: Captured
+) -> None:
+    gone = generations.at(tmp_path / "aa")
+    registry.register(find_places(), gone, "local", [])
+    assert main(["envs", "prune", "--keep", "1"]) == 0
+    assert environment.identities() == [TWO, THREE]
+    assert main(["envs"]) == 0
+    assert f"local  missing  {gone.prefix}\n" in capsys.readouterr().out
+    assert main(["envs", "remove", str(gone.prefix)]) == 0
+    assert "nothing was left of it" in capsys.readouterr().out
+    assert main(["envs", "remove", str(gone.prefix)]) == 2
+    assert [each.environment for each in registry.list_environments(find_places())] == [environment]
 
 
 @pytest.mark.parametrize("age", ["d", "-1d", "1m", "1.5d", "٣d", "1d ", "999999d"])

@@ -200,7 +200,7 @@ _shtab_hvdenv_envs_remove_defaults_added=0
 
 _shtab_hvdenv_envs_rollback_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--generation[GENERATION]:GENERATION:"
+  "--generation[the one to return to (default\: the previous one)]:GENERATION:"
   ":NAME_OR_PREFIX:"
 )
 
