@@ -17,7 +17,7 @@ from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
 from hvdenv.masking import clean_output
 from hvdenv.runner import drop_relative_folders, environment, forbid_world_writes, interrupts
-from hvdenv.schema import nearest
+from hvdenv.schema import closest, nearest
 
 # Each command has one line here and a module of its name in this package, with
 # `configure(parser)`, `run(arguments) -> exit code` and EXAMPLES. Only the module of the command
@@ -101,7 +101,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:  # argparse would name the parser of all commands
-            near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            # Without the dashes, by which all options are a little alike.
+            options = {each.lstrip("-"): each for each in self._option_string_actions}
+            close = closest(unknown[0].partition("=")[0].lstrip("-"), options)
+            near = f'; did you mean "{options[close]}"?' if close else ""
             if self.prog.rpartition(" ")[2] in RUN_PROGRAMS and not unknown[0].startswith("-"):
                 near = "; write -- before the command to run"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")

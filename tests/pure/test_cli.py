@@ -335,6 +335,7 @@ def test_a_command_alone_lists(
     ("words", "error", "remedy"),
     [
         (("verify", "local", "--quik"), '--quik; did you mean "--quick"?', "verify --help"),
+        (("module", "local", "--output", "x"), "unrecognized arguments: --output x\n", "module --help"),
         (("--verison",), '--verison; did you mean "--version"?', "--help"),
         (("job", "local", "python", "x"), "python x; write -- before the command", "job --help"),
         (("wheels", "verify", __file__), "this is not an index of wheels", "wheels publish /"),
