@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "archive", metavar="ARCHIVE", type=Path, help="file to write: dist/gpu-kit.tar.gz"
     )
-    parser.add_argument("--tests", type=Path, metavar="FOLDER", help="a checkout of Horovod 0.28.1")
+    parser.add_argument("--tests", type=Path, metavar="DIR", help="a checkout of Horovod 0.28.1")
     return parser.parse_args()
 
 

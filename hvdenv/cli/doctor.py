@@ -1,7 +1,7 @@
 """Name the cause of a failed build or run from its log, and the remedy.
 
-doctor reads the log that you name, or what is piped into it, also if it is compressed by gzip. Otherwise it
-explains the last build or verify that failed on this machine."""
+doctor reads the log that you name, or what is piped into it; both may be compressed with gzip.
+Without a log, it explains the last build or verify that failed on this machine."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def activate_script(
     sets the variables, in this order.
 
     Args:
-        environment: its directory, which may begin with a variable of the modules ($NAME/folder);
+        environment: its directory, which may begin with a variable of the modules ($NAME/DIR);
             unused for the kind ``none``.
         kind: ``venv`` and ``conda`` come first in PATH; ``none`` is provided by modules.
         variables: what programs of the environment need at run time. In a value, {user} and

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The inside of one host: process 1 of its own namespaces.
-# usage: host.sh NAME ADDRESS INTERFACE FOLDER SHARED...
-#   FOLDER is the stand-in's; each SHARED is a folder below /tmp that all hosts have.
+# usage: host.sh NAME ADDRESS INTERFACE DIR SHARED...
+#   DIR is the stand-in's; each SHARED is a directory below /tmp that all hosts have.
 set -eu
 name=$1 address=$2 interface=$3 folder=$4
 shift 4

@@ -1,2 +1,2 @@
-# For mypy: programs of ranks import archives.py from their own folder, hvdenv as its own module.
+# For mypy: programs of ranks import archives.py from their own directory, hvdenv as its own module.
 from hvdenv.standalone.steps.archives import *  # noqa: F403

@@ -1,2 +1,2 @@
-# For mypy: programs of ranks import events.py from their own folder, hvdenv as its own module.
+# For mypy: programs of ranks import events.py from their own directory, hvdenv as its own module.
 from hvdenv.standalone.ranks.events import *  # noqa: F403
