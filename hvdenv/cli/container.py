@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--preflight checks an existing image, and cannot be combined with --build and --to",
             remedy=f"build it first: hvdenv container {read_request(arguments).named} --build",
         )
-    refuse_without(arguments, "hosts", "preflight")
+    refuse_without(arguments, "hosts", "preflight", remedy="name them: --hosts f1:2,f2:2")
     refuse_without(arguments, "preflight", "hosts")
     request = read_request(arguments)
     if not (arguments.build or arguments.preflight):  # the definition executes nothing

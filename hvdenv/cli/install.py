@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = additions.parse(arguments.packages)
     request = read_request(arguments)
     prepared = prepare(request, thorough=True)
-    target, active = prepared.target, _active(prepared)
+    target, active = prepared.target, _active(request, prepared)
     request.gate.refuse_prefix(target.prefix)
     record = generations.read_record(target.record(active))
     prepared = add_recorded_lock(request, prepared, record)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _active(prepared: Prepared) -> str:
+def _active(request: Request, prepared: Prepared) -> str:
     resolved, target = prepared.resolved, prepared.target
     if resolved.recipe.python.provider in ("modules", "prefix"):
         raise IncompatibleError(
@@ -96,7 +96,7 @@ def _active(prepared: Prepared) -> str:
         raise UsageError(
             "there is no complete environment of this recipe to add packages to",
             where=str(target.prefix),
-            remedy=f"build it first, with the same options: hvdenv build {resolved.file}",
+            remedy=f"build it first, with the same options: hvdenv build {request.named}",
         )
     return active
 

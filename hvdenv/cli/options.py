@@ -211,17 +211,20 @@ def _add_locked(parser: argparse.ArgumentParser) -> None:
 
 def is_locked(arguments: argparse.Namespace) -> bool:
     """Whether a lock is asked for, by options that go together."""
-    refuse_without(arguments, "fetched", "offline")
+    fetch = "add --fetched DIR; `hvdenv fetch RECIPE --to DIR` downloads the files on a host with a network"
+    refuse_without(arguments, "fetched", "offline", remedy=fetch)
     refuse_without(arguments, "locked", "lock", "fetched", "accept-drift")
     return bool(arguments.locked)
 
 
-def refuse_without(arguments: argparse.Namespace, needed: str, *options: str) -> None:
+def refuse_without(
+    arguments: argparse.Namespace, needed: str, *options: str, remedy: str = ""
+) -> None:
     """Refuse options that need another one, such as --detach without --submit."""
     given = {name.replace("_", "-") for name, value in vars(arguments).items() if value}
     for option in options:
         if option in given and needed not in given:
-            raise UsageError(f"--{option} needs --{needed}", remedy=f"add --{needed}")
+            raise UsageError(f"--{option} needs --{needed}", remedy=remedy or f"add --{needed}")
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

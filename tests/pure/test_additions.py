@@ -217,7 +217,7 @@ def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("local", "tqdm"), 2, "with the same options: hvdenv build"),
+        (("local", "tqdm"), 2, "with the same options: hvdenv build local\n"),
         (("thetagpu", "tqdm"), 3, "no Python environment of its own"),
         (("local", "tqdm", "-r"), 2, ""),
     ],

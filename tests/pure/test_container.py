@@ -344,7 +344,7 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
     [
         ([], 2, "which image to start from"),
         (["--set", "container.base=debian:sid"], 3, "does not say which distribution"),
-        (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--preflight needs --hosts"),
+        (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
         (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "needs --preflight"),
         (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
         (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 5, "cannot write"),
