@@ -9,6 +9,7 @@ import argparse
 import errno
 import gzip
 import os
+import select
 import shlex
 import stat
 import sys
@@ -25,7 +26,7 @@ from hvdenv.masking import clean
 from hvdenv.places import find_places, reporting
 from hvdenv.reading import LOG, open_file
 from hvdenv.schema import Table
-from hvdenv.session.output import print_json
+from hvdenv.session.output import print_json, report
 from hvdenv.session.request import usable
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ _START, _MOST_CONTROLS = 4096, 0.05
 _CONTROLS = bytes({*range(1, 32), 127} - set(b"\t\n\r\b\f\x1b"))
 SCHEMA = "hvdenv.diagnosis/1"
 _WIDTH = 160
+# How long a program that is piped into doctor may print nothing before doctor says that it waits.
+_WAIT_SECONDS = 3.0
 _TITLES: dict[Kind, str] = {
     "cause": "cause", "symptom": "no cause found; it stopped here", "consequence": "no cause found; follow-on error",
     "warning": "no cause found; only a warning, harmless in most logs",
@@ -106,6 +109,11 @@ def _is_piped() -> bool:
         whole = stat.S_ISREG(mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
     except (AttributeError, OSError):  # it is closed
         return False
+    # That of ssh and srun is a pipe, which ends only when the user's input does.
+    if stat.S_ISFIFO(mode) and not select.select([descriptor], [], [], _WAIT_SECONDS)[0]:
+        report(
+            "waiting for a log on standard input; for the last failure: hvdenv doctor < /dev/null"
+        )
     return (stat.S_ISFIFO(mode) or whole) and bool(_start(sys.stdin.buffer))
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from hvdenv.building.lastfailed import last_failure, note_failure
 from hvdenv.building.state import LOGS
+from hvdenv.cli import doctor as doctor_command
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
 from hvdenv.errors import StepError
@@ -172,6 +174,26 @@ def test_a_log_in_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
             os.close(writing)
             monkeypatch.setattr(sys, "stdin", pipe)
             assert hvdenv("doctor", code=code).out.startswith(said)
+
+
+def test_a_pipe_that_stays_open_is_waited_for_aloud(
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
+    """The standard input of `ssh HOST hvdenv doctor` is one."""
+    monkeypatch.setattr(doctor_command, "_WAIT_SECONDS", 0.01)
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with open(writing, "w") as log:
+            log.write(FULL)
+
+    late = threading.Timer(0.5, write)
+    late.start()
+    with open(reading) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        said = hvdenv("doctor")
+    late.join()
+    assert "waiting for a log on standard input" in said.err and "cause: the disk" in said.out
 
 
 def test_the_rest_of_a_script_is_no_log(
