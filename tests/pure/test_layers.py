@@ -518,6 +518,9 @@ def test_a_site_file_names_folders_with_recipes(path: Path, tmp_path: Path, hvde
     assert "layers" in {
         row["name"] for row in json.loads(hvdenv("recipes", "--site", str(site), "--json").out)
     }
+    broken = write(path.parent / "broken.toml", 'name = "brok')
+    listed = hvdenv("recipes", "--site", str(site), code=2)
+    assert "every layer" in listed.out and f"error: {broken}: not valid TOML" in listed.err
     site.write_text("recipe_folders = ['here']\n")
     with pytest.raises(
         RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
