@@ -1,4 +1,4 @@
-"""verify --junit, --html and --from: files of a report, also of one that was kept."""
+"""verify --junit, --html and --report: files of a report, also of one that was kept."""
 
 from __future__ import annotations
 
