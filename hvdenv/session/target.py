@@ -269,6 +269,8 @@ def _in_image(request: Request, name: str, recipe: Recipe, container: Container)
 
 def _not_there(request: Request, installed: Environment, name: str, damage: str) -> UsageError:
     build = f"hvdenv build {request.named if request.recipe else 'RECIPE'}"
+    if request.prefix:
+        build += f" --prefix {shlex.quote(str(request.prefix))}"
     if damage:
         return UsageError(
             f"files of this environment are damaged: {damage}",

@@ -409,7 +409,7 @@ def test_secrets_stay_off_command_lines(
         (("RECIPE", "--launcher", "aprun", "--", "true"), "in an allocation of cobalt or pbs"),
         (("RECIPE", "--", "true"), "srun starts ranks only in an allocation of slurm"),
         (("RECIPE", "-x", "A B=1", "--", "true"), "not the name of a variable"),
-        (("RECIPE", "--prefix", "/none/such", "--", "true"), "there is no environment site at"),
+        (("RECIPE", "--prefix", "/none/such", "--", "true"), " --prefix /none/such\n"),
         (("--prefix", "/none/such", "--", "true"), "there is no environment at /none/such"),
         (("sitte", "--", "true"), "no recipe named"),
     ],
