@@ -88,6 +88,7 @@ def main():
 
     # 1. Initialize Horovod.
     hvd.init()
+    tf.keras.utils.set_random_seed(0)  # the same model in each run
 
     # 2. Use one GPU per rank. The launcher may already show each rank only its own.
     gpus = tf.config.list_physical_devices("GPU")

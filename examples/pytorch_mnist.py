@@ -65,6 +65,7 @@ def main():
 
     # 1. Initialize Horovod.
     hvd.init()
+    torch.manual_seed(0)  # the same model in each run
 
     # 2. Use one GPU per rank. The launcher may already show each rank only its own.
     device = torch.device("cpu")
