@@ -35,8 +35,8 @@ from hvdenv.schema import encode
 prefix, bundle = map(Path, sys.argv[1:])
 environment = generations.at(prefix)
 generations.claim(environment)
-directory = generations.create(environment, "0" * 12)
-venv = directory / "venv"
+folder = generations.create(environment, "0" * 12)
+venv = folder / "venv"
 subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
 pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install", "--quiet"]
 subprocess.run([*pip, "--no-index", "--find-links", str(bundle), "psutil"], check=True)
@@ -44,13 +44,13 @@ subprocess.run([*pip, "--no-index", "--find-links", str(bundle), "psutil"], chec
 (site_packages / "horovod").mkdir()
 (site_packages / "horovod" / "__init__.py").write_text("")
 script = activate_script(venv, kind="venv", variables={})
-(directory / "activate.sh").write_text(script)
-listed = manifest.write(directory, (generations.RECORD, generations.MARKER))
+(folder / "activate.sh").write_text(script)
+listed = manifest.write(folder, (generations.RECORD, generations.MARKER))
 path = environment.record(folder.name)
 generations.write_record(path, generations.decode_record({
     "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
     "created": generations.timestamp(), "plan_digest": "00", "manifest_digest": listed.digest,
-    "files": listed.files, "bytes": listed.bytes, "variables": {}, "environment": "venv",
+    "files": len(listed.entries), "bytes": listed.bytes, "variables": {}, "environment": "venv",
     "resolved": encode(load_recipe("local").recipe),
 }, path))
 generations.switch(environment, folder.name)

@@ -195,7 +195,7 @@ def test_wrong_sums_are_seen(
     judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
     assert judgement.status == "fail"
     assert "allreduce gives wrong values on rank 0" in judgement.message
-    assert "wanted" in judgement.evidence
+    assert "expected" in judgement.evidence
 
 
 def test_singletons_are_reported_as_such(
