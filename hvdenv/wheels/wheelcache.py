@@ -255,7 +255,9 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
         return
     try:
         with reporting(entry), open_file(wheel, WHEEL) as stream:
-            _delete(entry)
+            # Another build may have stored a good one since.
+            if os.path.lexists(entry) and describe(cache, name).problem:
+                _delete(entry)
             make_folder(entry.parent)
             # Never writable for a group, whatever the umask: others would not trust it.
             folder.mkdir(0o755)
