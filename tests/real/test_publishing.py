@@ -27,6 +27,7 @@ PYTHON = "/usr/bin/python3"
 BUILD = """
 import subprocess, sys
 from pathlib import Path
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.activation import activate_script
 from hvdenv.model.layers import load_recipe
@@ -47,12 +48,12 @@ script = activate_script(venv, kind="venv", variables={})
 (folder / "activate.sh").write_text(script)
 listed = manifest.write(folder, (generations.RECORD, generations.MARKER))
 path = environment.record(folder.name)
-generations.write_record(path, generations.decode_record({
-    "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
-    "created": generations.timestamp(), "plan_digest": "00", "manifest_digest": listed.digest,
-    "files": len(listed.entries), "bytes": listed.bytes, "variables": {}, "environment": "venv",
-    "resolved": encode(load_recipe("local").recipe),
-}, path))
+generations.write_record(path, GenerationRecord(
+    recipe="local", prefix=str(prefix), generation=folder.name,
+    created=generations.timestamp(), plan_digest="00", manifest_digest=listed.digest,
+    files=len(listed.entries), bytes=listed.bytes, variables={}, environment="venv",
+    resolved=encode(load_recipe("local").recipe),
+))
 generations.switch(environment, folder.name)
 """
 
