@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.building.run_step import NETWORK
+from hvdenv.building.run_step import DEFAULT_INDEX, NETWORK
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
@@ -87,7 +87,7 @@ def find_sources(maker: Resolution, work: Path, runner: Runner, seconds: float =
         else:
             (extra if word == _EXTRA else links).append(next(words))
     return Sources(
-        main=pip.get("index-url", "https://pypi.org/simple"),
+        main=pip.get("index-url", DEFAULT_INDEX),
         extra=(*pip.get("extra-index-url", "").split(), *extra),
         links=tuple(filter(_exists, (*pip.get("find-links", "").split(), *links))),
         no_index=no_index,

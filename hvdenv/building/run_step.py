@@ -27,7 +27,7 @@ _NOTHING = re.compile(
 )
 _LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
 # Where pip looks if its configuration names no index; its output does not say so.
-_DEFAULT = "https://pypi.org/simple"
+DEFAULT_INDEX = "https://pypi.org/simple"
 _PAGE_SECONDS = 30.0
 # Signatures of failures that another way to resolve the packages would repeat.
 NETWORK = ("host-unknown", "connect-failed", "index-proxy", "tls-failed")
@@ -95,7 +95,7 @@ def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) 
     if outcome or not nothing:
         return outcome
     looked = _LOOKING.search(outcome.output)
-    urls = [each.strip() for each in looked[1].split(",")] if looked else [_DEFAULT]
+    urls = [each.strip() for each in looked[1].split(",")] if looked else [DEFAULT_INDEX]
     web = [url for url in urls if url.startswith(("http://", "https://"))]
     probe = (OWN_PYTHON, str(STEP_PROGRAMS / "index_page.py"), nothing[1])
     lines = runner.run(Command((*probe, *web), timeout=_PAGE_SECONDS), log=log).output

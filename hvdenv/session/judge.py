@@ -1,4 +1,4 @@
-"""What known rules say about a recipe on this machine, and how that is told."""
+"""What known rules say about a recipe on this machine, and how it is reported."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
 
 
 class BuildTable(NamedTuple):
-    """What came of ``horovodrun --check-build``.
+    """The result of ``horovodrun --check-build``.
 
     Attributes:
         table: None if there is no whole table in the output; `problem` says why.

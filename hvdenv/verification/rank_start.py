@@ -27,7 +27,7 @@ from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, HostMpi, Setup
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
-# Variables that launchers are told to export to ranks on other hosts.
+# Variables that launchers export to ranks on other hosts.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONNOUSERSITE", TOKEN_VARIABLE)
 _HOROVODRUN_MPI = "horovodrun-mpi"
 # With all of them, mpirun calls qrsh (plm/rsh of Open MPI 4.1, plm/ssh of PRRTE).

@@ -89,7 +89,7 @@ def ended_by_signals(runner: Runner) -> Iterator[None]:
 
 
 class Check(NamedTuple):
-    """A check that is to be made.
+    """A check of an environment.
 
     Attributes:
         about: the rows of the table that its findings are about if they do not state them.
