@@ -121,22 +121,26 @@ def _run(state: State, source: Path | None, *, break_lock: bool) -> None:
     # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
     registry.register(state.places, state.environment, plan.recipe, plan.variants)
     make_folder(plan.generation / LOGS)
-    done = _copy(state, source) if source else ()
+    done: tuple[str, ...] = ()
     for number, step in enumerate(plan.steps, 1):
         state.held.check()
-        if step.name in done:
-            state.progress.step_done(number, step, f"copied from {source}", 0.0)
-        else:
+        if source and step.name == copied.REPLACED[0]:
+            done = _copy(state, number, step, source)
+        if step.name not in done:
             _do(state, number, step, break_lock=break_lock)
 
 
-def _copy(state: State, source: Path) -> tuple[str, ...]:
+def _copy(state: State, number: int, step: Step, source: Path) -> tuple[str, ...]:
     """Copy an environment with the packages of the plan. Returns the steps that this replaces."""
-    state.progress.note(f"copying the packages of the lock from {source}")
-    if failure := copied.copy(source, state):
+    started = time.monotonic()
+    reason = f"copying the packages of the lock from {source}"
+    state.progress.step_started(number, step._replace(reason=reason))
+    failure = copied.copy(source, state)
+    if failure:
         state.progress.note(f"they cannot be copied, so they are installed: {failure}")
-        return ()
-    return copied.REPLACED
+    note = "not copied" if failure else f"copied from {source}"
+    state.progress.step_done(number, step, note, time.monotonic() - started)
+    return () if failure else copied.REPLACED
 
 
 def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:

@@ -78,8 +78,9 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
         chosen = [*document.select(environment=target.environment, tags=target.tags)]
     except PylockSelectError as error:
         raise LockError(
-            f"uv chose a file for other machines: {error}",
-            remedy="request a version that has a wheel for them, under `packages` in the recipe",
+            f"a package has no wheel for linux-{target.machine}: {error}",
+            remedy="request a version that has one, under `packages` in the recipe; source archives"
+            " are only locked on the machine that they are for",
         ) from error
     found, names = [], {entry.name for entry, _ in chosen}
     for entry, file in chosen:

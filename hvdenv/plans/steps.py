@@ -183,6 +183,8 @@ class Steps(NamedTuple):
         """The program for conda packages, with the directory that it takes files from."""
         folder = self.source_folder or (self.caches and self.caches / "conda")
         env = (("RATTLER_CACHE_DIR", str(folder)),) if folder else ()
+        if self.offline:
+            env = (*env, ("CONDA_OFFLINE", "1"))
         return Command((OWN_PYTHON, str(self.build / CONDA_ENV[0]), *words), env)
 
     def _conda_file(self, request: Mapping[str, object]) -> TextFile:

@@ -208,14 +208,16 @@ def check(cache: Cache, record: Record, target: Path | None = None) -> None:
                 while block := stream.read(MIB):
                     digest.update(block)
                     copy.write(block)
-    except OSError as error:
+        if digest.hexdigest() != record.sha256:
+            found = f"its hash is {digest.hexdigest()}, recorded was {record.sha256}"
+            raise NotUsedError(f"{path} is damaged: {found}")
+    except (OSError, NotUsedError) as error:
+        if target:
+            target.unlink(missing_ok=True)
+        if isinstance(error, NotUsedError):
+            raise
         doing = "copied" if target else "read"
         raise NotUsedError(f"{path} cannot be {doing}: {error.strerror}") from error
-    if digest.hexdigest() != record.sha256:
-        found = f"its hash is {digest.hexdigest()}, recorded was {record.sha256}"
-        if target:
-            target.unlink()
-        raise NotUsedError(f"{path} is damaged: {found}")
 
 
 def take(caches: Sequence[Cache], inputs: Mapping[str, object], folder: Path) -> Taken:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
+from hvdenv.wheels import wheelcache
 from hvdenv.wheels.wheelcache import (
     Cache,
     Kept,
@@ -87,6 +90,26 @@ def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path) -> None
     assert target.read_bytes() == wheel.read_bytes()
     assert target.stat().st_nlink == (entry / NAME).stat().st_nlink == 1
     assert take([cache], {**INPUTS, "source": "abd"}, target.parent) == Taken(None)
+
+
+def test_nothing_is_left_of_a_wheel_that_cannot_be_copied(
+    cache: Cache, wheel: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk."""
+
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def opened(path: Path, mode: str) -> Full:
+        path.write_bytes(b"begun")
+        return Full()
+
+    keep(cache, wheel)
+    monkeypatch.setattr(wheelcache, "open", opened, raising=False)
+    (note,) = take([cache], INPUTS, target.parent).notes
+    assert "cannot be copied: No space left on device" in note
+    assert not target.exists()
 
 
 def test_the_first_of_two_stays(cache: Cache, wheel: Path, tmp_path: Path) -> None:

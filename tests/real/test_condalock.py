@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +208,14 @@ def test_a_damaged_file_of_an_offline_folder_is_not_used(
     good(spec, "--fetch-only", folder, path=tmp_path / "spec.json")
     (data,) = folder.glob("packages/*/data-0.1-0.conda")
     change(data, flip)
-    printed = good(
-        spec, tmp_path / "env", path=tmp_path / "spec.json", RATTLER_CACHE_DIR=str(folder)
-    )  # fmt: skip
+    build = partial(
+        run, spec, tmp_path / "env", path=tmp_path / "spec.json", RATTLER_CACHE_DIR=str(folder)
+    )
+    status, printed = build(CONDA_OFFLINE="1")
+    assert status == 1
+    assert f"without a network, {folder} must have these packages:\n  data-0.1-0.conda" in printed
+    status, printed = build()
+    assert status == 0
     assert f"damaged, and not used: {data}" in printed
     assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
 

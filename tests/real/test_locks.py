@@ -78,7 +78,8 @@ def test_a_node_without_internet_builds_what_was_fetched(
     second = tmp_path / "second"
     again = without_network(new, *build[:-1], second)
     assert again.returncode == 0, again.stderr
-    assert f"copying the packages of the lock from {prefix.resolve()}/venv" in again.stderr
+    said = f"] environment: copying the packages of the lock from {prefix.resolve()}/venv"
+    assert said in again.stderr
     assert_separate(prefix / "venv", second / "venv")
 
     # The build fills in what it was made with, and then nothing is left to write.

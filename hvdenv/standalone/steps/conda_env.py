@@ -25,7 +25,8 @@ REPORT.json gets the packages. They, or those of a lock, can replace the specs::
        "url": "https://conda.example.org/linux-64/numpy-1.22.0-0.conda"}]}
 
 Packages are kept in $RATTLER_CACHE_DIR. The sha256 of each is compared before it is unpacked, and
-nothing that was unpacked before is used. --fetch-only puts the packages into a directory that can be
+nothing that was unpacked before is used. With $CONDA_OFFLINE, packages that are missing or damaged
+there are an error instead of downloaded. --fetch-only puts the packages into a directory that can be
 $RATTLER_CACHE_DIR on another machine, which then needs no network.
 
 --clone copies an environment, which may be read-only, and replaces its path in the copied files.

@@ -24,6 +24,9 @@ def collect(records: List[Record], folder: str, download: Download) -> List[str]
         for each in records
     ]  # fmt: skip
     missing = [each for each in files if not is_intact(*each)]
+    if missing and os.environ.get("CONDA_OFFLINE"):
+        lines = ["without a network, %s must have these packages:" % folder]
+        raise Failure("\n  ".join(lines + [file_name(record) for record, _ in missing]))
     if missing:
         get(missing, download)
     return [path for _, path in files]
