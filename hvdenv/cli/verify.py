@@ -191,6 +191,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         runner=runner,
         expectation=expectation,
         launch=launch,
+        two_for_repeats=not (launch.hosts or arguments.ranks or _may_use_gpus(expectation)),
         launchers=launchers,
         exercises=() if arguments.quick else EXERCISES,
         full=arguments.full,
@@ -315,8 +316,13 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
     """Two for --quick; the other operations need more."""
     if arguments.quick:
         return TWO_RANKS.ranks
+    return usual_ranks(len(os.sched_getaffinity(0)), _may_use_gpus(expectation))
+
+
+def _may_use_gpus(expectation: Expectation) -> int:
+    """How many GPUs of this host ranks may use."""
     wanted = expectation.operations is None or "NCCL" in expectation.operations
-    return usual_ranks(len(os.sched_getaffinity(0)), len(gpus()) if wanted else 0)
+    return len(gpus()) if wanted else 0
 
 
 def _on_hosts(requested: Requested) -> Launch:

@@ -133,17 +133,19 @@ def _start_runs(
     if there is None or host is None:
         return {}
 
-    def start(pair: Pair) -> Future[RankRun]:
+    def start(pair: Pair, own: Setup) -> Future[RankRun]:
         def run(setup: Setup, timeout: float) -> RankRun:
-            return rank_start.start_ranks(setup, timeout, host, *pair)
+            return rank_start.start_ranks(own._replace(tell=setup.tell), timeout, host, *pair)
 
         return parts.start(pair.subject, run, ranks=True)
 
-    return {
-        pair: start(pair)
+    pairs = [
+        pair
         for pair in _SLOWEST_FIRST
         if rank_start.can_run(setup, pair, there[pair.framework], host)
-    }
+    ]
+    setups = rank_start.setups_of_runs(setup, pairs)
+    return {pair: start(pair, own) for pair, own in setups.items()}
 
 
 def _start_horovodrun(

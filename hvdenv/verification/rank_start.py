@@ -23,7 +23,7 @@ from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_judgement import judge_run
 from hvdenv.verification.rank_run import RankRun, collect, listener
 from hvdenv.verification.received import read
-from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, HostMpi, Setup
+from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, TWO_RANKS, HostMpi, Setup
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
@@ -81,9 +81,6 @@ def start_ranks(
     """
     installation, expectation = setup.installation, setup.expectation
     name, exercises = setup.launcher(controller), setup.exercises
-    startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
-    if not (setup.full or trains(framework, controller, startable, expectation)):
-        exercises = tuple(word for word in exercises if word != training.EXERCISE)
     # Whether ranks may use GPUs; they find out themselves whether they can.
     host_only = expectation.operations is not None and "NCCL" not in expectation.operations
     token = uuid.uuid4().hex
@@ -95,7 +92,7 @@ def start_ranks(
     )
     launch = launch_here(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
-    through = words_before_launcher(setup, name, framework)
+    through = words_before_launcher(setup, name)
     setup.tell("stage", "start-up")
     on_line = listener(token, setup.tell)
     outcome = start_program(
@@ -154,32 +151,43 @@ def start_by_horovodrun(
         return error
 
 
-def trains(
-    framework: str, controller: str, startable: Collection[str], expectation: Expectation
-) -> bool:
-    """Whether a framework trains over a controller; over all if none is stated.
+def setups_of_runs(setup: Setup, pairs: Collection[Pair]) -> dict[Pair, Setup]:
+    """The setup of each run of ranks: not all of them train, or need all ranks."""
+    trained = [pair for pair in pairs if setup.full or trains(pair, pairs, setup.expectation)]
+    frameworks = {pair.framework for pair in trained}
+    controllers = {pair.controller for pair in trained}
+    setups = {}
+    for pair in pairs:
+        launch, exercises = setup.launch, setup.exercises
+        if pair not in trained:
+            exercises = tuple(word for word in exercises if word != training.EXERCISE)
+            repeats = pair.framework in frameworks and pair.controller in controllers
+            if repeats and setup.two_for_repeats:
+                launch = launch._replace(ranks=TWO_RANKS.ranks)
+        setups[pair] = setup._replace(launch=launch, exercises=exercises)
+    return setups
+
+
+def trains(pair: Pair, pairs: Collection[Pair], expectation: Expectation) -> bool:
+    """Whether one of several runs trains; all do if no controllers are stated.
 
     Expected frameworks take turns, so that two of them train over both controllers.
     """
-    stated = [each for each in startable if each in (expectation.controllers or ())]
-    return not stated or controller == stated[_place(framework, expectation) % len(stated)]
+    there = {each.controller for each in pairs} & {*(expectation.controllers or ())}
+    stated = [each for each in CONTROLLERS if each in there]
+    named = {pair.framework, *(expectation.frameworks or ())}
+    turn = [each for each in FRAMEWORKS if each in named].index(pair.framework)
+    return not stated or pair.controller == stated[turn % len(stated)]
 
 
-def _place(framework: str, expectation: Expectation) -> int:
-    """The place of a framework among those that are expected; 0 if none is stated."""
-    named = {framework, *(expectation.frameworks or ())}
-    return [each for each in FRAMEWORKS if each in named].index(framework)
-
-
-def words_before_launcher(setup: Setup, launcher: str, framework: str) -> tuple[str, ...]:
+def words_before_launcher(setup: Setup, launcher: str) -> tuple[str, ...]:
     """The words before a launcher's command.
 
-    horovodrun imports TensorFlow to find out whether Gloo was built. It does so for the first
-    framework; for others, the program horovodrun.py answers.
+    horovodrun imports TensorFlow to find out whether Gloo was built, which `horovodrun --check-build`
+    has answered. So the program horovodrun.py answers, except with --full.
     """
     installation = setup.installation
-    asked = not _place(framework, setup.expectation)
-    if launcher != "horovodrun-gloo" or installation.inside or asked:
+    if launcher != "horovodrun-gloo" or installation.inside or setup.full:
         return ()
     return (installation.python, "-s", f"{installation.programs}/inspect/horovodrun.py")
 

@@ -52,7 +52,9 @@ class Setup(NamedTuple):
         installation: where the environment is.
         runner: starts the processes.
         expectation: what the environment should have.
-        launch: how many ranks every run has, and where.
+        launch: how many ranks runs have, and where.
+        two_for_repeats: whether runs have two ranks if others prove their framework and their
+            controller on all ranks.
         launchers: names in LAUNCHERS; the first for each controller is used.
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
         full: whether each framework trains over every controller, and horovodrun starts ranks
@@ -69,6 +71,7 @@ class Setup(NamedTuple):
     runner: Runner
     expectation: Expectation = Expectation()
     launch: Launch = TWO_RANKS
+    two_for_repeats: bool = False
     launchers: tuple[str, ...] = DEFAULT_LAUNCHERS
     exercises: tuple[str, ...] = ()
     full: bool = False

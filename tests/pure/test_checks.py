@@ -18,7 +18,7 @@ from hvdenv.verification import rank_checks
 from hvdenv.verification.checkbuild import ROWS, parse
 from hvdenv.verification.inspection import BuildTable, Extension, missing_rows
 from hvdenv.verification.rank_run import RankRun
-from hvdenv.verification.rank_start import Pair, trains
+from hvdenv.verification.rank_start import Pair, setups_of_runs
 from hvdenv.verification.setup import HostMpi, Setup, Shell
 from hvdenv.verification.verify import table
 from tests.evidence import by_framework, evidence, outcome
@@ -443,13 +443,37 @@ def test_each_framework_trains_over_one_of_the_expected_controllers(
     startable: tuple[str, ...],
     trained: list[str],
 ) -> None:
-    expectation = Expectation(frameworks, stated)
+    pairs = [Pair(framework, each) for framework in frameworks for each in startable]
+    mine = setup(exercises=("collectives", "training"), expectation=Expectation(frameworks, stated))
+    setups = setups_of_runs(mine, pairs)
     assert trained == [
-        f"{framework} {each}"
-        for framework in frameworks
-        for each in startable
-        if trains(framework, each, startable, expectation)
+        " ".join(pair) for pair, each in setups.items() if "training" in each.exercises
     ]
+    assert all("collectives" in each.exercises for each in setups.values())
+    assert setups_of_runs(mine._replace(full=True), pairs) == dict.fromkeys(
+        pairs, mine._replace(full=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "controllers", "with_two"),
+    [
+        (("tensorflow", "torch"), ("MPI", "Gloo"), ["tensorflow MPI", "torch Gloo"]),
+        (("tensorflow", "torch"), ("MPI",), []),
+        (("torch",), ("MPI", "Gloo"), []),  # over Gloo nothing else runs on three
+    ],
+)
+def test_runs_whose_framework_and_controller_others_prove_have_two_ranks(
+    frameworks: tuple[str, ...], controllers: tuple[str, ...], with_two: list[str]
+) -> None:
+    pairs = [Pair(framework, each) for framework in frameworks for each in controllers]
+    mine = setup(launch=Launch((), 3), expectation=Expectation(frameworks, controllers))
+    ranks = {
+        " ".join(pair): each.launch.ranks
+        for pair, each in setups_of_runs(mine._replace(two_for_repeats=True), pairs).items()
+    }
+    assert ranks == {name: 2 if name in with_two else 3 for name in ranks}
+    assert {each.launch.ranks for each in setups_of_runs(mine, pairs).values()} == {3}
 
 
 def said_of(shell: Shell, installation: Installation = BUILT) -> list[Finding]:
