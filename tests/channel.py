@@ -1,6 +1,7 @@
-"""A local conda channel with real packages, for tests that install from one.
+"""Local conda channels, for tests that install from one.
 
-``python_channel`` packs a CPython of this machine and pip; ``Channel`` takes anything else.
+``python_channel`` packs a CPython of this machine and pip; ``published_channels`` has what real
+channels say of the packages of the recipe `neuron`; ``Channel`` takes anything else.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
+import tomli
 import zstandard
 
 # As long as what conda-build puts into real packages.
 PLACEHOLDER = "/opt/" + "placehold_" * 25
+
+PUBLISHED = Path(__file__).parent / "cases/channels/neuron.toml"
 
 _INDEXER = """
 import asyncio, os, pathlib, sys
@@ -44,6 +48,9 @@ _NOT_PACKED = {
     "ensurepip",
 }
 _TIME = 1_700_000_000
+_PIP = "pip = pip._internal.cli.main:main"
+# Builds run these.
+_REAL = ("pip", "setuptools", "wheel")
 
 
 class File(NamedTuple):
@@ -94,8 +101,12 @@ class Channel:
         noarch: Literal["", "generic", "python"] = "",
         entry_points: Sequence[str] = (),
         packed: Literal[".conda", ".tar.bz2"] = ".conda",
+        **more: object,
     ) -> Path:
         """Add a package; index() makes it known.
+
+        Args:
+            more: fields of its index, such as ``constrains``.
 
         Returns:
             The package.
@@ -104,7 +115,7 @@ class Channel:
         index: dict[str, object] = {
             "name": name, "version": version, "build": build, "build_number": 0,
             "depends": list(depends), "constrains": [], "subdir": subdir,
-            "timestamp": _TIME * 1000, "license": "MIT",
+            "timestamp": _TIME * 1000, "license": "MIT", **more,
         }  # fmt: skip
         info = {"about": {}, "index": index, "paths": _paths(files)}
         if noarch:
@@ -212,23 +223,29 @@ def python_channel(home: Path, minor: str = "") -> Channel:
         minor: of CPython, as for find_interpreter().
     """
     python = find_interpreter(minor)
-    folder = home / f"channel-{python.version}"
-    if not folder.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=home))
-        channel = Channel(unfinished)
+
+    def fill(folder: Path) -> None:
+        channel = Channel(folder)
         channel.add("python", python.version, python_files(python))
-        files = pip_files()
         channel.add(
-            "pip", metadata.version("pip"), files, depends=["python >=3.8"], noarch="python",
-            entry_points=["pip = pip._internal.cli.main:main"], packed=".tar.bz2",
+            "pip", metadata.version("pip"), pip_files(), depends=["python >=3.8"], noarch="python",
+            entry_points=[_PIP], packed=".tar.bz2",
         )  # fmt: skip
         channel.index()
+
+    return Channel(_made_once(home / f"channel-{python.version}", fill))
+
+
+def _made_once(folder: Path, fill: Callable[[Path], None]) -> Path:
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+        fill(unfinished)
         try:
             unfinished.rename(folder)
         except OSError:  # another run was faster
             shutil.rmtree(unfinished)
-    return Channel(folder)
+    return folder
 
 
 def python_files(python: Interpreter) -> dict[str, File]:
@@ -272,3 +289,62 @@ def pip_files() -> dict[str, File]:
         if path.parts[0] != ".." and path.suffix != ".pyc":
             files[f"site-packages/{path}"] = File(path.read_binary())
     return files
+
+
+def published_channels(home: Path) -> dict[str, Channel]:
+    """Channels for the recipe `neuron`, by name, made once for a home and kept there.
+
+    Python, pip, setuptools and wheel have their contents. Of the others, Python packages have the
+    metadata that pip reads, and the rest is empty.
+    """
+    python, said = find_interpreter("3.10"), PUBLISHED.read_bytes()
+
+    def fill(folder: Path) -> None:
+        for source in tomli.loads(said.decode())["sources"]:
+            for path, more in source["packages"].items():
+                _publish(folder, path, more, python)
+        for channel in folder.iterdir():
+            Channel(channel).index()
+
+    name = f"published-{python.version}-{hashlib.sha256(said).hexdigest()[:16]}"
+    return {each.name: Channel(each) for each in _made_once(home / name, fill).iterdir()}
+
+
+def _publish(folder: Path, path: str, more: dict[str, Any], python: Interpreter) -> None:
+    channel, subdir, file = path.split("/")
+    name, version, build = file.rsplit("-", 2)
+    plain = any(each.split()[0] == "python" for each in more["depends"])
+    noarch = subdir == "noarch"
+    files: dict[str, File] = {}
+    if name == "python":
+        files = python_files(python)
+    elif name in _REAL:
+        files = _from_wheel(name, version)
+    elif plain:
+        files = _only_metadata(name, version, "" if noarch else f"lib/python{python.minor}/")
+    Channel(folder / channel).add(
+        name, version, files, build=build, subdir=subdir,
+        noarch="" if not noarch else "python" if plain else "generic",
+        entry_points=[_PIP] if name == "pip" else [], **more,
+    )  # fmt: skip
+
+
+def _only_metadata(name: str, version: str, folder: str) -> dict[str, File]:
+    name = {"pytorch": "torch"}.get(name, name)
+    about = f"{folder}site-packages/{name.replace('-', '_')}-{version}.dist-info"
+    texts = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "RECORD": "",
+        "INSTALLER": "conda\n",
+    }
+    return {f"{about}/{file}": File(text.encode()) for file, text in texts.items()}
+
+
+def _from_wheel(name: str, version: str) -> dict[str, File]:
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["download", "--quiet", "--no-deps", "--dest", folder, f"{name}=={version}"]
+        subprocess.run([sys.executable, "-m", "pip", *words], check=True)
+        (wheel,) = Path(folder).iterdir()
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            return {f"site-packages/{each}": File(archive.read(each)) for each in names}

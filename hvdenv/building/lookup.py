@@ -21,7 +21,7 @@ from hvdenv.building.run_step import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError
-from hvdenv.locks import condalock
+from hvdenv.locks import compare, condalock
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress
@@ -106,7 +106,7 @@ def _pages(questions: Questions) -> Availability:
 
 
 def _conda(questions: Questions) -> tuple[Availability, frozenset[str]]:
-    """Solve for the conda packages; with the names by which pip knows them."""
+    """Solve for the conda packages; with the Python packages that pip finds installed."""
     (step,) = questions.maker.solution({})
     timed = tuple(each._replace(timeout=questions.left) for each in step.commands)
     try:
@@ -114,9 +114,10 @@ def _conda(questions: Questions) -> tuple[Availability, frozenset[str]]:
     except StepError as error:
         return _silent("conda packages", error.message), frozenset()
     if outcome:
-        records = [str(each["name"]) for each in read_json(questions.maker.solved, RESULT)]
-        done = f"conda packages: the channels have {len(records)} that agree"
-        return Availability(looked_up=(done,)), frozenset(map(condalock.pip_name, records))
+        packages = condalock.solved(read_json(questions.maker.solved, RESULT))
+        provided = compare.fitting(condalock.for_pip(packages), questions.maker.requirements)
+        done = f"conda packages: the channels have {len(packages)} that agree"
+        return Availability(looked_up=(done,)), frozenset(provided)
     said = _shortened(_first_cause(outcome.tail(12).rpartition("conda_env: ")[2]))
     if outcome.timed_out:
         said = "no answer in time"

@@ -246,7 +246,7 @@ def _provided(
 ) -> set[str]:
     """Packages that conda or the site provides, and pip; these are not locked as Python packages."""
     if conda:
-        versions = condalock.for_pip(condalock.parse(conda))
+        versions = condalock.for_pip(condalock.parse(conda).packages)
         return {"pip"} | compare.fitting(versions, maker.requirements)
     if maker.portable:
         return {"pip"}

@@ -207,6 +207,10 @@ def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Fou
     }
 
 
+# Conda packages that have CUDA's version: up to CUDA 11.8, and since.
+_CUDA_OF_CONDA = ("cudatoolkit", "pytorch-cuda", "cuda-version", "cuda-libraries")
+
+
 def _build_of(
     name: Framework, wanted: FrameworkPackage, version: Version, recipe: Recipe
 ) -> tuple[str, str]:
@@ -222,7 +226,8 @@ def _build_of(
     if found := re.search(r"\bcu(\d+)(\d)\b", said):
         return "cuda", f"{found[1]}.{found[2]}"
     if wanted.provider == "conda" and recipe.conda:
-        toolkit = _number(recipe.conda.packages.get("cudatoolkit", ""))
+        named = (recipe.conda.packages.get(each, "") for each in _CUDA_OF_CONDA)
+        toolkit = next(filter(None, map(_number, named)), "")
         return ("cuda" if toolkit else ""), toolkit
     if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index or wanted.find_links:
         return "", ""

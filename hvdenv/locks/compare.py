@@ -73,7 +73,7 @@ def package_problems(locked: Locked, inputs: Inputs) -> list[str]:
         conda = condalock.packages(locked)
         found += condalock.unsatisfied(conda.packages, requested)
         found += condalock.unneeded(conda.packages, requested)
-        conda_versions = condalock.for_pip(conda)
+        conda_versions = condalock.for_pip(conda.packages)
     versions = {each.name: each.version for each in packages} | conda_versions
     found += unsatisfied(versions, inputs.packages)
     found += unclosed(packages, conda_versions)

@@ -226,14 +226,21 @@ def pip_name(name: str) -> str:
     return canonicalize_name(_PIP_NAMES.get(name, name))
 
 
-def for_pip(found: CondaLock) -> dict[str, str]:
+def for_pip(packages: Iterable[CondaPackage]) -> dict[str, str]:
     """Versions of the Python packages among them, by their names on the Python index."""
     python = {"python", "python_abi"}
     return {
         pip_name(each.name): each.version
-        for each in found.packages
+        for each in packages
         if python & {_split(text)[0] for text in each.depends}
     }
+
+
+def solved(records: Iterable[Mapping[str, Any]]) -> tuple[CondaPackage, ...]:
+    """The packages that ``conda_env.py --solve-only`` reports."""
+    return tuple(
+        CondaPackage(**{name: each[name] for name in CondaPackage._fields}) for each in records
+    )
 
 
 def explicit(found: CondaLock) -> dict[str, object]:

@@ -209,13 +209,19 @@ class Steps(NamedTuple):
             "specs": [
                 f"python {'.'.join(self.python.version.split('.')[:2])}.*",
                 "pip *",
-                *(f"{self._package(name)} {self.versions[name]}" for name in by_conda),
+                *map(self._conda_framework, by_conda),
                 *(f"{name} {spec}" for name, spec in sorted(conda.packages.items())),
             ],
             "platform": {"x86_64": "linux-64"}.get(self.facts.machine, f"linux-{self.facts.machine}"),
             "virtual": self._virtual_packages(),
             **({"program": conda.program} if conda.program else {}),
         }  # fmt: skip
+
+    def _conda_framework(self, name: Framework) -> str:
+        """What is asked of conda: builds of PyTorch for CPUs and for GPUs have the same name."""
+        package, gpu = self._package(name), self.recipe.horovod.gpu
+        build = " *cuda*" if package == "pytorch" and gpu and gpu.platform == "cuda" else ""
+        return f"{package} {self.versions[name]}{build}"
 
     def _virtual_packages(self) -> dict[str, str]:
         """What the machine that runs the environment has, by the recipe or else its partition."""
@@ -245,8 +251,11 @@ class Steps(NamedTuple):
 
     def newer_pip(self) -> tuple[Command, ...]:
         """Install a newer pip if the environment comes with an old one."""
-        own = self.recipe.python.provider == "venv" and not self.recipe.python.from_modules
-        if own or self._python < _OLD_PIP:  # a recent one, or the newest that there is
+        python = self.recipe.python
+        recent = python.provider == "conda" or (
+            python.provider == "venv" and not python.from_modules
+        )
+        if recent or self._python < _OLD_PIP:  # or there is no newer one
             return ()
         return (self._pip("install", "--upgrade", _PIP_ITSELF),)
 

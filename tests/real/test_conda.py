@@ -1,60 +1,271 @@
-"""conda environments from a local channel: real packages, solved, installed and copied."""
+"""conda environments: of the recipe `neuron`, from channels with published metadata, and others."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from tests.channel import PLACEHOLDER, Channel, File, find_interpreter, python_channel
-from tests.real.conftest import hear_interrupts
+from hvdenv.locks import condalock, folders, pypi
+from hvdenv.locks.lockfile import Built, Locked
+from tests.channel import Channel, File, published_channels
+from tests.clusters import NEURON, install_software, write_modules
+from tests.index import package
+from tests.modulesystems import cache_folder, install
+from tests.real.conftest import Cli, Result, hear_interrupts
+from tests.standin import Cluster
 
 CONDA_ENV = STEP_PROGRAMS / "conda_env.py"
-PROGRAM = (
-    f'#include <stdio.h>\nstatic volatile const char *prefix = "{PLACEHOLDER}/share";\n'
-    'int main(void) { printf("%s\\n", (const char *)prefix); return 0; }\n'
-)
+SITE = """\
+[conda]
+channels = ["{folder}/pytorch", "{folder}/conda-forge"]
+
+[places]
+environments = "{home}/envs"
+"""
+# What TensorFlow 2.10 requires and conda has, or pip gets in no time; it alone is 578 MB.
+REQUIRES = ("numpy>=1.20", "typing-extensions>=3.6.6", "setuptools", "packaging", "six>=1.12.0")
+# As the real one, and preferred to it by its build.
+TAG = "1-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64"
 
 
-@pytest.fixture(scope="session")
-def channel(home: Path) -> Channel:
-    """With CPython and pip."""
-    return python_channel(home)
+@pytest.fixture(scope="module")
+def published(home: Path) -> dict[str, Channel]:
+    return published_channels(home)
 
 
-@pytest.fixture(scope="session")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Channel:
-    """With a compiled program, packages for GPUs, and one that would run a script."""
-    folder = tmp_path_factory.mktemp("tools")
-    compiled = folder / "greeter"
-    subprocess.run(
-        ["gcc", "-x", "c", "-", "-o", str(compiled)], input=PROGRAM, text=True, check=True
+class Neuron(NamedTuple):
+    """The recipe as it is shipped, on the cluster's login node.
+
+    Attributes:
+        channels: a link to the channels, so that these can be out of reach.
+        built: the result of `hvdenv build neuron`.
+        lock: made then; nothing was built from it.
+    """
+
+    cli: Cli
+    channels: Path
+    built: Result
+    lock: Locked
+
+    @property
+    def locks(self) -> tuple[str, str]:
+        return "--lockfiles", str(self.cli.home / "locks")
+
+    @property
+    def environment(self) -> Path:
+        """That of the last build, which stopped."""
+        (found,) = self.cli.home.glob("envs/.neuron.hvdenv/*/conda")
+        return found
+
+    @property
+    def packages(self) -> list[dict[str, str]]:
+        """What the last build has installed."""
+        report = self.environment.parent / "build/environment.json"
+        found: list[dict[str, str]] = json.loads(report.read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def neuron(
+    home: Path, published: dict[str, Channel], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Neuron]:
+    """Python 3.10, pip, setuptools and wheel are real, the contents of all else are empty."""
+    own = tmp_path_factory.mktemp("home")
+    (own / "envs").mkdir()
+    (own / "channels").symlink_to(published["pytorch"].folder.parent)
+    channels = (own / "channels").as_uri()
+    (own / "site.toml").write_text(SITE.format(folder=channels, home=own))
+    package(own / "wheels", "tensorflow_gpu", "2.10.0", requires=REQUIRES, tag=TAG)
+    links = f"{own}/wheels {os.environ.get('PIP_FIND_LINKS', '')}"
+    modules = install("lmod", cache_folder(tmp_path_factory))
+    shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
+    with Cluster(modules=modules, shared=shared) as cluster:
+        write_modules(cluster.modulefiles, install_software(home), NEURON)
+        site = {"HVDENV_SITE": str(own / "site.toml"), "PIP_FIND_LINKS": links}
+        cli = Cli(own, {**cluster.environ, **site})
+        built = cli("build", "neuron", code=5)
+        folder = cli("lock", "neuron", "--lockfiles", str(own / "locks"), "--json").json["folder"]
+        yield Neuron(cli, own / "channels", built, folders.read(Path(folder)))
+
+
+# The recipe neuron
+
+
+def test_the_recipe_builds_up_to_the_compile(neuron: Neuron) -> None:
+    """The compile needs CUDA's toolkit, which the cluster's module has and this machine has not."""
+    said = neuron.built.stderr
+    for step in ("modules", "environment", "build-tools", "frameworks", "stack", "source"):
+        assert f"] {step}: " in said
+    assert "step wheel failed" in said
+    assert "the build does not find the CUDA toolkit (CUDAToolkit)" in said
+
+
+def test_the_lock_has_builds_for_gpus_that_fit(neuron: Neuron) -> None:
+    """Newest packages that fit: ffmpeg's zlib excludes Python 3.10.15, CUDA 11.4 newer cuDNN."""
+    found = condalock.packages(neuron.lock).packages
+    versions = {each.name: f"{each.version} {each.build}" for each in found}
+    expected = {
+        "python": "3.10.14 hd12c33a_0_cpython",
+        "pytorch": "1.12.0 py3.10_cuda11.3_cudnn8.3.2_0",
+        "torchvision": "0.13.0 py310_cu113",
+        "cudatoolkit": "11.3.1 hb98b00a_13",
+        "cudnn": "8.3.2.44 hed8a83a_1",
+        "nccl": "2.14.3.1 h0800d71_0",
+        "mkl": "2022.1.0 h84fe81f_915",
+        "blas": "2.116 mkl",
+        "numpy": "1.23.5 py310h53a5b5f_0",
+    }
+    assert {name: versions[name] for name in expected} == expected
+    # pip locks what conda does not provide, also where other Python packages require that.
+    assert {each.name for each in pypi.packages(neuron.lock)} == {
+        "cloudpickle", "ninja", "packaging", "psutil", "pyyaml", "six", "tensorflow-gpu"
+    }  # fmt: skip
+    words = ("lock", "neuron", *neuron.locks)
+    assert neuron.cli(*words, "--check").stdout.splitlines() == [
+        "recipe since the lock: unchanged", "lock: satisfies the recipe"
+    ]  # fmt: skip
+    assert not neuron.cli(*words, "--json").json["changed"]
+    newer = neuron.cli(*words, "--check", "--set", "conda.virtual.__cuda='12.4'", code=4)
+    assert "conda.virtual.__cuda: 11.4 in the lock, 12.4 here" in newer.stdout
+
+
+def test_a_build_from_the_lock_without_channels_stops_at_another_mpi(neuron: Neuron) -> None:
+    solved, lock = neuron.packages, neuron.lock.lock
+    modules = dict.fromkeys(lock.inputs.modules, "")
+    built = Built("1.0", "3.10.14", mpi="Open MPI 4.0.5", modules=modules)
+    folders.write(neuron.lock._replace(lock=lock._replace(built=built)))
+    published = neuron.channels.readlink()
+    neuron.channels.unlink()
+    for name in ("pytorch", "conda-forge"):
+        (neuron.channels / name).mkdir(parents=True)
+    try:
+        result = neuron.cli("build", "neuron", *neuron.locks, "--locked", code=4)
+    finally:
+        shutil.rmtree(neuron.channels)
+        neuron.channels.symlink_to(published)
+    assert "exactly the conda packages of the lock" in result.stderr
+    assert "mpi: Open MPI 4.0.5 in the lock, Open MPI 4.1.8 here" in result.stderr
+    assert neuron.packages == solved
+
+
+def test_what_check_looks_up(neuron: Neuron) -> None:
+    looked_up = neuron.cli("check", "neuron", "--json").json["looked_up"]
+    assert (
+        f"conda packages: the channels have {len(condalock.packages(neuron.lock).packages)} that agree"
+        in looked_up
     )
-    channel = Channel(folder / "channel")
-    channel.add(
-        "greeter", "1.0",
-        {
-            "bin/greeter": File(compiled.read_bytes(), executable=True, prefix=PLACEHOLDER),
-            "bin/greet": File(
-                f"#!/bin/sh\nexec {PLACEHOLDER}/bin/greeter\n".encode(), True, PLACEHOLDER
-            ),
-            "bin/hello": File(link="greet"),
-        },
-        depends=["__glibc >=2.17,<3"], packed=".tar.bz2",
-    )  # fmt: skip
-    for version, needs in (("1.0", ()), ("2.0", ("__cuda >=11.8",))):
-        channel.add("gpulib", version, {"share/gpulib": File(version.encode())}, depends=needs)
+    assert any(each.startswith("Python packages: 7 agree") for each in looked_up)
+
+
+@pytest.mark.parametrize(
+    ("changed", "printed"),
+    [
+        ({"conda.virtual.__cuda": "10.2"}, "cudatoolkit 11.3.1 would constrain\n      `- __cuda >=11"),
+        ({"conda.virtual.__glibc": "2.12"}, "asks more of the machine"),
+        # No build for CPUs in its place.
+        ({"conda.packages.cudatoolkit": "11.7.*"}, "pytorch ==1.12.0 *cuda* cannot be installed"),
+        ({"conda.packages.nccl": ">=2.18"}, "No candidates were found for nccl >=2.18"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(neuron: Neuron, changed: dict[str, str], printed: str) -> None:
+    ((key, value),) = changed.items()
+    words = ("--upgrade", "--set", f"{key}='{value}'")
+    result = neuron.cli("lock", "neuron", *neuron.locks, *words, code=5)
+    assert printed in result.stderr
+
+
+# Its environment
+
+
+@pytest.fixture(scope="module")
+def environment(neuron: Neuron) -> Path:
+    return neuron.environment
+
+
+def output(*words: str | Path) -> str:
+    """Of a program of an environment, without anything of the tests' own environment."""
+    return subprocess.run(
+        [str(word) for word in words], env={"PATH": "/usr/bin:/bin"}, text=True, check=True,
+        stdout=subprocess.PIPE, timeout=120,
+    ).stdout.strip()  # fmt: skip
+
+
+def test_python_and_pip_run(environment: Path) -> None:
+    ask = (
+        "import sys, ssl, ctypes, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
+    )
+    assert output(environment / "bin/python", "-c", ask) == f"{environment} {environment}"
+    assert f"from {environment}/lib" in output(environment / "bin/pip", "--version")
+
+
+def test_it_is_an_environment_to_conda_and_to_a_group(environment: Path) -> None:
+    """conda activates what has conda-meta, and takes it for its own with a history there."""
+    assert (environment / "conda-meta/history").is_file()
+    for path in (environment / "conda-meta").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644, path
+
+
+def test_nothing_is_shared_with_the_cache(environment: Path) -> None:
+    files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 500
+    assert {path.stat().st_nlink for path in files} == {1}
+
+
+def wheel(folder: Path) -> Path:
+    """A wheel with a console script."""
+    path = folder / "printed-1.0-py3-none-any.whl"
+    files = {
+        "printed.py": "import sys\ndef main():\n    print('printed by', sys.prefix)\n",
+        "printed-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: printed\nVersion: 1.0\n",
+        "printed-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "printed-1.0.dist-info/entry_points.txt": "[console_scripts]\nprinted = printed:main\n",
+    }
+    files["printed-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_copy_of_a_site_environment(environment: Path, tmp_path: Path) -> None:
+    site, copy = tmp_path / "site", tmp_path / "home/of/a/user/and/a-path/that-is/longer/conda"
+    assert run("--clone", environment, site)[0] == 0
+    output(site / "bin/python", "-m", "pip", "install", "--no-index", wheel(tmp_path))
+    assert output(site / "bin/printed") == f"printed by {site}"
+
+    status, printed = run("--clone", site, copy, "--report", tmp_path / "report.json")
+    assert status == 0, printed
+    assert "still name" not in printed
+    shutil.rmtree(site)
+    ask = "import sys, ssl, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
+    assert output(copy / "bin/python", "-c", ask) == f"{copy} {copy}"
+    assert output(copy / "bin/printed") == f"printed by {copy}"
+    assert f"from {copy}/lib" in output(copy / "bin/pip", "--version")
+    names = {each["name"] for each in json.loads((tmp_path / "report.json").read_text())}
+    assert {"pip", "python", "nccl"} <= names
+
+
+# Others
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    """With a small package, one of many files, and one that would run a script."""
+    channel = Channel(tmp_path_factory.mktemp("tools") / "channel")
+    channel.add("large", "1.0", {f"share/large/{number}": File(b"x") for number in range(2000)})
+    channel.add("greeter", "1.0", {"share/greeter": File(b"hello")}, packed=".tar.bz2")
     script = File(b"#!/bin/sh\ntouch $PREFIX/ran\n", executable=True)
     channel.add("scripted", "1.0", {"bin/.scripted-post-link.sh": script}, noarch="generic")
     return channel.index()
@@ -103,103 +314,6 @@ def refused(folder: Path, cache: Path, *document_words: Any, **changed: Any) -> 
     return printed
 
 
-# On a busy machine a program may get to its end before its test gets to end it.
-TRIES = 10
-
-
-def wait_for(path: Path) -> None:
-    """Until it is there, and not a moment longer."""
-    deadline = time.monotonic() + 300
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come to be"
-
-
-def output(*words: str | Path) -> str:
-    """Of a program of an environment, without anything of the tests' own environment."""
-    return subprocess.run(
-        [str(word) for word in words], env={"PATH": "/usr/bin:/bin"}, text=True, check=True,
-        stdout=subprocess.PIPE, timeout=120,
-    ).stdout.strip()  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def environment(
-    channel: Channel, tools: Channel, cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Python, pip and a compiled program; beside it the report and what was printed."""
-    folder = tmp_path_factory.mktemp("made")
-    minor = find_interpreter().minor
-    spec = document(folder, [tools.url, channel.url], [f"python {minor}.*", "pip", "greeter 1.0"])
-    umask = os.umask(0o022)
-    status, printed = run(
-        spec, folder / "env", "--report", folder / "report.json", cache=cache
-    )  # fmt: skip
-    os.umask(umask)
-    (folder / "printed").write_text(printed)
-    assert status == 0, printed
-    return folder / "env"
-
-
-def test_python_and_pip_run(environment: Path) -> None:
-    python = find_interpreter()
-    assert output(environment / "bin/python", "-V") == f"Python {python.version}"
-    ask = (
-        "import sys, ssl, ctypes, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
-    )
-    assert output(environment / "bin/python", "-c", ask) == f"{environment} {environment}"
-    assert f"from {environment}/lib" in output(environment / "bin/pip", "--version")
-    assert output(environment / "bin/hello") == f"{environment}/share"
-
-
-def test_what_is_reported_and_said(environment: Path, channel: Channel, tools: Channel) -> None:
-    folder = environment.parent
-    printed = (folder / "printed").read_text()
-    assert "for: linux-64 with __cuda 11.4, __glibc 2.17" in printed
-    assert "installing 3 packages" in printed
-    packages = {each["name"]: each for each in json.loads((folder / "report.json").read_text())}
-    assert set(packages) == {"python", "pip", "greeter"}
-    assert packages["python"]["version"] == find_interpreter().version
-    assert packages["pip"]["url"].startswith(f"{channel.url}/noarch/pip-")
-    greeter = packages["greeter"]
-    assert greeter["url"] == f"{tools.url}/linux-64/greeter-1.0-0.tar.bz2"
-    index = json.loads((tools.folder / "linux-64/repodata.json").read_text())
-    assert greeter["sha256"] == index["packages"]["greeter-1.0-0.tar.bz2"]["sha256"]
-
-
-def test_it_is_an_environment_to_conda_and_to_a_group(environment: Path) -> None:
-    """conda activates what has conda-meta, and takes it for its own with a history there."""
-    assert (environment / "conda-meta/history").is_file()
-    for path in (environment / "conda-meta").iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o644, path
-
-
-def test_nothing_is_shared_with_the_cache(environment: Path) -> None:
-    files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert len(files) > 500
-    assert {path.stat().st_nlink for path in files} == {1}
-
-
-@pytest.mark.parametrize(("cuda", "version"), [("11.4", "1.0"), ("12.4", "2.0"), (None, "1.0")])
-def test_the_target_decides(
-    tools: Channel, cache: Path, tmp_path: Path, cuda: str | None, version: str
-) -> None:
-    virtual = {"__cuda": cuda} if cuda else {}
-    spec = document(tmp_path, [tools.url], ["gpulib"], virtual=virtual)
-    status, printed = run(spec, tmp_path / "env", cache=cache)
-    assert status == 0, printed
-    assert (tmp_path / "env/share/gpulib").read_text() == version
-
-
-def test_more_than_the_target_has(tools: Channel, cache: Path, tmp_path: Path) -> None:
-    printed = refused(tmp_path, cache, [tools.url], ["gpulib 2.0"])
-    assert "gpulib ==2.0 cannot be installed" in printed
-    assert "__cuda >=11.8" in printed
-    assert "with __cuda 11.4" in printed
-    assert "asks more of the machine" in printed
-    printed = refused(tmp_path, cache, [tools.url], ["greeter"], virtual={"__glibc": "2.12"})
-    assert "__glibc >=2.17" in printed
-
-
 def test_what_cannot_be_had(tools: Channel, cache: Path, tmp_path: Path) -> None:
     printed = refused(tmp_path, cache, [tools.url], ["greeter", "gpulib 3.*"])
     assert "No candidates were found for gpulib 3.*" in printed
@@ -233,69 +347,38 @@ def test_scripts_of_packages_are_not_run(tools: Channel, cache: Path, tmp_path: 
     assert not (tmp_path / "env/ran").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_ended_in_the_middle_and_run_again(
-    channel: Channel, tmp_path: Path, number: signal.Signals
-) -> None:
-    minor = find_interpreter().minor
+# On a busy machine a program may get to its end before its test gets to end it.
+TRIES = 10
+
+
+def wait_for(path: Path) -> None:
+    """Until it is there, and not a moment longer."""
+    deadline = time.monotonic() + 300
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come to be"
+
+
+def test_killed_in_the_middle_and_run_again(tools: Channel, tmp_path: Path) -> None:
     target, report = tmp_path / "env", tmp_path / "report.json"
-    words = (
-        document(tmp_path, [channel.url], [f"python {minor}.*", "pip"]),
-        target, "--report", report,
-    )  # fmt: skip
+    words = (document(tmp_path, [tools.url], ["large"]), target, "--report", report)
     for _ in range(TRIES):
         with start(*words, cache=tmp_path / "cache") as process:
-            wait_for(target / f"lib/python{minor}")
-            process.send_signal(number)
+            wait_for(target / "share")
+            process.kill()
             printed, _ = process.communicate(timeout=300)
         if process.returncode:
             break
         shutil.rmtree(target)
         report.unlink()
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number], printed
+    assert process.returncode == -9, printed
     assert not report.exists()
     assert "exists already" in run(*words, cache=tmp_path / "cache")[1]
     shutil.rmtree(target)
     status, printed = run(*words, cache=tmp_path / "cache")
     assert status == 0, printed
-    assert output(target / "bin/pip", "--version").startswith("pip ")
-    assert len(json.loads(report.read_text())) == 2
+    assert len(list(target.glob("share/large/*"))) == 2000
+    assert len(json.loads(report.read_text())) == 1
     assert not Path(f"{target}.unfinished").exists()
-
-
-def wheel(folder: Path) -> Path:
-    """A wheel with a console script."""
-    path = folder / "printed-1.0-py3-none-any.whl"
-    files = {
-        "printed.py": "import sys\ndef main():\n    print('printed by', sys.prefix)\n",
-        "printed-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: printed\nVersion: 1.0\n",
-        "printed-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "printed-1.0.dist-info/entry_points.txt": "[console_scripts]\nprinted = printed:main\n",
-    }
-    files["printed-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return path
-
-
-def test_a_copy_of_a_site_environment(environment: Path, tmp_path: Path) -> None:
-    site, copy = tmp_path / "site", tmp_path / "home/of/a/user/and/a-path/that-is/longer/conda"
-    assert run("--clone", environment, site)[0] == 0
-    output(site / "bin/python", "-m", "pip", "install", "--no-index", wheel(tmp_path))
-    assert output(site / "bin/printed") == f"printed by {site}"
-
-    status, printed = run("--clone", site, copy, "--report", tmp_path / "report.json")
-    assert status == 0, printed
-    assert "still name" not in printed
-    shutil.rmtree(site)
-    ask = "import sys, ssl, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
-    assert output(copy / "bin/python", "-c", ask) == f"{copy} {copy}"
-    assert output(copy / "bin/printed") == f"printed by {copy}"
-    assert f"from {copy}/lib" in output(copy / "bin/pip", "--version")
-    assert output(copy / "bin/hello") == f"{copy}/share"
-    names = [each["name"] for each in json.loads((tmp_path / "report.json").read_text())]
-    assert names == ["greeter", "pip", "python"]
 
 
 def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_path: Path) -> None:
