@@ -35,6 +35,13 @@ _AVERAGE = (
 def judge_start(program: Program) -> Iterator[Finding]:
     """Whether all ranks start from the same parameters and the same state."""
     for trained in program.trained:
+        if trained.optimizer.lost:
+            yield program.fail(
+                "start",
+                f"the optimizer{trained.name} lost its state, such as momentum, when"
+                " hvd.DistributedOptimizer wrapped it",
+                "load the checkpoint into the optimizer that hvd.DistributedOptimizer returns",
+            )
         if trained.steps and len({step.state for step in trained.steps[0]}) > 1:
             yield program.fail(
                 "start",

@@ -19,7 +19,14 @@ VARIANTS = {
     for each in (*lists.WRONG, *lists.RIGHT)
 }
 RUNS = (
-    ("pytorch.py", "local rank to the sampler", "all ranks save", "own metric", "rate"),
+    (
+        "pytorch.py",
+        "local rank to the sampler",
+        "all ranks save",
+        "own metric",
+        "rate",
+        "state loaded before wrapping",
+    ),
     ("pytorch.py", "second optimizer", "local rank 0 saves", "uneven"),
     ("pytorch.py", "no broadcast", "read too early", "no set_epoch"),
     ("pytorch.py", "averaged by hand", "schedule", "workers"),

@@ -24,6 +24,7 @@ class Stepping:
     def __init__(self, site: str) -> None:
         self.site = site
         self.number = self.depth = 0
+        self.lost = False
         self.facts: Dict[str, Any] = {}
 
 
@@ -105,6 +106,17 @@ class TorchObserver:
             if "step" in kind.__dict__ and kind is not self.torch.optim.Optimizer:
                 self.watch_steps(kind)
 
+    def wrapped(self, optimizer: Any, distributed: Any) -> None:
+        """Horovod has made an optimizer of another one, whose state it does not take over."""
+        tensors = self.parameters(optimizer)
+        had, has = (any(each.state.get(p) for p in tensors) for each in (optimizer, distributed))
+        distributed._hvdenv.lost = had and not has
+
+    def restored(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """An optimizer gets a state."""
+        if hasattr(optimizer, "_hvdenv"):
+            optimizer._hvdenv.lost = False
+
     def watch_steps(self, kind: Any) -> None:
         """Watch when the step() of a class begins and ends."""
 
@@ -132,7 +144,7 @@ class TorchObserver:
         """A step begins; the innermost one applies the gradients."""
         tensors = self.parameters(optimizer)
         if not state.number:
-            state.number = self.report(optimizer, state.site, tensors)
+            state.number = self.report(optimizer, state, tensors)
         if not observer.observes(state.number):
             return
         first = not observer.steps[state.number]
@@ -165,19 +177,20 @@ class TorchObserver:
         self.gradients.clear()
         observer.stepped(state.number, lambda: list(self.checksums(tensors)), **facts)
 
-    def report(self, optimizer: Any, site: str, tensors: List[Any]) -> int:
+    def report(self, optimizer: Any, state: Stepping, tensors: List[Any]) -> int:
         """Report an optimizer; returns its number."""
         names = getattr(optimizer, "_parameter_names", {})
         operation = getattr(optimizer, "op", None)
         return observer.optimizer(
             type(optimizer).__name__,
-            site,
+            state.site,
             [
                 self.names.get(id(each)) or names.get(each) or "tensor {}".format(place)
                 for place, each in enumerate(tensors)
             ],
             distributed=hasattr(optimizer, "_allreduce_delay"),
             operation=OPERATIONS.get(operation, "") if isinstance(operation, int) else "",
+            lost=state.lost,
         )
 
     def place(self, tensors: List[Any]) -> None:
@@ -304,6 +317,8 @@ def watch_torch(module: Any) -> None:
         original(optimizer, *words, **named)
         observer.guarded(seen.made, optimizer)
 
+    watch(module.optim.Optimizer, "load_state_dict", seen.restored)
+
     @replaces(module.utils.data.DataLoader, "__iter__")
     def iterate(original: Any, loader: Any) -> Iterator[Any]:
         number = observer.guarded(seen.passes, loader) or 0
@@ -334,6 +349,16 @@ def watch_operations(module: Any) -> None:
         return result
 
 
+def watch_wrapper(module: Any) -> None:
+    """Watch horovod.torch.optimizer, whose optimizers begin without a state."""
+
+    @replaces(module, "DistributedOptimizer")
+    def wrap(original: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
+        distributed = original(optimizer, *words, **named)
+        observer.guarded(seen.wrapped, optimizer, distributed)
+        return distributed
+
+
 def watch_functions(module: Any) -> None:
     """Watch horovod.torch.functions: what programs call before they train."""
     watch_calls(module, "broadcast_parameters", "broadcast_object", "allgather_object")
@@ -352,5 +377,6 @@ ACTIONS = {
     r"torch": watch_torch,
     r"torch\.distributed\.distributed_c10d": watch_groups,
     r"horovod\.torch\.mpi_ops": watch_operations,
+    r"horovod\.torch\.optimizer": watch_wrapper,
     r"horovod\.torch\.functions": watch_functions,
 }

@@ -286,6 +286,7 @@ class Optimizer(NamedTuple):
         distributed: whether Horovod wraps it.
         operation: of its reduction: ``Average``, ``Sum`` or ``Adasum``; empty if unknown.
         names: of its first 500 tensors.
+        lost: whether the optimizer that Horovod wraps had a state, which this one lacks.
     """
 
     number: int
@@ -294,6 +295,7 @@ class Optimizer(NamedTuple):
     distributed: bool = False
     operation: str = ""
     names: List[str] = []
+    lost: bool = False
 
 
 class TrainingStep(NamedTuple):

@@ -18,9 +18,10 @@ _SAVE = "    if hvd.rank() == 0:\n"
 _AVERAGE = (
     "        for each in model.parameters():\n            each.grad = hvd.allreduce(each.grad)\n"
 )
-_SECOND = (
-    "model = torch.nn.ModuleDict({'a': torch.nn.Linear(10, 16), 'b': torch.nn.Linear(16, 2)})\n"
-    "forward = lambda x: model['b'](model['a'](x))\n"
+# Leaves a momentum, as a checkpoint does.
+_OLD = (
+    "old = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+    "model(features[:8]).sum().backward()\nold.step()\nold.zero_grad()\n"
 )
 
 WRONG = (
@@ -66,6 +67,11 @@ WRONG = (
           "            each.grad /= hvd.size()\n        with optimizer.skip_synchronize():\n"
           "            optimizer.step()\n"),),
         "program-gradients", "pass", "note: all ranks apply the same gradients in 20 steps: 1/2 of",
+    ),
+    _torch(
+        "state loaded before wrapping",
+        ((_WRAP, _OLD + "optimizer.load_state_dict(old.state_dict())\n" + _WRAP),),
+        "program-start", says="lost its state",
     ),
     _torch("no broadcast", ((_BROADCAST, ""),), "program-start", says="differ between ranks"),
     _torch(
@@ -176,6 +182,9 @@ RIGHT = (
           "    first = torch.optim.SGD(model.parameters(), lr=0.1)\n"
           "    model(features[:8]).sum().backward()\n"
           "    first.step()\n    first.zero_grad()\n" + _WRAP),),
+    ),
+    _torch(
+        "state loaded after wrapping", ((_WRAP, _OLD + _WRAP + "optimizer.load_state_dict(old.state_dict())\n"),),
     ),
     _torch("frozen layer", ((_WRAP, "model[0].weight.requires_grad_(False)\n" + _WRAP),)),
     _torch(
