@@ -37,6 +37,7 @@ class TorchObserver:
         names: of parameters, by id.
         models: ids of modules that were called.
         descendants: the modules within these, by id.
+        buffers: checksums of the buffers of these models when they were first called.
         broadcasting: within broadcast_optimizer_state, which takes a step that trains nothing.
         directions: of projections, by the length of a sample.
     """
@@ -47,6 +48,7 @@ class TorchObserver:
         self.names: Dict[int, str] = {}
         self.models: Set[int] = set()
         self.descendants: Dict[int, Any] = {}
+        self.buffers: List[int] = []
         self.optimizers: List[Any] = []
         self.broadcasting = False
         self.directions: Dict[int, Any] = {}
@@ -148,6 +150,8 @@ class TorchObserver:
         if not observer.observes(state.number):
             return
         first = not observer.steps[state.number]
+        if first and self.buffers:
+            state.facts["buffers"] = digest(self.buffers)
         if first and state.depth == 1 and not hasattr(optimizer, "_starting_models"):
             state.facts["before"] = digest(list(self.checksums(tensors)))
             sums = list(self.checksums([optimizer.state.get(each, {}) for each in tensors]))
@@ -242,6 +246,7 @@ class TorchObserver:
             self.models.add(id(module))
             self.descendants.update((id(child), child) for child in module.modules())
             del self.descendants[id(module)]
+            self.buffers += self.checksums(list(module.buffers()))
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
         if module.training and not observer.fed:

@@ -313,6 +313,7 @@ class TrainingStep(NamedTuple):
         own, reduced: projections of the gradients before and after their reduction, on the same
             directions; empty if they were not seen.
         tensors: the digest of each parameter after the step, in some steps.
+        buffers: digest of the models' buffers before their first use, in the first step.
     """
 
     optimizer: int
@@ -327,6 +328,7 @@ class TrainingStep(NamedTuple):
     own: List[float] = []
     reduced: List[float] = []
     tensors: List[str] = []
+    buffers: str = ""
 
 
 class DataSource(NamedTuple):

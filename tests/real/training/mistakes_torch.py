@@ -73,6 +73,12 @@ WRONG = (
         ((_WRAP, _OLD + "optimizer.load_state_dict(old.state_dict())\n" + _WRAP),),
         "program-start", says="lost its state",
     ),
+    _torch(
+        "parameters without buffers",
+        ((_BROADCAST, "if hvd.rank() == 0:\n    model[1].running_mean.fill_(3)\n"
+          "hvd.broadcast_parameters(list(model.named_parameters()), root_rank=0)\n"),),
+        "program-start", "pass", "buffers",
+    ),
     _torch("no broadcast", ((_BROADCAST, ""),), "program-start", says="differ between ranks"),
     _torch(
         "same seed", ((_BROADCAST, ""), ("hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", ""),
