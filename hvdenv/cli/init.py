@@ -167,7 +167,11 @@ def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
         names = [str(each.value) for each in values if each.key == ("modules", "load")]
         # The name of a file would be run.
         loads = [each for each in names if re.fullmatch(get_args(ModuleName)[1].regex, each)]
-        parts.append(here.drafted(seen, Runner(), _report, loads))
+        found = here.drafted(seen, Runner(), _report, loads)
+        # The partition of a page's job is the page's.
+        stated = {each.key for each in (*values, *given)} & {("job", "partition")}
+        kept = tuple(each for each in found.values if each.key not in stated)
+        parts.append(found._replace(values=kept))
     return answers.give(joined(parts), given)
 
 

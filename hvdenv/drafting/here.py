@@ -103,7 +103,10 @@ def _scheduler_facts(machine: _Machine) -> Iterator[Value | Left]:
 
 
 def partitions(listed: str) -> Iterator[Value]:
-    """Facts about nodes in the output of sinfo. Where nodes of a partition differ: the largest."""
+    """Facts about nodes in the output of sinfo, and a job on those with GPUs.
+
+    Where nodes of a partition differ: the largest.
+    """
     nodes: dict[str, dict[str, int]] = {}
     words: dict[tuple[str, str], str] = {}
     for line in map(_PARTITION.fullmatch, listed.splitlines()[:400]):
@@ -129,6 +132,8 @@ def partitions(listed: str) -> Iterator[Value]:
     for (name, key), value in every.items():
         if value:
             yield Value(("partitions", name, key), value, Origin("sinfo"))
+        if value and key == "gpus":
+            yield _value("job.partition", name, f"sinfo: {name} has GPUs", INFERRED)
 
 
 def _module_facts(machine: _Machine, loads: tuple[str, ...]) -> Iterator[Value | Left]:

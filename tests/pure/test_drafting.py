@@ -380,8 +380,29 @@ def test_partitions_of_slurm() -> None:
         ("partitions", "gpu", "memory_gb"): 502, ("partitions", "gpu", "gpus"): 4,
         ("partitions", "gpu", "gpu"): "a100", ("partitions", "gpu", "max_time"): "2-00:00:00",
         ("partitions", "cpu", "nodes"): 100, ("partitions", "cpu", "cores"): 128,
-        ("partitions", "cpu", "memory_gb"): 250,
+        ("partitions", "cpu", "memory_gb"): 250, ("job", "partition"): "gpu",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "partition"),
+    {(): "gpu", ("--set", "job.partition=cpu"): "cpu", ("--from", "job.sh"): "old"}.items(),
+)
+def test_here_drafts_a_partition_with_gpus(
+    words: tuple[str, ...], partition: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, facts: Facts,
+) -> None:  # fmt: skip
+    """Unless the page or the user names one."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.sh").write_text("#!/bin/bash\n#SBATCH -p old\n")
+    monkeypatch.setattr(here, "look", lambda *_: Seen(facts))
+    monkeypatch.setattr(here, "drafted", lambda *_: Found(tuple(here.partitions(SINFO))))
+    found = parse_toml(hvdenv("init", "x", "--here", *words, "-o", "-").out)
+    assert found["job"]["partition"] == partition
+    several = "\n".join([SINFO.strip(), SINFO.split("\n")[0].replace("gpu|", "gpu2|", 1)])
+    monkeypatch.setattr(here, "drafted", lambda *_: Found(tuple(here.partitions(several))))
+    choice = 'job.partition: "gpu" (sinfo: gpu has GPUs), "gpu2" (sinfo: gpu2 has GPUs)'
+    assert (choice in hvdenv("init", "x", "--here", *words, "-o", "-").out) is (not words)
 
 
 def test_modules_to_choose_from() -> None:
