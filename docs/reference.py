@@ -302,15 +302,16 @@ def rules() -> str:
 
 
 def _rule(rule: Rule) -> str:
-    conditions = "; ".join(
-        f"{name} {' and '.join(each_of(conditions))}" for name, conditions in rule.when.items()
+    applies_when = (
+        "; ".join(f"{name} {' and '.join(each_of(several))}" for name, several in each.items())
+        for each in rule.alternatives()
     )
     edits = [
         f"`{key} = {value}`" if value else f"remove `{key}`" for key, value in rule.edit.items()
     ]
     lines = [
         f"**{rule.severity}**: {plain(rule.message.replace('{found}', '…'))}",
-        f"Applies when: {code(conditions)}",
+        f"Applies when: {', or '.join(map(code, applies_when))}",
         f"Symptom: {plain(rule.symptom)}",
         f"What to do: {plain(rule.remedy)}",
         *([f"Recipe change: {', '.join(edits)}"] if edits else []),

@@ -7,10 +7,12 @@ looked at.
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
@@ -27,9 +29,10 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress
 from hvdenv.plans.steps import PIP
 from hvdenv.reading import GIB, RESULT, read_json
-from hvdenv.runner import Runner
+from hvdenv.runner import Runner, environment
 
 _ROUNDS = 12
+PROXY_SECONDS = 5.0
 _LONGEST = 400
 _OUT_OF_MEMORY = (
     f"uv needs more than {MEMORY // GIB} GiB of memory for what the indexes answer; see whether one of"
@@ -69,11 +72,25 @@ def look_up(questions: Questions) -> Availability:
         StepError: a program of hvdenv cannot be started.
     """
     recipe = questions.maker.recipe
-    pages = _pages(questions)
+    pages = _pages(questions) | _proxies()
     conda, provided = Availability(), frozenset[str]()
     if recipe.python.provider == "conda":
         conda, provided = _conda(questions)
     return pages | conda | _packages(questions, provided)
+
+
+def _proxies() -> Availability:
+    """Proxies of this shell that do not answer."""
+    dead = set()
+    for name, value in environment().items():
+        if re.fullmatch(r"(?i)(https?|all)_proxy", name) and value:
+            address = urlsplit(value if "//" in value else f"//{value}")
+            try:
+                place = (address.hostname or "", address.port or 80)
+                socket.create_connection(place, PROXY_SECONDS).close()
+            except (OSError, ValueError) as error:
+                dead.add(f"{name} ({address.hostname}: {error})")
+    return Availability({"proxies_dead": frozenset(dead)} if dead else {})
 
 
 def key_of(recipe: Recipe, package: str) -> str:

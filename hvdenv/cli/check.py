@@ -33,7 +33,7 @@ from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.session.judge import blocking_rules, judge_recipe, refuse_unknown, told
+from hvdenv.session.judge import blocking_rules, judge_recipe, plan_refused, refuse_unknown, told
 from hvdenv.session.output import print_json, report
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent
@@ -163,6 +163,8 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     if sys.stderr.isatty():
         report(f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)")
     # Users without a home directory, as in containers, can check too.
+    if plan_refused(prepared):
+        return Availability(not_looked_up=("packages: no plan can be made",))
     writable = os.access(places.home, os.W_OK)
     root = places.scratch if writable else Path(gettempdir())
     with scratch.folder(root, "check") as work:

@@ -6,7 +6,7 @@ whatever the recipe's release would ignore.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from packaging.version import Version as Parsed
 
@@ -53,6 +53,16 @@ _SINCE = {
 }
 
 
+# The first release that has a value of another key.
+_VALUES_SINCE = {
+    ("horovod.controllers", "gloo"): "0.17.0",
+    ("horovod.cpu_operations", "mpi"): "0.17.0",
+    ("horovod.cpu_operations", "gloo"): "0.17.0",
+    ("horovod.cpu_operations", "ccl"): "0.19.0",
+    ("horovod.gpu.platform", "rocm"): "0.19.1",
+}
+
+
 def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
     """The variables of Horovod's build.
 
@@ -62,6 +72,8 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
     Raises:
         IncompatibleError: this release would ignore a requested setting.
     """
+    for what, where, remedy in _ignored(recipe):
+        raise IncompatibleError(what, where=where, remedy=remedy)
     wanted, variables = recipe.horovod, {}
     items = {*wanted.frameworks, *wanted.controllers}
     for name, (_, item) in PARTS.items():
@@ -87,7 +99,7 @@ def nccl_of_torch(recipe: Recipe) -> bool:
 
 
 def _gpu_variables(gpu: Gpu, recipe: Recipe) -> dict[str, str]:
-    for what, key, remedy in _problems(gpu, recipe):
+    for what, key, remedy in _rejected(gpu, recipe):
         where = f"horovod.gpu.{key}".rstrip(".")
         raise IncompatibleError(what, where=where, remedy=remedy)
     variables = {KEYS["horovod.gpu.platform"]: gpu.platform.upper()}
@@ -122,12 +134,26 @@ def operations(recipe: Recipe) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _problems(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """What this release would ignore, or reject after minutes of compiling: what, key, remedy."""
-    version = recipe.horovod.version
+def _ignored(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """What this release would ignore: what, where, remedy."""
+    version, gpu = recipe.horovod.version, recipe.horovod.gpu
+    asked: dict[str, Collection[str | None]] = {
+        "horovod.controllers": recipe.horovod.controllers,
+        "horovod.cpu_operations": (recipe.horovod.cpu_operations,),
+        "horovod.gpu.platform": (gpu.platform,) if gpu else (),
+    }
+    for (key, value), since in _VALUES_SINCE.items():
+        if value in asked[key] and _older(version, since):
+            yield f"Horovod {version} has no {value}, which came with {since}", key, "remove it"
     for key, (since, remedy) in _SINCE.items():
-        if getattr(gpu, key) and _older(version, since):
-            yield f"Horovod {version} ignores this key, which is read since {since}", key, remedy
+        if getattr(gpu, key, None) and _older(version, since):
+            what = f"Horovod {version} ignores this key, which is read since {since}"
+            yield what, f"horovod.gpu.{key}", remedy
+
+
+def _rejected(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """What Horovod's build would reject, some of it after minutes: what, key, remedy."""
+    version = recipe.horovod.version
     single = [name for name in _OPERATIONS if getattr(gpu, name)]
     if gpu.operations and single:
         what = f"operations sets all operations, {single[0]} a single one"

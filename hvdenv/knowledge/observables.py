@@ -6,7 +6,8 @@ An observable that is not known is left out. docs/generated/rules.md lists the r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 from packaging.version import Version as Parsed
 
@@ -38,6 +39,8 @@ _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
 LOOKED_UP: Observables = {
     "folders_missing": frozenset(),
     "job_refused": frozenset(),
+    "plan_refused": frozenset(),
+    "proxies_dead": frozenset(),
     "packages_refused": frozenset(),
     "conda_refused": frozenset(),
     "pages_as_index": frozenset(),
@@ -79,6 +82,9 @@ def observables(
         "cpu_operations": horovod.cpu_operations,
         **_observe_archive(horovod),
         "build_contradicted": _contradicted(recipe, facts.machine),
+        "unprovided": _unprovided(recipe, facts) if horovod.provider == "source" else None,
+        "modules_twice": _modules_twice(recipe),
+        "virtual_beyond": _virtual_beyond(recipe),
         **_observe_compiler(recipe, facts),
         **_observe_cuda(recipe, facts),
         **_observe_mpi(recipe, facts),
@@ -88,7 +94,9 @@ def observables(
         "place": recipe.places.environments,
         "expires_days": recipe.places.expires_days,
         "container_base": recipe.container.base if recipe.container else None,
-        "container_gpu": recipe.container.gpu if recipe.container else None,
+        "container_gpu": recipe.container.gpu.replace("nvidia", "cuda")
+        if recipe.container
+        else None,
     }
     for name in horovod.frameworks:
         seen.update(_observe_framework(name, recipe, versions.get(name, "")))
@@ -118,6 +126,7 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
         "noexec": "yes" if facts.noexec else "no",
         "memory_per_core_mb": facts.memory // facts.cores // 1_000_000 if facts.memory else None,
         "variables": frozenset(facts.variables),
+        "shell_libraries": frozenset(facts.shell_libraries),
     }
 
 
@@ -185,14 +194,76 @@ def _contradicted(recipe: Recipe, machine: str) -> frozenset[str]:
     """Variables of environment.build that other keys of the recipe decide, with another value."""
     try:
         flags = horovod_variables(recipe, machine)
-    except IncompatibleError:  # a command that makes a plan says so
+    except IncompatibleError:  # plan_refused says so
         return frozenset()
+    if home := flags.get("HOROVOD_CUDA_HOME"):
+        flags["CUDA_HOME"] = home
     decided = {
         name: value
         for name, value in recipe.environment.build.items()
         if name in flags or _OF_KEYS.fullmatch(name)
     }
     return _assignments({k: v for k, v in decided.items() if flags.get(k, "").upper() != v.upper()})
+
+
+# What builds need, and a pattern of the modules and packages that bring it. NVIDIA's HPC SDK has
+# NCCL, and conda's PyTorch for GPUs requires it.
+_BRINGS = {
+    "a C++ compiler": re.compile(
+        "(?i)gcc|gnu|gxx|foss|gompi|intel|oneapi|nvhpc|prgenv|llvm|clang|compiler"
+    ),
+    "NCCL": re.compile("(?i)nccl|nvhpc|hpc-?sdk|^nvidia|prgenv-nvidia|pytorch"),
+    "CUDA's toolkit": re.compile("(?i)cuda|nvcc|nvhpc|hpc-?sdk|nvidia"),
+    "ROCm": re.compile("(?i)rocm|amd"),
+    "MPI": re.compile("(?i)mpi|mvapich|hpcx|foss|intel|prgenv|cray"),
+    "oneCCL": re.compile("(?i)(^|[^nr])ccl|oneapi"),
+    "torch": re.compile("(?i)torch|open-ce|wml-ce"),
+    "tensorflow": re.compile("(?i)tensorflow|open-ce|wml-ce"),
+}
+
+
+def _unprovided(recipe: Recipe, facts: Facts) -> frozenset[str]:
+    """What a build of Horovod needs and nothing brings, as far as names show it."""
+    modules, conda, base = recipe.modules, recipe.conda, recipe.container
+    hidden = modules and (modules.purge == "no" or modules.source or modules.swap)
+    if hidden or base or recipe.python.provider in ("prefix", "clone", "modules"):
+        return frozenset()
+    # The names of a site's collections show nothing of what they load.
+    named = [
+        each for each in _modules(recipe) if any(what.search(each) for what in _BRINGS.values())
+    ]
+    if modules and not named:
+        return frozenset()
+    names = (*named, *(conda.packages if conda else ()), *recipe.packages, *recipe.build_tools)
+    return frozenset(
+        what for what in _needed(recipe, facts) if not any(map(_BRINGS[what].search, names))
+    )
+
+
+def _needed(recipe: Recipe, facts: Facts) -> Iterator[str]:
+    """What must come from modules or packages: no key names its directory or another origin."""
+    horovod, mpi = recipe.horovod, recipe.mpi
+    gpu = horovod.gpu or Gpu(platform="rocm", rocm_home="/")
+    if recipe.modules and not facts.cxx:
+        yield "a C++ compiler"
+    if (
+        "nccl" in _asked(gpu).values()
+        and gpu.platform == "cuda"
+        and not (gpu.nccl or gpu.nccl_home)
+    ):
+        yield "NCCL"
+    if gpu.platform == "cuda" and recipe.modules and not (gpu.cuda_home or facts.nvcc):
+        yield "CUDA's toolkit"
+    if gpu.platform == "rocm" and recipe.modules and not gpu.rocm_home:
+        yield "ROCm"
+    if mpi and "mpi" in horovod.controllers and not (mpi.package or facts.mpirun):
+        yield "MPI"
+    chosen = recipe.environment.run.get("HOROVOD_CPU_OPERATIONS", "").lower()
+    if "ccl" in (horovod.cpu_operations, chosen) and "CCL_ROOT" not in recipe.environment.build:
+        yield "oneCCL"
+    yield from (
+        each for each in horovod.frameworks if recipe.frameworks[each].provider == "present"
+    )
 
 
 def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
@@ -237,6 +308,61 @@ def _build_of(
     return "", ""
 
 
+# GCC of the common toolchains of EasyBuild, and their MPI.
+_GCC_OF_TOOLCHAINS = {
+    "2019a": "8.2.0", "2019b": "8.3.0", "2020a": "9.3.0", "2020b": "10.2.0", "2021a": "10.3.0",
+    "2021b": "11.2.0", "2022a": "11.3.0", "2022b": "12.2.0", "2023a": "12.3.0", "2023b": "13.2.0",
+    "2024a": "13.3.0", "2025a": "14.2.0",
+}  # fmt: skip
+_TOOLCHAIN = re.compile(r"(?:^|-)(foss|gompi|gfbf|intel|iimpi)[/-](20[0-9]{2}[ab])\b")
+# Spack's lower-case names say what built a module, which goes with others, too.
+_PART = re.compile(r"-(GCC|GCCcore|CUDA)-(\d[\d.]*)")
+_SAME = {"gcccore": "gcc", "cudatoolkit": "cuda"}
+
+
+def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
+    """What modules name, with its versions in their order, by their first two numbers."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for module in _modules(recipe):
+        family = module_family(module)
+        named = [(family, _number(module.rpartition("/")[2])), *_PART.findall(module)]
+        named += [
+            ("gcc", _GCC_OF_TOOLCHAINS.get(each, "")) for _, each in _TOOLCHAIN.findall(module)
+        ]
+        if family.startswith("prgenv-"):
+            named = [("PrgEnv", family[7:])]
+        for name, version in named:
+            if version:
+                known = name if name == "PrgEnv" else _SAME.get(name.lower(), name.lower())
+                found[known].setdefault(minor(version), version)
+    return found
+
+
+_MPI_MODULE = re.compile(
+    r"(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi)2?(?:-.*)?"
+)
+_MPI_KINDS = {"hpcx": "openmpi", "impi": "intel", "intelmpi": "intel"}
+
+
+def _mpis_named(recipe: Recipe) -> set[str]:
+    """The kinds of MPI among the modules; with the toolchains of EasyBuild."""
+    parts = (part for each in _modules(recipe) for part in each.lower().split("/"))
+    found = map(_MPI_MODULE.fullmatch, parts)
+    kinds = {each[1] for each in found if each}
+    toolchains = {name for each in _modules(recipe) for name, _ in _TOOLCHAIN.findall(each)}
+    kinds |= {"openmpi" for _ in toolchains & {"foss", "gompi"}}
+    kinds |= {"intel" for _ in toolchains & {"intel", "iimpi"}}
+    return {_MPI_KINDS.get(each, each.removesuffix("-mpi")) for each in kinds}
+
+
+def _modules_twice(recipe: Recipe) -> frozenset[str]:
+    """What the modules name in two versions, or of two kinds."""
+    named = {**_versions_named(recipe), "MPI:": sorted(_mpis_named(recipe))}
+    return frozenset(
+        f"{name} {' and '.join(each)}" for name, each in named.items() if len(each) > 1
+    )
+
+
 def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
     """The C++ compiler: of the modules where there are any, and then of the version they name."""
     if recipe.horovod.provider == "present":
@@ -246,20 +372,8 @@ def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
         "build_variables": _assignments(recipe.environment.build),
     }
     if recipe.modules:
-        versions = [
-            match[1]
-            for name in _modules(recipe)
-            if (match := re.fullmatch(r"gcc(?:core)?/\.?([0-9.]+)", name.lower()))
-        ]
-        # GCC itself, and the toolchains in names of EasyBuild. Spack's name what built a module.
-        names = "\n".join(recipe.modules.load)
-        named = re.findall(r"(?m)(?:^(?i:gcc(?:core)?)/|-GCC(?:core)?-)\.?(\d+\.\d+)", names)
-        return {
-            **found,
-            "cxx": "of the modules",
-            "gcc": versions[-1] if versions else None,
-            "gcc_modules": len({*named}),
-        }
+        named = [*_versions_named(recipe)["gcc"].values()]
+        return {**found, "cxx": "of the modules", "gcc": named[-1] if named else None}
     if facts.cxx is None:
         return found
     return {**found, "cxx": facts.cxx.path, "gcc": facts.cxx.version}
@@ -275,7 +389,7 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
     if gpu is None:
         return found
     capabilities = compute_capabilities(recipe)
-    asked = {name: getattr(gpu, name) or gpu.operations for name in _OPERATIONS}
+    asked = _asked(gpu)
     return {
         **found,
         "gpu_platform": gpu.platform,
@@ -284,7 +398,6 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
         "gpu_allow_mixed": "yes" if gpu.allow_mixed else "no",
         "nccl_link": gpu.nccl_link or "unset",
         "nccl": _module_version(recipe, "nccl"),
-        "nccl_from": _nccl_from(recipe, gpu),
         "rocm": _module_version(recipe, "rocm") or _number(gpu.rocm_home or ""),
         "capabilities": frozenset(capabilities),
         "capability_missing": _capability_missing(gpu, target.capability if target else None),
@@ -292,27 +405,14 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
     }
 
 
-# NVIDIA's HPC SDK has it, and conda's PyTorch for GPUs requires it.
-_HAS_NCCL = "(?i)nccl|nvhpc|hpc-?sdk|^nvidia|PrgEnv-nvidia|pytorch"
-
-
-def _nccl_from(recipe: Recipe, gpu: Gpu) -> str:
-    """What of the recipe provides NCCL, as far as names show it."""
-    if gpu.nccl or gpu.nccl_home or recipe.container:
-        return "torch, a directory or an image"
-    conda = recipe.conda.packages if recipe.conda else ()
-    names = (*_modules(recipe), *conda, *recipe.packages, *recipe.build_tools)
-    provides = any(re.search(_HAS_NCCL, each) for each in names)
-    return "a module or package" if provides else "nowhere"
+def _asked(gpu: Gpu) -> dict[str, str | None]:
+    """The library for each operation."""
+    return {name: getattr(gpu, name) or gpu.operations for name in _OPERATIONS}
 
 
 def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     """CUDA's toolkit: its version where something names it, and whether there is any."""
-    versions = {
-        f"{found[1]}.{found[2]}"
-        for name in _modules(recipe)
-        if (found := re.search(r"(?:^cuda(?:toolkit)?/|^CUDA/|-CUDA-)(\d+)\.(\d+)", name))
-    }
+    versions = _versions_named(recipe)["cuda"]
     base = (recipe.container.base or "") if recipe.container else ""
     home = (gpu.cuda_home or "").rpartition("cuda")[2]
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
@@ -322,7 +422,7 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(re.search("nvcc|cuda-toolkit|cudatoolkit-dev", each) for each in packages)
     if recipe.modules or gpu.cuda_home or base or brought:
-        return {"cuda": version, "cuda_modules": len(versions), "nvcc": "named by the recipe"}
+        return {"cuda": version, "nvcc": "named by the recipe"}
     here = facts.nvcc
     return {"cuda": here.version if here else "", "nvcc": here.path if here else None}
 
@@ -342,7 +442,7 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
     if mpi is None:
         return {"host_mpirun": host}
     # Not the one that a library was built with: hdf5/1.14.3-openmpi-4.1.4.
-    names = "\n".join(_modules(recipe)).lower()
+    named, names = _mpis_named(recipe), "\n".join(_modules(recipe)).lower()
     found = re.search(r"(?m)^(?:[\w.+-]+/)?openmpi[/-](\d+\.\d+\.\d+)", names)
     module = found[1] if found else None
     if module and module.startswith(f"{mpi.version}."):
@@ -353,8 +453,20 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
         "mpi_package": mpi.package,
         "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
         "openmpi_module": module,
+        "mpi_module": mpi.kind if mpi.kind in named else min(named, default=None),
         "host_mpirun": host,
     }
+
+
+def _virtual_beyond(recipe: Recipe) -> frozenset[str]:
+    """Virtual packages of conda that promise more than the partition's facts."""
+    target, virtual = recipe.partition, recipe.conda.virtual if recipe.conda else {}
+    stated = {"__cuda": target.cuda, "__glibc": target.glibc} if target else {}
+    return frozenset(
+        f"{name}={virtual[name]} (partition: {limit})"
+        for name, limit in stated.items()
+        if limit and name in virtual and Parsed(virtual[name]) > Parsed(_number(limit))
+    )
 
 
 def _observe_job(recipe: Recipe) -> Found:
@@ -375,17 +487,18 @@ def _observe_job(recipe: Recipe) -> Found:
 
 
 def _observe_launch(recipe: Recipe) -> Found:
-    launch, network = recipe.launch, recipe.network
+    launch, network, run = recipe.launch, recipe.network, recipe.environment.run
+    in_variables = {k[9:]: v for k, v in run.items() if k.startswith("OMPI_MCA_")}
     return {
         "launcher": launch.launcher,
         "srun_mpi": launch.srun_mpi or "unset",
         "exports": frozenset(launch.exports),
-        "mca": frozenset(_assignments(launch.mca)),
+        "mca": _assignments(launch.mca) | _assignments(in_variables),
         "mpi_threads_disable": "yes" if launch.mpi_threads_disable else "no",
         "network_use": frozenset(network.use),
         "network_both": frozenset({*network.use} & {*network.avoid}),
         "interfaces": len(network.use),
-        "run_variables": _assignments(recipe.environment.run),
+        "run_variables": _assignments(run),
     }
 
 

@@ -32,6 +32,8 @@ Condition = Annotated[
     ),
 ]
 
+Conditions = dict[str, Condition | tuple[Condition, ...]]
+
 
 class Rule(NamedTuple):
     """One known incompatibility.
@@ -40,6 +42,7 @@ class Rule(NamedTuple):
         id: stable name, for `--allow` and for talking about it.
         when: conditions by observable; all must hold. A rule with an unknown observable does
             not apply, except with the condition "none".
+        rows: further conditions; all of one row must hold, too.
         severity: ``block`` stops the build, ``warn`` and ``note`` only report.
         message: what is wrong; ``{found}`` stands for what "matches" has found.
         symptom: what the user would see later.
@@ -53,15 +56,20 @@ class Rule(NamedTuple):
     """
 
     id: str
-    when: dict[str, Condition | tuple[Condition, ...]]
+    when: Conditions
     severity: Literal["block", "warn", "note"]
     message: str
     symptom: str
     remedy: str
     source: str
     certainty: Literal["run", "source", "documented", "reported", "general"]
+    rows: tuple[Conditions, ...] = ()
     edit: dict[str, str] = {}
     theme: str = ""
+
+    def alternatives(self) -> tuple[Conditions, ...]:
+        """All conditions: once for each row."""
+        return tuple({**self.when, **row} for row in self.rows or ({},))
 
 
 class _RuleFile(NamedTuple):
@@ -95,10 +103,14 @@ def judge(seen: Observables) -> tuple[Rule, ...]:
 
 
 def applies(rule: Rule, seen: Observables) -> bool:
+    return any(_all_hold(each, seen) for each in rule.alternatives())
+
+
+def _all_hold(conditions: Conditions, seen: Observables) -> bool:
     return all(
         _holds(condition, seen.get(name), seen)
-        for name, conditions in rule.when.items()
-        for condition in each_of(conditions)
+        for name, several in conditions.items()
+        for condition in each_of(several)
     )
 
 
@@ -127,7 +139,9 @@ def _found(rule: Rule, seen: Observables) -> list[str]:
     """The words that "matches" found: those of sets, or if there are none, of strings."""
     fitting = {
         (isinstance(seen[name], frozenset), word)
-        for name, conditions in rule.when.items()
+        for alternative in rule.alternatives()
+        if _all_hold(alternative, seen)
+        for name, conditions in alternative.items()
         for condition in each_of(conditions)
         if condition.startswith("matches ")
         for word in _words(seen[name])

@@ -44,8 +44,9 @@ class Facts(NamedTuple):
         memory: bytes that this process can use.
         variables: names of set variables that change how programs of the environment work.
             Values are left out, because they can contain passwords.
-        tmp_free: free bytes in TMPDIR; None if unknown.
-        noexec: whether programs cannot run from the file system of the environment.
+        shell_libraries: libraries that every program finds first, by LD_LIBRARY_PATH of this shell.
+        tmp_free: free bytes in TMPDIR or in hvdenv's own directory, if that has less; None if unknown.
+        noexec: whether programs cannot run from the environment or from hvdenv's own directory.
     """
 
     origin: Literal["observed", "declared"]
@@ -70,6 +71,7 @@ class Facts(NamedTuple):
     driver: Number = ""
     memory: int | None = None
     variables: tuple[str, ...] = ()
+    shell_libraries: tuple[str, ...] = ()
     tmp_free: int | None = None
     noexec: bool = False
 

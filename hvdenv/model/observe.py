@@ -27,7 +27,7 @@ from hvdenv.model.facts import (
     parse_quota,
     parse_version,
 )
-from hvdenv.places import home_folder
+from hvdenv.places import find_places, home_folder
 from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import Problem, decode
@@ -64,6 +64,7 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
     """
     model, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
     disk_free, inodes_free = space(place)
+    home = find_places().home
     tools = _tools(("cc", "cxx"), runner)
     facts = Facts(
         origin="observed",
@@ -78,8 +79,11 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         interpreters=(own_interpreter(), *_candidates()),
         disk_free=disk_free,
         inodes_free=inodes_free,
-        tmp_free=_temporary_space(),
-        noexec=_is_noexec(place),
+        tmp_free=min(
+            (each for each in (_temporary_space(), space(home)[0]) if each is not None),
+            default=None,
+        ),
+        noexec=_is_noexec(place) or _is_noexec(home),
         cc=tools["cc"],
         cxx=tools["cxx"],
     )
@@ -94,6 +98,7 @@ def complete(facts: Facts, runner: Runner) -> Facts:
         gpus=gpus(),
         driver=parse_driver(_read("/proc/driver/nvidia/version")),
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
+        shell_libraries=tuple(sorted(_shell_libraries())),
         variables=tuple(sorted(n for n in environment() if re.fullmatch(_RELEVANT, n))),
         cmake=tools["cmake"],
         mpirun=tools["mpirun"],
@@ -266,6 +271,19 @@ def _file_system(place: Path) -> os.statvfs_result | None:
     with suppress(OSError):
         return os.statvfs(place)
     return None
+
+
+def _shell_libraries() -> Iterator[str]:
+    """Libraries in LD_LIBRARY_PATH that an environment has, too, or that must fit its own."""
+    for folder in environment().get("LD_LIBRARY_PATH", "").split(":"):
+        for pattern in (
+            "libstdc++.so.6",
+            "libgcc_s.so.1",
+            "libmpi.so*",
+            "libnccl.so*",
+            "libcudart.so*",
+        ):
+            yield from map(str, _files(Path(folder), pattern) if os.path.isabs(folder) else ())
 
 
 def _temporary_space() -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import Rule, all_rules, judge
 from hvdenv.model.cluster import Job
@@ -17,7 +18,7 @@ from hvdenv.plans.plan import choose_versions
 from hvdenv.schema import nearest
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared
-from hvdenv.sites.batch import refusals
+from hvdenv.sites.batch import own_job, refusals
 
 
 def judge_recipe(
@@ -26,8 +27,12 @@ def judge_recipe(
     """The rules that apply, most severe first; ``wrong`` is what look_up() found."""
     recipe, python = prepared.resolved.recipe, prepared.python
     versions = choose_versions(recipe, python)
-    looked_up = {**wrong, "folders_missing": _missing_folders(prepared),
-                 "job_refused": _job_refused(prepared)}  # fmt: skip
+    looked_up = {
+        **wrong,
+        "folders_missing": _missing_folders(prepared),
+        "job_refused": _job_refused(prepared),
+        "plan_refused": plan_refused(prepared),
+    }
     return judge(observables(recipe, prepared.facts, python, versions, looked_up))
 
 
@@ -44,15 +49,25 @@ def _missing_folders(prepared: Prepared) -> frozenset[str]:
     )
 
 
+def plan_refused(prepared: Prepared) -> frozenset[str]:
+    """Why no plan can be made: what this release of Horovod would ignore or reject."""
+    try:
+        horovod_variables(prepared.resolved.recipe, prepared.facts.machine)
+    except IncompatibleError as error:
+        return frozenset({f"{error.where}: {error.message} ({error.remedy})"})
+    return frozenset()
+
+
 def _job_refused(prepared: Prepared) -> frozenset[str]:
-    """Why the site could not run the recipe's job. What each user adds to it does not count."""
+    """Why the site could not run the recipe's jobs. What each user adds to them does not count."""
     recipe = prepared.resolved.recipe
     if not recipe.dialect:
         return frozenset()
     unknown = tuple(each for each in recipe.job.requires if each not in Job._fields)
     job, where = recipe.job._replace(requires=unknown), prepared.resolved.where
-    refused = refusals(job, recipe.dialect, recipe.partitions, where=where)
-    return frozenset(f"{each.where}: {each.message}" for each in refused)
+    jobs = (job, own_job(job, "build"), own_job(job, "verify"))
+    refused = (refusals(each, recipe.dialect, recipe.partitions, where=where) for each in jobs)
+    return frozenset(f"{each.where}: {each.message}" for several in refused for each in several)
 
 
 _KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
@@ -74,6 +89,8 @@ def told(rule: Rule, resolved: Resolved | None = None) -> str:
         lines.append(f"  where: {places}")
     lines.append(f"  what to do: {rule.remedy}")
     for key, value in rule.edit.items():
+        if resolved and not value and key not in resolved.setters:
+            continue
         lines.append(
             f"    in the recipe: {key} = {value}" if value else f"    remove from the recipe: {key}"
         )

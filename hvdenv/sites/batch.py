@@ -379,6 +379,10 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
     memory = re.fullmatch(r"([0-9]+)G", job.memory or "")
     sizes = (
         ("nodes", name, partition.nodes, job.nodes, "nodes", ""),
+        (
+            "cpus_per_rank", f"a node of {name}", partition.cores,
+            job.ranks_per_node * (job.cpus_per_rank or 0), "cores", "use fewer cores or ranks per node",
+        ),
         ("gpus_per_node", f"a node of {name}", partition.gpus, job.gpus_per_node or 0, "GPUs", ""),
         (
             "ranks_per_node", f"a node of {name}", partition.cores, job.ranks_per_node, "cores",
@@ -391,7 +395,8 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
     )  # fmt: skip
     for field, what, most, requested, unit, remedy in sizes:
         if most is not None and requested > most:
-            message = f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}"
+            stated = getattr(job, field) if field == "memory" else requested
+            message = f"{what} has {most or 'no'} {unit}, requested: {stated}"
             fewer = f"request {f'{most} or fewer, or ' if most else ''}another partition"
             yield field, message, remedy or fewer
 

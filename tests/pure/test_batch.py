@@ -406,6 +406,11 @@ def refused(given: tuple[str, ...] = (), scheduler: str = "slurm", **values: Any
         ({"memory": "600G"}, "memory", "has 512 GB, requested: 600G"),
         ({"nodes": 25}, "nodes", "has 24 nodes, requested: 25"),
         ({"time": "2-00:00:01"}, "time", "time limit of amd_a100nv_8 is 2-00:00:00"),
+        (
+            {"ranks_per_node": 4, "cpus_per_rank": 17},
+            "cpus_per_rank",
+            "has 64 cores, requested: 68",
+        ),
         ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, requested: 65"),
         ({"nodes": 0}, "nodes", "0 is too few"),
         ({"gpus_per_node": -1}, "gpus_per_node", "-1 is too few"),

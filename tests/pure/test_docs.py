@@ -149,6 +149,12 @@ def test_the_table_of_recipes() -> None:
     assert rows == [(each.name, reference.plain(each.summary), each.status) for each in recipes]
 
 
+def test_all_pages_state_the_same_number_of_rules() -> None:
+    """Whole hundreds, so that not every new rule changes them."""
+    counts = re.findall(r"\b(\S+)\s+(\d+)\s\[?rules\b", "\n".join(PAGES.values()))
+    assert counts and {*counts} == {("over", str(len(all_rules()) // 100 * 100))}
+
+
 def test_every_rule_and_error_message_is_in_the_reference() -> None:
     for rule in all_rules():
         assert f"### {rule.id}\n" in GENERATED["docs/generated/rules.md"]

@@ -72,6 +72,9 @@ REFUSED = {
     "gpu.operations=nccl gpu.broadcast=nccl": ("gpu.broadcast", "only one of the two"),
     "gpu.allreduce=nccl gpu.broadcast=mpi": ("gpu.broadcast", "can deadlock"),
     "version=0.19.5 gpu.allgather=nccl": ("gpu.allgather", "only over MPI"),
+    "version=0.16.4": ("controllers", "0.16.4 has no gloo, which came with 0.17.0"),
+    "version=0.18.2 cpu_operations=ccl": ("cpu_operations", "has no ccl"),
+    "version=0.18.2 gpu.platform=rocm gpu.allreduce=nccl": ("gpu.platform", "has no rocm"),
     "gpu.operations=nccl gpu.nccl=torch gpu.nccl_home=/usr": ("gpu.nccl", "together with another"),
     'gpu.operations=nccl gpu.nccl=torch frameworks=["tensorflow"]': ("gpu.nccl", "but not torch"),
 }  # fmt: skip

@@ -215,3 +215,15 @@ def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
     chain = "no channel\nCaused by: request for (https://x/y)\nCaused by: client error\nCaused by: no such name\nhint"
     assert lookup._first_cause(chain) == "no channel\nrequest for (https://x/y): no such name\nhint"
     assert lookup._first_cause("one\nCaused by: two") == "one\nCaused by: two"
+
+
+def test_a_proxy_that_does_not_answer_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    assert lookup._proxies() == Availability()
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:secret@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "localhost")
+    (dead,) = lookup._proxies().wrong["proxies_dead"]
+    assert dead.startswith("HTTPS_PROXY (127.0.0.1: ") and "secret" not in dead

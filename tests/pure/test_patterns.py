@@ -255,7 +255,8 @@ def _rule_patterns() -> list[str]:
     return [
         condition.removeprefix("matches ")
         for rule in all_rules()
-        for conditions in rule.when.values()
+        for alternative in rule.alternatives()
+        for conditions in alternative.values()
         for condition in each_of(conditions)
         if condition.startswith("matches ")
     ]

@@ -76,13 +76,23 @@ def spoilt_version(specifier: str) -> str:
 def test_each_rule_hits_its_cases_and_each_of_its_conditions_counts(rule: Rule) -> None:
     assert {*CASES[rule.id]} <= {"hits", "misses", "recipe", "facts", "python"}
     hits, misses = cases_of(rule, "hits"), cases_of(rule, "misses")
+    for case in misses:
+        assert not applies(rule, case), case
+    alone = [rule._replace(when=each, rows=()) for each in rule.alternatives()]
+    assert all(any(applies(each, case) for each in alone) for case in hits), hits
+    for each in alone:
+        own = [case for case in hits if applies(each, case)]
+        assert own, each.when
+        _check_that_each_condition_counts(each, own, misses)
+
+
+def _check_that_each_condition_counts(
+    rule: Rule, hits: list[Observables], misses: list[Observables]
+) -> None:
     for case in hits:
-        assert applies(rule, case), case
         # Without what a condition is about, the rule does not apply.
         for name in (name for name, condition in rule.when.items() if condition != "none"):
             assert not applies(rule, {k: v for k, v in case.items() if k != name})
-    for case in misses:
-        assert not applies(rule, case), case
     # Each condition alone keeps the rule from a case that meets all others.
     for name, condition, weaker in without_each_condition(rule):
         wrong = spoilt(condition, hits[0].get(name))
@@ -105,7 +115,7 @@ def test_each_case_is_of_a_rule() -> None:
 def test_rules_have_ids_of_their_own_and_say_all() -> None:
     assert len(RULES) == len(all_rules()) >= 100
     for rule in all_rules():
-        assert all(rule._replace(edit={"x": "y"})), rule.id
+        assert all(rule._replace(when={"x": "any"}, rows=({},), edit={"x": "y"})), rule.id
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
 
 
@@ -160,7 +170,7 @@ def test_conditions_name_what_observables_has_and_fit_its_kind(
     )
     known["nvcc"] = known["nvcc"] or ""
     for rule in all_rules():
-        for name, conditions in rule.when.items():
+        for name, conditions in (pair for each in rule.alternatives() for pair in each.items()):
             assert name in known, (rule.id, name)
             for condition in each_of(conditions):
                 verb, _, operand = condition.rpartition(" ")
@@ -307,6 +317,13 @@ def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
     assert "hvdenv would refuse to build this" in said
     found = json.loads(check("local", "--json", code=3, **short))["findings"]
     assert {each["id"]: each["severity"] for each in found}["disk-low"] == "block"
+
+
+def test_check_reports_what_a_plan_would_refuse(check: Check) -> None:
+    said = check("local-cuda", "--set", "horovod.version=0.24.3", "--set", "horovod.gpu.nccl_link=shared",
+                 code=3)  # fmt: skip
+    assert "torch's NCCL is requested together with another NCCL" in said
+    assert "[plan-is-refused]" in said
 
 
 def test_allow_gets_past_a_rule_and_only_past_that(capsys: pytest.CaptureFixture[str]) -> None:
