@@ -244,8 +244,9 @@ class _Reader:
         lines = "\n".join(codes).split("\n")
         commands = list(islice(self._commands(lines), most))
         inside = {n for each in self.inner for n in range(each.line, each.line + len(each.lines))}
+        # Their options are read from the text, so that it is not cut.
         directives = (
-            Statement((), (), self._origin(number, number, line.strip()))
+            Statement((), (), self._origin(number, number, "")._replace(text=shown_whole(line)))
             for number, line in enumerate(lines)
             if DIRECTIVE.match(line.lstrip()) and self.first + number not in inside
         )

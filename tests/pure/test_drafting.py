@@ -225,6 +225,9 @@ VALUES: dict[str, dict[str, Any]] = {
         "job.nodes": 2, "job.ranks_per_node": 3, "python.version": "==3.11.*",
         "horovod.gpu.nccl_home": "/nccl",
     },
+    f"#SBATCH -o /{'long/' * 30}%j -p gpu": {
+        "job.output": f"/{'long/' * 30}%j", "job.partition": "gpu",
+    },
     "#PBS -l nodes=2:ppn=8:gpus=2,walltime=3600": {"job.gpus_per_node": 2, "job.time": "01:00:00"},
     "#$ -pe mpi 8\n#$ -l h_rt=3600": {
         "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
