@@ -34,7 +34,7 @@ from hvdenv.reports.plots import size as bytes_shown
 from hvdenv.reports.report import Measurement
 from hvdenv.schema import Problem, decode
 from hvdenv.sites.batch import counted
-from hvdenv.standalone.ranks.events import Bench, BenchEnd, Speed
+from hvdenv.standalone.ranks.events import BenchEnd, Timed
 from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, judge_run
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair, start_program, start_ranks
@@ -128,12 +128,12 @@ class Benchmark(NamedTuple):
         """One training step, by the number of ranks."""
         found = []
         for run in (*self.fewer, self.run):
-            found += [each for _, each in _steps(run) if each.measured][:1]
+            found += [each for each in _points(run, "step") if each.measured][:1]
         return found
 
     @property
     def allreduces(self) -> list[Point]:
-        return [each for _, each in _allreduces(self.run) if each.measured]
+        return [each for each in _points(self.run, "allreduce") if each.measured]
 
     @property
     def figures(self) -> list[Measurement]:
@@ -144,22 +144,17 @@ class Benchmark(NamedTuple):
         return found
 
 
-def _allreduces(run: RankRun) -> list[tuple[str, Point]]:
-    """What ranks report of them, and the rank that does."""
-    return [
-        (rank.name, Point(each.size, run.size, tuple(each.seconds)))
-        for rank in run.ranks
-        for each in rank.all(Bench)
-    ]
+def _timed(run: RankRun) -> list[tuple[str, Timed]]:
+    """What ranks report, with the name of the rank that does."""
+    return [(rank.name, each) for rank in run.ranks for each in rank.all(Timed)]
 
 
-def _steps(run: RankRun) -> list[tuple[str, Point]]:
-    """The same for training steps."""
-    return [
-        (rank.name, Point(each.samples, run.size, tuple(each.seconds)))
-        for rank in run.ranks
-        for each in rank.all(Speed)
-    ]
+def _point(run: RankRun, timed: Timed) -> Point:
+    return Point(timed.amount, run.size, tuple(timed.seconds))
+
+
+def _points(run: RankRun, what: str) -> list[Point]:
+    return [_point(run, each) for _, each in _timed(run) if each.what == what]
 
 
 def measure(setup: Setup, timeout: float, effort: Effort, mpi: HostMpi, pair: Pair) -> Benchmark:
@@ -196,10 +191,10 @@ def _yardstick_beside(
     setup: Setup, timeout: float, effort: Effort, mpi: Mpi, run: RankRun
 ) -> Yardstick:
     """The yardstick for the largest message of a run, on GPUs if the run was on GPUs."""
-    measured = [each for rank in run.ranks for each in rank.all(Bench)]
+    measured = [each for _, each in _timed(run) if each.what == "allreduce"]
     if not measured:
         return Yardstick((), "the ranks gave no figures in time")
-    largest = measured[-1].size
+    largest = measured[-1].amount
     if not measured[0].device:
         return measure_yardstick(setup, timeout, effort, mpi, largest)
     if gpus := gpu_libraries(run):
@@ -337,10 +332,10 @@ def _breakdown(run: RankRun) -> Judgement | None:
 
 
 def _unmeasured(run: RankRun) -> Judgement | None:
-    wrong = [each for each in (*_allreduces(run), *_steps(run)) if not each[1].measured]
+    wrong = [(name, each) for name, each in _timed(run) if not _point(run, each).measured]
     if not wrong:
         return None
-    lines = [f"{name}: seconds {list(point.seconds)} for {point.amount}" for name, point in wrong]
+    lines = [f"{name}: seconds {each.seconds} for {each.amount}" for name, each in wrong]
     return Judgement(
         "fail",
         f"{wrong[0][0]} reported times that no clock can show",

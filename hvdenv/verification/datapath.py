@@ -155,7 +155,7 @@ def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
             for key, value in getattr(path, name).items():
                 yield f"    {name} {key}: {value if isinstance(value, str) else ', '.join(value)}"
         yield f"    GPU: {path.gpu.device or path.gpu.why}"
-        known = {"files of Horovod": path.files, "MPI": path.mpi, "NCCL": path.nccl}
+        known = {"files of Horovod": path.files, "MPI": path.mpi}
         known["fast adapters"] = ", ".join(path.fast)
         yield from (f"    {name}: {value}" for name, value in known.items() if value)
 
@@ -176,11 +176,13 @@ def _carried(run: RankRun) -> str:
 
 def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
     """How ranks send tensors in the memory of the host; empty if they did not report it."""
-    paths = _paths(ranks)
+    paths = [rank.path for rank in ranks if rank.path]
+    if not paths:
+        return ""
     if run.controller == "MPI" or "MPI" in run.operations:
         return mpi_transports(_all_logged(ranks)).name or "this MPI does not report how it sends"
     interfaces = sorted({path.variables.get("HOROVOD_GLOO_IFACE", "") for path in paths} - {""})
-    return f"TCP on {', '.join(interfaces) or 'any interface'}" if paths else ""
+    return f"TCP on {', '.join(interfaces) or 'any interface'}"
 
 
 def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
@@ -188,7 +190,7 @@ def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
     for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
         joined = rank.result or rank.last(Joined)
         nccl = nccl_transports(_all_logged([rank])).name if uses_nccl(run) else ""
-        transports = [_transports(run, [rank]) if rank.path else "", nccl and f"NCCL {nccl}"]
+        transports = [_transports(run, [rank]), nccl and f"NCCL {nccl}"]
         yield RankRecord(
             rank=rank.number,
             host=rank.host,
@@ -210,23 +212,18 @@ def _path(rank: Rank) -> DataPath:
     return rank.path or DataPath()
 
 
-def _paths(ranks: Sequence[Rank]) -> list[DataPath]:
-    return [rank.path for rank in ranks if rank.path]
-
-
 def _all_logged(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
-    for path in _paths(ranks):
-        for name, values in path.logged.items():
+    for rank in ranks:
+        for name, values in _path(rank).logged.items():
             found.setdefault(name, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in found.items()}
 
 
 def _nccl_at_run(run: RankRun) -> str:
-    """The NCCL that ranks had: the library's own number, or what a static one printed."""
-    numbers = [nccl_release(path.nccl) for path in _paths(run.ranks) if path.nccl]
-    printed = [text.split("+")[0] for text in _all_logged(run.ranks).get("nccl", ())]
-    return next(iter([*numbers, *printed]), "")
+    """The NCCL of the ranks, by its own output."""
+    printed = _all_logged(run.ranks).get("nccl", ())
+    return next((text.split("+")[0] for text in printed), "")
 
 
 def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
@@ -277,7 +274,7 @@ def _slow(run: RankRun) -> str:
 
 
 def _faster(run: RankRun) -> str:
-    variables = {pair for path in _paths(run.ranks) for pair in path.variables.items()}
+    variables = {pair for rank in run.ranks for pair in _path(rank).variables.items()}
     others = ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
     if asked := {f"{name}={value}" for name, value in variables if name not in others}:
         return f"unset these variables, which request TCP: {', '.join(sorted(asked))}"

@@ -15,40 +15,37 @@ from hvdenv.launch.launchers import parse_mpi_library
 from hvdenv.reports.report import EVERYTHING, About
 from hvdenv.sites.modules import module_family
 
+_OF_MPI = About((), ("MPI",), ("MPI",))
 _REBUILD = "or rebuild for this machine: `hvdenv build RECIPE --rebuild`"
 
 
-class Python(NamedTuple):
-    """The interpreter; its path has no symbolic links."""
-
-    version: str
-    path: str
-
-
-class Mpirun(NamedTuple):
-    """The mpirun that is found first; empty without one."""
-
-    path: str = ""
-    kind: str = ""
-    version: str = ""
-
-    def __str__(self) -> str:
-        known = f"{self.kind} {self.version}" if self.version else "of an unknown MPI"
-        return f"{self.path} ({known})" if self.path else ""
-
-
-class Library(NamedTuple):
-    """The file that a library's name resolves to.
+class File(NamedTuple):
+    """A program or library.
 
     Attributes:
         path: without symbolic links; empty if there is none.
-        build: its build id, or its size.
-        version: the name of an MPI; the highest GLIBCXX of a libstdc++.
+        version: of a Python or mpirun; the name of an MPI library; the highest GLIBCXX of a
+            libstdc++.
+        kind: the MPI of an mpirun.
+        build: build id of a library, or its size.
     """
 
     path: str = ""
-    build: str = ""
     version: str = ""
+    kind: str = ""
+    build: str = ""
+
+    def __str__(self) -> str:
+        known = f"{self.kind} {self.version}".strip()
+        return f"{self.path} ({known})" if self.path and known else self.path
+
+    @property
+    def mpi(self) -> tuple[str, tuple[int, ...]]:
+        """Kind and series of the MPI that it belongs to."""
+        if self.kind:
+            return self.kind, _series(self.version)
+        found = parse_mpi_library(self.version)
+        return found.kind, _series(found.version)
 
 
 class Linked(NamedTuple):
@@ -58,7 +55,7 @@ class Linked(NamedTuple):
         glibcxx, glibc: the versions of libstdc++ and glibc that it needs.
     """
 
-    libraries: dict[str, Library]
+    libraries: dict[str, File]
     glibcxx: str = ""
     glibc: str = ""
 
@@ -85,12 +82,12 @@ class Observation(NamedTuple):
     """
 
     host: str
-    python: Python
+    python: File
     places: dict[str, str] = {}
     built_with: dict[str, str] = {}
     packages: dict[str, str] = {}
     extensions: dict[str, Linked] = {}
-    mpirun: Mpirun = Mpirun()
+    mpirun: File = File()
     glibc: str = ""
     driver: str = ""
     modules: tuple[Module, ...] = ()
@@ -120,7 +117,7 @@ class Change(NamedTuple):
 
 def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
     """The changes; those that matter come first."""
-    rules = (_python, _places, _mpirun, _libraries, _glibc, _packages, _driver, _modules)
+    rules = (_programs, _places, _libraries, _versions, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
     return (
         *(change for change in changes if change.matters),
@@ -128,15 +125,21 @@ def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
     )
 
 
-def _python(was: Observation, now: Observation) -> Iterator[Change]:
+def _programs(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = was.python, now.python
-    if before.version != after.version:
+    if before != after:
         same = _series(before.version) == _series(after.version)
         why = "" if same else "packages and extensions work with one series of Python only"
         remedy = f"restore Python {before.version}, {_REBUILD}"
-        yield Change("Python", _told("Python", before.version, after.version), why, remedy)
-    elif before.path != after.path:
-        yield Change("Python", _told("Python", before.path, after.path))
+        yield Change("Python", _told("Python", before, after), why, remedy)
+    if was.mpirun != now.mpirun:
+        # Whether mpirun is needed at all, ranks show.
+        linked = any(
+            map(_is_mpi, (name for each in was.extensions.values() for name in each.libraries))
+        )
+        why = _other_mpi(was.mpirun, now.mpirun) if linked else ""
+        remedy = _bring_back("the MPI", was, now)
+        yield Change("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy, about=_OF_MPI)
 
 
 def _places(was: Observation, now: Observation) -> Iterator[Change]:
@@ -149,46 +152,23 @@ def _places(was: Observation, now: Observation) -> Iterator[Change]:
             yield Change(name, what, why, remedy, about=_framework(name, was))
 
 
-def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
-    before, after = was.mpirun, now.mpirun
-    if before == after:
-        return
-    other = (before.kind, _series(before.version)) != (after.kind, _series(after.version))
-    # Whether mpirun is needed at all, ranks show.
-    known = {before.kind, after.kind}.isdisjoint({"unknown", ""})
-    linked = any(
-        name.startswith("libmpi") for each in was.extensions.values() for name in each.libraries
-    )
-    why = "Horovod was built with the other one" if other and known and linked else ""
-    about = About((), ("MPI",), ("MPI",))
-    remedy = _bring_back("the MPI", was, now)
-    yield Change("mpirun", _told("mpirun", before, after), why, remedy, about=about)
-
-
 def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
     """The same change for several frameworks is one change."""
-    found: dict[tuple[str, Library, Library], list[str]] = {}
+    found: dict[tuple[str, File, File], list[str]] = {}
     for framework, linked in was.extensions.items():
         others = now.extensions.get(framework, Linked({})).libraries
         for name, before, after in _differing(linked.libraries, others):
             if before and after and before.path:
                 found.setdefault((name, before, after), []).append(framework)
     for (name, before, after), frameworks in found.items():
-        what = f"{_replaced(name, before, after)} (linked for {', '.join(frameworks)})"
+        what = f"{_told(name, before, after)} (linked for {', '.join(frameworks)})"
         why = _harm(name, before, after, was, now)
-        mpi = ("MPI",) if name.startswith("libmpi") else ()
-        about = About(tuple(frameworks), mpi, mpi)
+        about = _OF_MPI if _is_mpi(name) else About()
+        about = about._replace(frameworks=tuple(frameworks))
         yield Change(name, what, why, _bring_back(name, was, now), about=about)
 
 
-def _replaced(name: str, before: Library, after: Library) -> str:
-    version = f" ({after.version})" if after.version not in ("", before.version) else ""
-    if before.path == after.path:
-        return f"{name} is a different build now{version}: {after.path}"
-    return _told(name, before.path, after.path and after.path + version)
-
-
-def _harm(name: str, before: Library, after: Library, was: Observation, now: Observation) -> str:
+def _harm(name: str, before: File, after: File, was: Observation, now: Observation) -> str:
     """Why a different file for a library matters; empty if it does not."""
     if not after.path:
         return "the extension cannot load without it"
@@ -196,18 +176,28 @@ def _harm(name: str, before: Library, after: Library, was: Observation, now: Obs
         return _lacks("GLIBCXX", after.version, [each.glibcxx for each in was.extensions.values()])
     if _left(before.path, after.path):
         return "the environment's own file is not used"
-    if not name.startswith("libmpi"):
+    if not _is_mpi(name):
         return ""  # the same name means the same interface
-    old, new = parse_mpi_library(before.version), parse_mpi_library(after.version)
-    other = (old.kind, _series(old.version)) != (new.kind, _series(new.version))
-    if before.version and after.version and other:
-        return f"Horovod was built with {before.version}, and this is {after.version}"
+    if other := _other_mpi(before, after):
+        return other
     if now.mpirun.path and _is_beside(was.mpirun, before) and not _is_beside(now.mpirun, after):
         return f"it does not belong to the MPI of {now.mpirun.path}, which starts the ranks"
     return ""
 
 
-def _is_beside(mpirun: Mpirun, library: Library) -> bool:
+def _is_mpi(library: str) -> bool:
+    return library.startswith("libmpi")
+
+
+def _other_mpi(before: File, after: File) -> str:
+    """How one belongs to another MPI than before; empty if it does not, or nobody knows."""
+    if not (before.version and after.version) or before.mpi == after.mpi:
+        return ""
+    old, new = (f"{each.kind} {each.version}".strip() for each in (before, after))
+    return f"Horovod was built with {old}, and this is {new}"
+
+
+def _is_beside(mpirun: File, library: File) -> bool:
     """Whether a library is in the directory of its launcher's MPI."""
     prefix = dirname(dirname(mpirun.path))
     return bool(prefix) and library.path.startswith(f"{prefix}/lib")
@@ -220,52 +210,45 @@ def _lacks(series: str, found: str, needed: list[str]) -> str:
     return f"it has {series} up to {found}, but the extension needs {highest}"
 
 
-def _glibc(was: Observation, now: Observation) -> Iterator[Change]:
-    if was.glibc != now.glibc:
-        why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
-        remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}"
-        yield Change("glibc", _told("glibc", was.glibc, now.glibc), why, remedy)
-
-
-def _packages(was: Observation, now: Observation) -> Iterator[Change]:
-    for name, before, after in _differing(was.packages, now.packages):
+def _versions(was: Observation, now: Observation) -> Iterator[Change]:
+    """Of glibc, the driver and packages."""
+    before, after = (
+        {"glibc": each.glibc, "NVIDIA's kernel driver": each.driver, **each.packages}
+        for each in (was, now)
+    )
+    for name, old, new in _differing(before, after):
         framework = name.removesuffix("-cpu").removesuffix("-gpu")
-        why = ""
-        if before and name == "horovod":
+        why, remedy = "", f"install {name}=={old} again, {_REBUILD}"
+        if name == "glibc":
+            why = _lacks("GLIBC", new, [each.glibc for each in was.extensions.values()])
+            remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}"
+        elif old and name == "horovod":
             why = "this is not the Horovod that was built"
         # If Horovod recorded what it was built with, the check of the extension compares it.
-        elif before and framework in was.extensions and framework not in was.built_with:
+        elif old and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
-        remedy = f"install {name}=={before} again, {_REBUILD}"
-        yield Change(
-            name, _told(name, before, after), why, remedy, about=_framework(framework, was)
-        )
-
-
-def _driver(was: Observation, now: Observation) -> Iterator[Change]:
-    if was.driver != now.driver:
-        yield Change("driver", _told("NVIDIA's kernel driver", was.driver, now.driver))
+        yield Change(name, _told(name, old, new), why, remedy, about=_framework(framework, was))
 
 
 def _modules(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = (
         {module_family(each.name): each for each in seen.modules} for seen in (was, now)
     )
-    for name, old, new in _differing(before, after):
-        if old is None or new is None:
-            loaded = "is loaded now and was not" if new else "is not loaded now and was"
-            yield Change(name, f"the module {(new or old).name} {loaded}")
-        elif old.name != new.name:
-            yield Change(name, f"the module {old.name} is {new.name} now")
+    for family, one, other in _differing(before, after):
+        old, new = (each or Module("not loaded") for each in (one, other))
+        if old.name != new.name:
+            yield Change(family, _told(f"the module {family}", old.name, new.name))
         elif old.file != new.file:
-            yield Change(name, _told(f"the module {new.name}", old.file, new.file))
+            yield Change(family, _told(f"the module {new.name}", old.file, new.file))
         else:
-            yield Change(name, f"the modulefile of {new.name} was edited: {new.file}")
+            yield Change(family, f"the modulefile of {new.name} was edited: {new.file}")
 
 
 def _told(subject: str, before: object, after: object) -> str:
     """A change in one sentence; None and what has an empty text are missing."""
     old, new = (str(each or "") or "missing" for each in (before, after))
+    if old == new:
+        return f"{subject} is a different build now: {new}"
     return f"{subject} is {new} now and was {old}"
 
 

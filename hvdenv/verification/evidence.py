@@ -86,10 +86,7 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
     rendezvous = parts.start("servers of horovodrun", inspection.rendezvous)
     image = "mpirun --version in the image"
     image_mpi = parts.start(image, inspection.image_mpi) if inside else None
-    build_table = parts.start(
-        "horovodrun --check-build",
-        lambda setup, timeout: inspection.build_table(setup, timeout, libraries.result()),
-    )
+    build_table = parts.start("horovodrun --check-build", inspection.build_table, libraries)
     with parts.together():
         runs = _start_runs(setup, parts, mpi, libraries)
         horovodrun = _start_horovodrun(setup, parts, mpi, runs)
@@ -101,10 +98,7 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
     changed_files = observed = None
     if built:
         changed_files = parts.start("files against the manifest", inspection.changed_files)
-        observed = parts.start(
-            "changes since the build",
-            lambda setup, timeout: inspection.observed(setup, timeout, mpi.result()[0]),
-        )
+        observed = parts.start("changes since the build", inspection.observed, mpi)
     parts.wait()
     extensions = _extensions(parts, libraries, runs, imports)
     parts.wait()
@@ -132,20 +126,15 @@ def _start_runs(
     there, host = found(libraries), found(mpi)
     if there is None or host is None:
         return {}
-
-    def start(pair: Pair, own: Setup) -> Future[RankRun]:
-        def run(setup: Setup, timeout: float) -> RankRun:
-            return rank_start.start_ranks(own._replace(tell=setup.tell), timeout, host, *pair)
-
-        return parts.start(pair.subject, run, ranks=True)
-
     pairs = [
         pair
         for pair in _SLOWEST_FIRST
         if rank_start.can_run(setup, pair, there[pair.framework], host)
     ]
-    setups = rank_start.setups_of_runs(setup, pairs)
-    return {pair: start(pair, own) for pair, own in setups.items()}
+    return {
+        pair: parts.start(pair.subject, rank_start.start_ranks, host, *pair, setup=own, ranks=True)
+        for pair, own in rank_start.setups_of_runs(setup, pairs).items()
+    }
 
 
 def _start_horovodrun(
@@ -156,19 +145,12 @@ def _start_horovodrun(
     if pair is None or not rank_start.starts_by_horovodrun(setup, mpi.result()):
         return None
     return parts.start(
-        "horovodrun --mpi",
-        lambda setup, timeout: rank_start.start_by_horovodrun(
-            setup, timeout, mpi.result(), pair.framework
-        ),
-        ranks=True,
+        "horovodrun --mpi", rank_start.start_by_horovodrun, mpi, pair.framework, ranks=True
     )
 
 
 def _start_import(parts: Parts, library: Extension) -> Future[Extension]:
-    return parts.start(
-        f"extension of {library.framework}",
-        lambda setup, timeout: inspection.import_extension(setup, timeout, library),
-    )
+    return parts.start(f"extension of {library.framework}", inspection.import_extension, library)
 
 
 def _extensions(
@@ -199,12 +181,10 @@ def _start_benchmarks(
     effort = setup.effort
     if effort is None:
         return {}
-
-    def start(pair: Pair) -> Future[Benchmark]:
-        def run(setup: Setup, timeout: float) -> Benchmark:
-            return bench.measure(setup, timeout, effort, mpi.result(), pair)
-
-        return parts.start(f"speed of {pair.subject}", run, ranks=True, alone=True)
-
-    done = {pair: run for pair, each in runs.items() if (run := found(each))}
-    return {pair: start(pair) for pair, run in done.items() if judge_run(run).status != "fail"}
+    return {
+        pair: parts.start(
+            f"speed of {pair.subject}", bench.measure, effort, mpi, pair, ranks=True, alone=True
+        )
+        for pair, each in runs.items()
+        if (run := found(each)) and judge_run(run).status != "fail"
+    }

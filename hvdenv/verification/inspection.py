@@ -229,7 +229,7 @@ def changed_files(setup: Setup, timeout: float) -> list[manifest.Difference]:
     return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
 
 
-def observed(setup: Setup, timeout: float, mpi: Mpi) -> Observed:
+def observed(setup: Setup, timeout: float, mpi: HostMpi) -> Observed:
     """What a generation has now, and what it had according to its record."""
     record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
     if record.observed is None:
@@ -239,7 +239,7 @@ def observed(setup: Setup, timeout: float, mpi: Mpi) -> Observed:
         was = decode(drift.Observation, record.observed, lenient=True)
     except Problem as problem:
         return Observed(None, None, f"its record has another format: observed.{problem}")
-    return Observed(was, observe(setup, timeout, mpi))
+    return Observed(was, observe(setup, timeout, mpi[0]))
 
 
 def observe(setup: Setup, timeout: float, mpi: Mpi) -> drift.Observation:

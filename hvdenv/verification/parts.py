@@ -57,8 +57,9 @@ class Parts(AbstractContextManager["Parts"]):
     def start(
         self,
         label: str,
-        part: Callable[[Setup, float], T],
-        *,
+        part: Callable[..., T],
+        *arguments: object,
+        setup: Setup | None = None,
         ranks: bool = False,
         alone: bool = False,
     ) -> Future[T]:
@@ -66,13 +67,16 @@ class Parts(AbstractContextManager["Parts"]):
 
         Args:
             label: how progress and measurements call it.
+            part: a function of a setup and of the seconds that it has.
+            arguments: what it takes besides; the results of futures are waited for.
+            setup: another one than that of all parts.
             ranks: whether it starts ranks, and shares its time with other runs of ranks.
             alone: whether it waits for other parts that run alone.
         """
         with self._lock:
             self._waiting_runs += ranks
         pool = self._alone if alone else self._side_by_side
-        future = pool.submit(self._run, label, part, ranks)
+        future = pool.submit(self._run, label, part, arguments, setup or self._setup, ranks)
         self._futures.append(future)
         return future
 
@@ -86,16 +90,24 @@ class Parts(AbstractContextManager["Parts"]):
         """Wait for all parts that were started."""
         wait(self._futures)
 
-    def _run(self, label: str, part: Callable[[Setup, float], T], ranks: bool) -> T:
+    def _run(
+        self,
+        label: str,
+        part: Callable[..., T],
+        arguments: tuple[object, ...],
+        setup: Setup,
+        ranks: bool,
+    ) -> T:
         if self._setup.runner.stopped:
             raise InterruptedRunError
         timeout = self._share() if ranks else max(self._end - time.monotonic(), _LEAST_SECONDS)
         told: list[str] = []
-        setup = self._setup._replace(tell=partial(self._tell, label, told))
+        setup = setup._replace(tell=partial(self._tell, label, told))
         began = time.monotonic()
         self._on_event("started", label, "")
         try:
-            return part(setup, timeout)
+            known = (each.result() if isinstance(each, Future) else each for each in arguments)
+            return part(setup, timeout, *known)
         except Exception as error:
             self.unjudged += [(label, each) for each in told]
             if not isinstance(error, InterruptedRunError):

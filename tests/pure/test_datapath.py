@@ -183,8 +183,8 @@ def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
 
 def on_gpu(number: int, host: str, bus: str, fast: Sequence[str] = (), **said: Any) -> Rank:
     gpu = Gpu(f"cuda:{number}", on_host=2)
-    comm = {"comm": [f"2 busId {bus}"], "via": ["P2P/IPC"], **said}
-    return rank(number, host, logged=comm, gpu=gpu, nccl=21805, fast=list(fast))
+    comm = {"comm": [f"2 busId {bus}"], "via": ["P2P/IPC"], "nccl": ["2.18.5+cuda12.2"], **said}
+    return rank(number, host, logged=comm, gpu=gpu, fast=list(fast))
 
 
 FAST: dict[str, Any] = {"logged": TCP, "fast": ["mlx5_0"]}

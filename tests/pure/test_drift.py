@@ -13,12 +13,7 @@ from hvdenv.environments.installation import Installation
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode, encode
-from hvdenv.verification.drift import (
-    Module,
-    Observation,
-    Python,
-    compare,
-)
+from hvdenv.verification.drift import File, Module, Observation, compare
 from hvdenv.verification.inspection import Observed
 from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup
@@ -63,7 +58,9 @@ def test_modules_that_differ_are_named_where_they_may_be_the_cause() -> None:
     (change,) = compare(was, now)
     assert "modules differ" not in change.remedy
     now = now._replace(modules=(*now.modules[:1], Module("OpenMPI/5.0.2")))
-    changed = "modules differ: the module OpenMPI/4.1.4-GCC-11.3.0 is OpenMPI/5.0.2 now"
+    changed = (
+        "modules differ: the module openmpi is OpenMPI/5.0.2 now and was OpenMPI/4.1.4-GCC-11.3.0"
+    )
     assert changed in compare(was, now)[0].remedy
 
 
@@ -114,7 +111,7 @@ def test_nothing_differs_from_itself_also_after_it_was_recorded() -> None:
 
 
 def test_any_two_can_be_compared() -> None:
-    seen = [Observation("n1", Python("", "")), *(case(each["name"])[1] for each in CHANGES)]
+    seen = [Observation("n1", File()), *(case(each["name"])[1] for each in CHANGES)]
     for was, now in product(seen, seen):
         changes = compare(was, now)
         matter = [change.matters for change in changes]

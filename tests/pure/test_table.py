@@ -19,7 +19,7 @@ from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
 from hvdenv.standalone.ranks.events import Operation, RankEvent, RendezvousFacts, Training
 from hvdenv.verification.checkbuild import ROWS
-from hvdenv.verification.drift import Library, Linked, Mpirun, Observation, Python
+from hvdenv.verification.drift import File, Linked, Observation
 from hvdenv.verification.evidence import Evidence, known
 from hvdenv.verification.inspection import BuildTable, Extension, Observed
 from hvdenv.verification.rank_run import RankRun
@@ -181,11 +181,11 @@ WRONG = Operation(
 DIVERGED = Training("DistributedOptimizer", 1.0, losses=[1.0, 2.0])
 BROKEN = failed(StepError("no answer"))
 HERE = Observation(
-    "n1", Python("3.11", "/bin/python3"), mpirun=Mpirun("/bin/mpirun", "Open MPI", "4.1.8")
+    "n1", File("/bin/python3", "3.11"), mpirun=File("/bin/mpirun", "4.1.8", "Open MPI")
 )
-LINKED = {"torch": Linked({"libmpi.so.40": Library("/lib/libmpi.so.40")})}
-OTHER_MPI = HERE._replace(mpirun=Mpirun("/bin/mpirun", "Open MPI", "5.0.1"), extensions=LINKED)
-OTHER_PYTHON = HERE._replace(python=Python("3.12", "/bin/python3"))
+LINKED = {"torch": Linked({"libmpi.so.40": File("/lib/libmpi.so.40")})}
+OTHER_MPI = HERE._replace(mpirun=File("/bin/mpirun", "5.0.1", "Open MPI"), extensions=LINKED)
+OTHER_PYTHON = HERE._replace(python=File("/bin/python3", "3.12"))
 SHADOWED = all_three(torch=extension("torch", shadowed={"torch": "/module"}))
 ANOTHER_HOROVODRUN = build_table(text(*ALL_ROWS, version="0.27.0"))
 LOST = [Difference("missing", "lib/x.py")]

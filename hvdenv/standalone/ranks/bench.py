@@ -3,7 +3,7 @@
 OPTION is the time limit in seconds. Sizes grow fourfold. Each size has rounds of named
 allreduces, one after the other, so that Horovod uses its response cache. The slowest rank
 counts, and all ranks make their decisions by its figures, so that they stay in step.
-yardstick.c does the same without Horovod. Rank 0 reports an events.Bench for each size, and an
+yardstick.c does the same without Horovod. Rank 0 reports an events.Timed for each size, and an
 events.BenchEnd if time or memory do not suffice for a size.
 
 Runs on Python 3.6 and newer with numpy, which the frameworks require.
@@ -60,9 +60,19 @@ def available(root: str = "/") -> int:
     return min(free)
 
 
-def quartiles(values: List[float]) -> List[float]:
-    ordered = sorted(values)
-    return [ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)]
+def timed(
+    what: str, amount: int, rounds: List[float], repeats: int, device: str = ""
+) -> events.Timed:
+    ordered = sorted(rounds)
+    quartiles = [ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)]
+    return events.Timed(
+        what=what,
+        amount=amount,
+        seconds=quartiles,
+        repeats=repeats,
+        rounds=len(rounds),
+        device=device,
+    )
 
 
 def reduction(context: Context, size: int, name: str) -> Loop:
@@ -150,5 +160,4 @@ def run(context: Context, option: str) -> None:
         rounds, repeats = measure(clock, loop, 0.5 / (len(SIZES) - index))
         last = min(rounds)
         if first:
-            device = context.device
-            context.report(events.Bench(size, quartiles(rounds), repeats, len(rounds), device))
+            context.report(timed("allreduce", size, rounds, repeats, context.device))

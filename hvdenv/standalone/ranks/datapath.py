@@ -5,6 +5,7 @@ Seen. rank_work.py calls run() after the first allreduces for the other facts. B
 event ``path``, which hvdenv/verification/datapath.py judges. Runs on Python 3.6 and newer.
 """
 
+import contextlib
 import ctypes
 import glob
 import json
@@ -124,18 +125,6 @@ def mpi_version(loaded: Dict[str, List[str]]) -> str:
     return ""
 
 
-def nccl_version(loaded: Dict[str, List[str]]) -> int:
-    """The version of the loaded NCCL, such as 21805; 0 if there is none, or if it is static."""
-    version = ctypes.c_int()
-    for path in loaded.get("libnccl", []) + loaded.get("librccl", []):
-        try:
-            ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version))
-        except (OSError, AttributeError):
-            continue
-        break
-    return version.value
-
-
 def fast_networks(devices: str = "/sys/class") -> List[str]:
     """Adapters of InfiniBand, Omni-Path or Slingshot with an active port.
 
@@ -143,12 +132,12 @@ def fast_networks(devices: str = "/sys/class") -> List[str]:
     """
     found = []
     for port in sorted(glob.glob(os.path.join(devices, "infiniband", "*", "ports", "*"))):
-        name = port.split(os.sep)[-3]
-        if "ACTIVE" in _read(port, "state") and "InfiniBand" in _read(port, "link_layer"):
-            found += [] if name in found else [name]
-    for card in sorted(glob.glob(os.path.join(devices, "cxi", "*"))):
-        found.append(os.path.basename(card))
-    return found[:8]
+        state, layer = (os.path.join(port, name) for name in ("state", "link_layer"))
+        with contextlib.suppress(OSError), open(state) as first, open(layer) as second:
+            if "ACTIVE" in first.read() and "InfiniBand" in second.read():
+                found.append(port.split(os.sep)[-3])
+    cards = sorted(glob.glob(os.path.join(devices, "cxi", "*")))
+    return [*dict.fromkeys(found), *map(os.path.basename, cards)][:8]
 
 
 def file_system(path: str) -> str:
@@ -163,21 +152,12 @@ def file_system(path: str) -> str:
     return ""
 
 
-def _read(folder: str, name: str) -> str:
-    try:
-        with open(os.path.join(folder, name)) as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
 def run(context: Context, gpu: events.Gpu) -> None:
     """Report the event ``path`` with the rank's GPU from gpus.py."""
     loaded = libraries()
     path = events.DataPath(
         gpu=gpu,
         mpi=mpi_version(loaded),
-        nccl=nccl_version(loaded),
         fast=fast_networks(),
         variables={n: os.environ[n][:60] for n in _REPORTED if os.environ.get(n, "-1") != "-1"},
         libraries={name: paths[:2] for name, paths in loaded.items()},

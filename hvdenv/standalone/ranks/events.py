@@ -160,7 +160,6 @@ class DataPath(NamedTuple):
 
     Attributes:
         mpi: what the MPI library calls itself.
-        nccl: version number of NCCL, such as 21805; 0 if unknown.
         fast: active adapters of InfiniBand, Omni-Path or Slingshot.
         variables: those of the rank's environment that choose a transport.
         libraries: paths of the loaded libraries, by name.
@@ -170,7 +169,6 @@ class DataPath(NamedTuple):
 
     gpu: Gpu = Gpu()
     mpi: str = ""
-    nccl: int = 0
     fast: List[str] = []
     variables: Dict[str, str] = {}
     libraries: Dict[str, List[str]] = {}
@@ -233,10 +231,17 @@ class Training(NamedTuple):
     checksums: Dict[str, str] = {}
 
 
-class Bench(NamedTuple):
-    """Timed allreduces of one size: bytes, and minimum, quartiles and maximum in seconds."""
+class Timed(NamedTuple):
+    """What was repeated for some time: allreduces of one size, or training steps.
 
-    size: int
+    Attributes:
+        what: ``allreduce`` or ``step``.
+        amount: bytes of the message, or samples of one step on all ranks.
+        seconds: of one: minimum, quartiles and maximum.
+    """
+
+    what: str
+    amount: int
     seconds: List[float]
     repeats: int = 0
     rounds: int = 0
@@ -248,15 +253,6 @@ class BenchEnd(NamedTuple):
 
     size: int
     why: str
-
-
-class Speed(NamedTuple):
-    """Timed training steps: samples of one step on all ranks, and seconds as in Bench."""
-
-    samples: int
-    seconds: List[float]
-    repeats: int = 0
-    rounds: int = 0
 
 
 class Call(NamedTuple):
@@ -449,7 +445,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, Training,
-    Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
+    Timed, BenchEnd, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
 # A JSON object: its key `event` is the name of the event's type.

@@ -3,13 +3,12 @@
 OPTION is the time limit in seconds. The model is a perceptron of 2.1 million weights (8 MiB
 of gradients). The data are random and in memory. Each rank has its own batch, so that the
 total grows with the number of ranks, as in most training. The slowest rank counts. Rank 0
-reports an events.Speed.
+reports an events.Timed.
 
 Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
 import bench
-import events
 from bench import Loop
 from context import Context
 
@@ -92,4 +91,4 @@ def run(context: Context, option: str) -> None:
     rounds, repeats = bench.measure(clock, steps, 1.0)
     if context.hvd.rank() == 0:
         samples = BATCH * context.hvd.size()
-        context.report(events.Speed(samples, bench.quartiles(rounds), repeats, len(rounds)))
+        context.report(bench.timed("step", samples, rounds, repeats))
