@@ -114,7 +114,7 @@ def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("/bin/true", "no environment was made"),
+        ("/bin/true", "/bin/true create does not print what it chose"),
         ("/bin/false", "failed with exit status 1"),
         ("/sw/conda/bin/conda", "conda_env: /sw/conda/bin/conda: No such file or directory"),
     ],

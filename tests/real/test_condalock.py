@@ -424,6 +424,17 @@ def test_a_program_solves_and_installs(channel: Channel, program: Path, tmp_path
     assert "packages: greeter 7.*" in printed
 
 
+def test_a_program_solves_where_py_rattler_is_missing(
+    channel: Channel, program: Path, tmp_path: Path
+) -> None:
+    expected = solved(spec_of(channel.url), tmp_path)
+    request, found = tmp_path / "request.json", tmp_path / "found.json"
+    command = (sys.executable, "-E", "-S", PROGRAM, "--solve-only", request, found)
+    environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    assert json.loads(found.read_text()) == expected
+
+
 def conda_lock(program: Path, home: Path, *words: str | Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "conda_lock", words[0], "--no-mamba", "--no-micromamba",

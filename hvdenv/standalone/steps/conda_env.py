@@ -16,7 +16,7 @@ SPEC.json::
 
 ``virtual`` describes the machine that runs the environment; the machine that makes it is not
 examined. Optional: packages to keep where they fit, and a conda program that installs. Without
-py-rattler the first of $CONDA_EXE, micromamba, mamba and conda installs.
+py-rattler the first of $CONDA_EXE, micromamba, mamba and conda solves and installs.
 
 REPORT.json gets the packages. They, or those of a lock, can replace the specs::
 
@@ -52,7 +52,7 @@ from conda_spec import (
     read_spec,
     requested,
     say,
-    write_whole,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -64,46 +64,30 @@ TEMPORARY = ("extracted_package_dir", "package_tarball_full_path", "link")
 CACHE = os.environ.get("RATTLER_CACHE_DIR", "")
 
 
-def rattler(spec: Spec) -> "Rattler":
-    try:
-        import conda_rattler
-    except ImportError as error:
-        raise Failure(
-            "cannot solve for conda packages: %s has no py-rattler (%s)\n"
-            "Run this on an x86_64 machine, for instance `hvdenv lock RECIPE --platform PLATFORM`"
-            % (sys.executable, error)
-        ) from None
-    return conda_rattler.Rattler(spec, CACHE)
-
-
 def installer(spec: Spec, work: str) -> Union[Program, "Rattler"]:
     """The requested conda program, or py-rattler, or the conda program of this machine."""
     program = spec.get("program")
     if not program:
         try:
-            return rattler(spec)
-        except Failure:
+            from conda_rattler import Rattler
+        except ImportError:
             program = find_program(os.environ)
+        else:
+            return Rattler(spec, CACHE)
     if not program:
         raise Failure(
-            "cannot install conda packages: %s has no py-rattler, and there is no micromamba, mamba "
+            "no conda packages can be had: %s has no py-rattler, and there is no micromamba, mamba "
             "or conda on PATH\nInstall one: %s -m pip install 'py-rattler<1,>=0.28', on Python 3.10 "
             "and newer, or load the module of this site that has conda"
             % (sys.executable, sys.executable)
         )
-    return Program(program, spec, CACHE, work)
+    return Program(program, spec, work)
 
 
 def make(spec: Spec, prefix: str, work: str) -> None:
     """Install the packages of a lock, or those that a solve finds."""
     backend = installer(spec, work)
-    if "explicit" in spec:
-        packages = spec["explicit"]
-    elif isinstance(backend, Program):
-        backend.solve_and_install(prefix)
-        return
-    else:
-        packages = backend.solve()
+    packages = spec["explicit"] if "explicit" in spec else backend.solve()
     paths = collect(packages, CACHE or work, backend.download)
     backend.install(packages, paths, prefix)
     # Records name the files; they should name where these come from.
@@ -111,7 +95,13 @@ def make(spec: Spec, prefix: str, work: str) -> None:
     for path, record in read_records(prefix):
         url = origins[record["name"]]
         record.update(url=url, channel=channel_of(url) + "/")
-        write_whole(path, {k: v for k, v in record.items() if k not in TEMPORARY})
+        write_json(path, {k: v for k, v in record.items() if k not in TEMPORARY})
+
+
+def solve(spec: Spec, target: str, work: str) -> None:
+    # The requested program may be on the recipe's machines only.
+    found = installer(dict(spec, program=""), work).solve()
+    write_json(target, sorted(found, key=lambda each: str(each["name"])))
 
 
 def fetch(spec: Spec, target: str) -> None:
@@ -123,6 +113,43 @@ def fetch(spec: Spec, target: str) -> None:
             shutil.copyfile(kept, path)
 
     collect(packages, target, copy if CACHE else download)
+
+
+def create(options: argparse.Namespace, spec: Spec, target: str, work: str) -> None:
+    """Make an environment, or leave nothing of it."""
+    try:
+        if options.clone:
+            # It can contain a $NAME that a module sets.
+            clone(os.path.expandvars(options.source), target)
+        else:
+            make(spec, target, work)
+        packages = [{key: r.get(key) or "" for key in REPORTED} for _, r in read_records(target)]
+        if not packages:
+            raise Failure("no environment was made in %s" % target)
+        if options.report:
+            write_json(options.report, packages)
+    except Exception:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    say("%d packages in %s" % (len(packages), target))
+
+
+def run(options: argparse.Namespace, spec: Spec, target: str) -> None:
+    if options.fetch_only:
+        fetch(spec, target)
+        return
+    if not options.solve_only and os.path.lexists(target):
+        raise Failure("%s exists already; remove it or name another directory" % target)
+    work = target + ".unfinished"
+    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+    os.makedirs(work, mode=0o700)
+    try:
+        if options.solve_only:
+            solve(spec, target, work)
+        else:
+            create(options, spec, target, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # threads of rattler may still write there
 
 
 def main(arguments: List[str]) -> None:
@@ -139,34 +166,7 @@ def main(arguments: List[str]) -> None:
     spec = {} if options.clone else read_spec(options.source)
     for line in requested(spec) if spec else ():
         say(line)
-    if options.solve_only:
-        write_whole(target, sorted(rattler(spec).solve(), key=lambda each: str(each["name"])))
-        return
-    if options.fetch_only:
-        fetch(spec, target)
-        return
-    if os.path.lexists(target):
-        raise Failure("%s exists already; remove it or name another directory" % target)
-    work = target + ".unfinished"
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
-    os.makedirs(work, mode=0o700)
-    try:
-        if options.clone:
-            # It can contain a $NAME that a module sets.
-            clone(os.path.expandvars(options.source), target)
-        else:
-            make(spec, target, work)
-        packages = [{key: r.get(key) or "" for key in REPORTED} for _, r in read_records(target)]
-        if not packages:
-            raise Failure("no environment was made in %s" % target)
-        if options.report:
-            write_whole(options.report, packages)
-    except Exception:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)  # threads of rattler may still write there
-    say("%d packages in %s" % (len(packages), target))
+    run(options, spec, target)
 
 
 if __name__ == "__main__":

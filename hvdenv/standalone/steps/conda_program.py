@@ -3,6 +3,7 @@
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,13 @@ import urllib.request
 from typing import Dict, List, Mapping, Optional
 
 from conda_files import Files
-from conda_spec import Failure, Record, Spec, requested, say, virtual_packages
+from conda_spec import Failure, Record, Spec, check_record, requested, say, virtual_packages
+
+# A record, and its values where the program has none.
+EMPTY: Record = {
+    "name": "", "version": "", "build": "", "url": "", "sha256": "", "md5": "", "size": 0,
+    "depends": [], "constrains": [],
+}  # fmt: skip
 
 
 def find_program(environ: Mapping[str, str]) -> Optional[str]:
@@ -24,22 +31,35 @@ def find_program(environ: Mapping[str, str]) -> Optional[str]:
 
 
 class Program:
-    """Installs what a conda program chooses, or the packages of a lock.
+    """Solves and installs.
 
     Args:
         program: its path: conda, mamba or micromamba.
         spec: the request.
-        cache: keeps what the program downloads when it solves; may be empty.
         work: directory for temporary files.
     """
 
-    def __init__(self, program: str, spec: Spec, cache: str, work: str) -> None:
-        self.program, self.spec, self.cache, self.work = program, spec, cache, work
+    def __init__(self, program: str, spec: Spec, work: str) -> None:
+        self.program, self.spec, self.work = program, spec, work
 
-    def solve_and_install(self, prefix: str) -> None:
+    def solve(self) -> List[Record]:
+        """The packages that meet the request."""
+        if self.spec.get("prefer"):
+            say("%s keeps no versions: more packages may change than need to" % self.program)
         channels = [word for name in self.spec["channels"] for word in ("--channel", name)]
-        packages = os.path.join(self.cache or self.work, "pkgs")
-        self.create(prefix, packages, "--override-channels", *channels, *self.spec["specs"])
+        printed = self.create(
+            os.path.join(self.work, "solved"), "--dry-run", "--json", "--override-channels",
+            *channels, *self.spec["specs"]
+        )  # fmt: skip
+        try:
+            # All of them: there are none in the directory for packages.
+            found = json.loads(printed)["actions"]["FETCH"]
+            packages = [{key: each.get(key) or EMPTY[key] for key in EMPTY} for each in found]
+        except (ValueError, LookupError):
+            raise Failure("%s create does not print what it chose" % self.program) from None
+        for each in packages:
+            check_record(each)
+        return packages
 
     def download(self, files: Files) -> None:
         for record, path in files:
@@ -55,18 +75,25 @@ class Program:
         with open(explicit, "w", encoding="utf-8") as stream:
             stream.write("@EXPLICIT\n")
             stream.writelines("file://%s\n" % urllib.request.pathname2url(p) for p in paths)
-        # The program trusts what is unpacked: nothing is yet.
-        self.create(prefix, os.path.join(self.work, "unpacked"), "--file", explicit, "--offline")
-
-    def create(self, prefix: str, packages: str, *words: str) -> None:
         say("by " + self.program)
+        say(self.create(prefix, "--file", explicit, "--offline").strip())
+
+    def create(self, prefix: str, *words: str) -> str:
+        """What `conda create` prints."""
         command = [self.program, "create", "--yes", "--prefix", prefix, *words]
-        environment = dict(os.environ, **variables_of(self.spec, packages))
-        status = subprocess.call(command, env=environment)
-        if status:
-            reason = "%s create failed with exit status %d; see its output above"
-            lines = [reason % (self.program, status), "Requested:"]
-            raise Failure("\n".join(lines + requested(self.spec)))
+        # The program trusts what is unpacked: nothing is yet.
+        environment = dict(
+            os.environ, **variables_of(self.spec, os.path.join(self.work, "unpacked"))
+        )
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, universal_newlines=True
+        )
+        if done.returncode:
+            reason = "%s create failed with exit status %d" % (self.program, done.returncode)
+            raise Failure(
+                "\n".join([reason, done.stdout.strip(), "Requested:"] + requested(self.spec))
+            )
+        return done.stdout
 
 
 def variables_of(spec: Spec, packages: str) -> Dict[str, str]:

@@ -7,7 +7,6 @@ import json
 import os
 import posixpath
 import re
-import sys
 import urllib.parse
 from typing import Any, Dict, List, Tuple
 
@@ -28,11 +27,7 @@ class Failure(Exception):
 
 
 def say(line: str) -> None:
-    """Print a line, also where the terminal lacks the characters of solvers' trees."""
-    plain = line.translate({0x2514: "`", 0x251C: "|", 0x2502: "|", 0x2500: "-"})
-    encoding = sys.stdout.encoding or "ascii"
-    print(plain.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()
+    print(line, flush=True)
 
 
 def read_json(path: str) -> Any:
@@ -43,12 +38,9 @@ def read_json(path: str) -> Any:
             raise Failure("%s is not JSON: %s" % (path, error)) from None
 
 
-def write_whole(path: str, content: Any) -> None:
-    """Write a JSON file atomically."""
-    unfinished = "%s.%d" % (path, os.getpid())
-    with open(unfinished, "w", encoding="utf-8") as stream:
+def write_json(path: str, content: Any) -> None:
+    with open(path, "w", encoding="utf-8") as stream:
         json.dump(content, stream, indent=1, sort_keys=True)
-    os.replace(unfinished, path)
 
 
 def read_records(prefix: str) -> List[Tuple[str, Record]]:
