@@ -66,7 +66,10 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
 
     For an environment that hvdenv did not build, only packages, Python and wheel are compared.
     """
-    one, two = _groups(first), _groups(second)
+    one, two = (
+        _groups(each, _shared_python(each.python, other.python))
+        for each, other in ((first, second), (second, first))
+    )
     compared = one if first.recipe and second.recipe else _ALWAYS
     return tuple(
         each
@@ -78,9 +81,14 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
     )
 
 
-def _groups(contents: Contents) -> Groups:
+def _shared_python(python: str, other: str) -> str:
+    """A version of Python, as precise as the other one: a lock has only 3.11 of 3.11.7."""
+    return ".".join(python.split(".")[: other.count(".") + 1]) if other else python
+
+
+def _groups(contents: Contents, python: str) -> Groups:
     horovod = contents.horovod or Horovod("")
-    versions = {"Python": contents.python, "Horovod": horovod.version}
+    versions = {"Python": python, "Horovod": horovod.version}
     known = {name: {name: Item(text)} if text else {} for name, text in versions.items()}
     return {
         "recipe": {"recipe": Item(value=contents.name)},
