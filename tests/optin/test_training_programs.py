@@ -1,6 +1,7 @@
 """Each planted mistake of tests/real/training alone, and each program that only looks wrong.
 
-Not part of `make test`: some seventy runs of ten seconds. With an environment of the recipe `local`:
+Not part of `make test`: some seventy runs of ten seconds. With environments of the recipe `local`
+and of its variant `keras2`:
 
     HVDENV_TEST_HOME=~/.local/share/hvdenv python -m pytest tests/optin/test_training_programs.py
 """
@@ -24,5 +25,5 @@ def test_one_variant(tmp_path: Path, variant: Variant) -> None:
     home = os.environ.get("HVDENV_TEST_HOME")
     if not home:
         pytest.skip("HVDENV_TEST_HOME names no directory")
-    done = prove(Cli(Path(home)), plant([variant], tmp_path))
+    done = prove(Cli(Path(home)), plant([variant], tmp_path), *variant.options)
     judge(done.json["findings"], [variant])

@@ -30,8 +30,8 @@ RUNS = (
     ("pytorch.py", "second optimizer", "local rank 0 saves", "uneven"),
     ("pytorch.py", "no broadcast", "read too early", "no set_epoch"),
     ("pytorch.py", "averaged by hand", "schedule", "workers"),
-    ("tensorflow2.py", "some variables left out", "local rank 0 saves", "own metric", "rate"),
-    ("keras_fit.py", "not wrapped", "local rank 0 saves", "own metrics"),
+    ("tensorflow2.py", "some variables left out", "local rank 0 saves", "own metric", "schedule"),
+    ("keras_fit.py", "not wrapped", "local rank 0 saves", "own metrics", "rate"),
 )
 # Parameters after five steps, written by the program itself.
 FIFTH = Variant(

@@ -49,8 +49,10 @@ class Optimizer:
         """The learning rate of the last step, if there is one for all variables."""
         try:
             value = self.optimizer.learning_rate
-            if callable(value) and not hasattr(value, "numpy"):  # a schedule
-                value = value(max(self.done or 0, 1) - 1)
+            schedule = getattr(self.optimizer, "_learning_rate", value)
+            # With a schedule, learning_rate of Keras 3 is that of the next step.
+            if callable(schedule) and hasattr(schedule, "get_config"):
+                value = schedule(max(self.done or 0, 1) - 1)
             return float(value.numpy() if hasattr(value, "numpy") else value)
         except Exception:
             return None

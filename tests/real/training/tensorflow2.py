@@ -40,7 +40,7 @@ def training_step(features: tf.Tensor, labels: tf.Tensor, first_batch: bool) -> 
     # Variables exist only after the first step.
     if first_batch:
         hvd.broadcast_variables(model.variables, root_rank=0)
-        hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+        hvd.broadcast_variables(optimizer.variables, root_rank=0)
     return loss
 
 

@@ -22,6 +22,7 @@ class Variant(NamedTuple):
         status: of that finding.
         says: a part of its message.
         also: other findings that fail.
+        options: of verify.
     """
 
     program: str
@@ -31,6 +32,7 @@ class Variant(NamedTuple):
     status: str = "fail"
     says: str = ""
     also: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 def plant(variants: Sequence[Variant], folder: Path) -> Path:
