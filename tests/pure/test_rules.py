@@ -420,7 +420,7 @@ def test_what_lies_over_the_recipe_is_mended_by_options(check: Check) -> None:
     words = ["--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx"]
     said = check("local", *words, code=3)
     assert "options that fix it: --set 'launch.launcher=\"mpirun\"'" in said
-    assert "diff" not in said and "+++" not in said
+    assert "+++" not in said
 
 
 def test_a_shipped_recipe_is_extended_and_not_changed(check: Check, tmp_path: Path) -> None:
