@@ -1,7 +1,7 @@
 """The prose check of `make lint`: codespell with the words of docs/words.txt.
 
 It reads the documentation and what hvdenv prints: strings of its Python files, and the texts of
-rules and known failures. Lines of code are blanked, so that line numbers stay right.
+its TOML files and of recipes. Lines of code are blanked, so that line numbers stay right.
 """
 
 from __future__ import annotations
@@ -14,12 +14,31 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import tomli
 from codespell_lib import main as codespell
 
 ROOT = Path(__file__).parents[1]
 WORDS = ROOT / "docs" / "words.txt"
-# Keys of rules and known failures whose values are printed.
-PRINTED = re.compile(r"(?:about|known|message|remedy|says|symptom) = ")
+# Keys of TOML files whose values are printed, with all that is below them.
+PRINTED = frozenset(
+    [
+        "about",
+        "build",
+        "known",
+        "message",
+        "reason",
+        "recipe",
+        "remedies",
+        "remedy",
+        "run",
+        "says",
+        "summary",
+        "symptom",
+        "text",
+        "unless",
+        "inside",
+    ]
+)
 CODE_BLOCK = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -69,9 +88,27 @@ def messages() -> Iterator[tuple[Path, str]]:
     """What hvdenv prints."""
     for path in (ROOT / "hvdenv").rglob("*.py"):
         yield path, "\n".join(strings(path.read_text(encoding="utf-8")))
-    for path in (ROOT / "hvdenv/knowledge").rglob("*.toml"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        yield path, "\n".join(line if PRINTED.match(line) else "" for line in lines)
+    for path in (*(ROOT / "hvdenv").rglob("*.toml"), *(ROOT / "recipes").glob("*.toml")):
+        text = path.read_text(encoding="utf-8")
+        # The beginning of each text finds its line.
+        begins = tuple(re.split(r'[\\"\n]', each)[0][:40] for each in printed(tomli.loads(text)))
+        lines = text.splitlines()
+        yield (
+            path,
+            "\n".join(line if any(each in line for each in begins) else "" for line in lines),
+        )
+
+
+def printed(value: object, inside: bool = False) -> Iterator[str]:
+    """Texts of several words below the keys that are printed."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from printed(each, inside or key in PRINTED)
+    elif isinstance(value, list):
+        for each in value:
+            yield from printed(each, inside)
+    elif isinstance(value, str) and inside and " " in value.strip():
+        yield value.strip()
 
 
 def strings(source: str) -> list[str]:

@@ -105,7 +105,7 @@ def look_up(state: State, step: Step, output: str) -> Done:
     if step.effect == "lookup":  # Horovod's
         _compare_stack(state, stack)
         state.refuse_drift(state.known()._replace(stack=inputs))
-    taken = wheelcache.take(state.caches, inputs, make_folder(step.wheel.folder))
+    taken = wheelcache.take(state.caches, inputs, make_folder(step.wheel.directory))
     for note in taken.notes:
         state.progress.note(note)
     if taken.entry is None:
@@ -160,7 +160,7 @@ def _can_import(state: State, name: str) -> bool:
 def keep_framework(state: State, step: Step, _: str) -> Done:
     """Store a framework's wheel in the user's own cache."""
     assert step.wheel
-    (wheel,) = step.wheel.folder.glob("*.whl")
+    (wheel,) = step.wheel.directory.glob("*.whl")
     _store(state, state.recorded[step.spared_by]["inputs"], wheel)
     return Done()
 

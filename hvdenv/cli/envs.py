@@ -115,6 +115,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     else:
         known = [each.environment for each in registry.list_environments(places)]
         chosen = [each for each in known if os.path.lexists(each.store)]
+    removed = 0
     for target in chosen:
         listed = storage.list_generations(target, places)
         found = {each.generation: each for each in listed}
@@ -127,8 +128,11 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
             target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
         )
         _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
+        removed += len(cleared.removed)
         for identity in () if arguments.dry_run else cleared.removed:
             last_used.forget(places, target.generation(identity))
+    if not removed:
+        print("nothing to remove")
 
 
 def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable[[str], bool]:

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     changed = folders.write(locked)
     state = "built" if locked.lock.built else "resolved, not built yet"
     give(
-        arguments, {"folder": str(locked.folder), "changed": changed},
+        arguments, {"directory": str(locked.folder), "changed": changed},
         f"{'written' if changed else 'nothing to do'}: {locked.folder} ({state})",
     )  # fmt: skip
     return 0
@@ -111,7 +111,7 @@ def _check(arguments: argparse.Namespace, locks: RecipeLocks, present: Locked) -
     problems = locks.problems(present)
     give(
         arguments,
-        {"folder": str(present.folder), "changed": changes, "unsatisfied": problems},
+        {"directory": str(present.folder), "changed": changes, "unsatisfied": problems},
         f"recipe since the lock: {'changed' if changes else 'unchanged'}",
         *(f"  {line}" for line in changes),
         f"lock: {'does not satisfy' if problems else 'satisfies'} the recipe",

@@ -47,7 +47,7 @@ class Answer(NamedTuple):
         hosts: where it runs; all matches count.
         hosts_in: the part of the text in which to search for them (default: all of it).
         outputs: the files that its output goes to; each pattern is one file.
-        folder: the directory of those that have no absolute path.
+        directory: the one of those that have no absolute path.
         placeholders: what stands for ``{id}`` and ``{name}`` in the names of these files.
         escaped: whether texts are escaped as in JSON.
         folded: whether a line that begins with a tab continues the one before.
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     hosts: str = ""
     hosts_in: str = ""
     outputs: tuple[str, ...] = ()
-    folder: str = ""
+    directory: str = ""
     placeholders: dict[str, str] = {}
     escaped: bool = False
     folded: bool = False
@@ -287,7 +287,7 @@ def _patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
     yield from ((("patterns", field), each) for field, each in dialect.patterns.items())
     for name in ("query", "history"):
         answer: Answer = getattr(dialect, name)
-        for key in ("unknown", "state", "exit_code", "name", "hosts", "hosts_in", "folder"):
+        for key in ("unknown", "state", "exit_code", "name", "hosts", "hosts_in", "directory"):
             yield (name, key), getattr(answer, key).replace("{id}", "1")
         for key in ("reason", "outputs"):
             for number, each in enumerate(getattr(answer, key)):

@@ -50,11 +50,11 @@ class Wheel(NamedTuple):
     """A wheel that a cache may have.
 
     Attributes:
-        folder: where it is put, or compiled.
+        directory: where it is put, or compiled.
         inputs: what goes into it beside the stack, as JSON values.
     """
 
-    folder: Path
+    directory: Path
     inputs: Mapping[str, Any]
 
 

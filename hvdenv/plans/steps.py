@@ -440,7 +440,7 @@ class Steps(NamedTuple):
                 self._run("fetch_git.py", *fetch),
                 self._pip(
                     "wheel", "--verbose", "--no-build-isolation", "--no-deps",
-                    "--wheel-dir", str(wheel.folder), str(folder), env=tuple(env.items()),
+                    "--wheel-dir", str(wheel.directory), str(folder), env=tuple(env.items()),
                 ),
             ),
             files=self._programs("fetch_git.py"),
@@ -453,7 +453,7 @@ class Steps(NamedTuple):
                     "install", "--no-deps", "--no-index", *self._reporting(step),
                     self._package(name),
                     # In the place of what the user's configuration names.
-                    env=(("PIP_FIND_LINKS", str(wheel.folder)),),
+                    env=(("PIP_FIND_LINKS", str(wheel.directory)),),
                 ),
             ),
             report=self._kept_report(step),

@@ -201,7 +201,7 @@ class _Reader(NamedTuple):
 
     def outputs(self, name: str) -> tuple[str, ...]:
         """The paths of output files, each once."""
-        folder = self.first(self.answer.folder)
+        folder = self.first(self.answer.directory)
         files = set()
         for file in filter(None, map(self.first, self.answer.outputs)):
             for mark, meaning in self.answer.placeholders.items():

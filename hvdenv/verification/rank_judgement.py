@@ -75,6 +75,7 @@ def judge_run(run: RankRun) -> Judgement:
         _broken_allreduce,
         _numbering,
         _wrong_results,
+        _untested,
         _other_controller,
         _launcher_failed,
         _unknown_controller,
@@ -85,9 +86,12 @@ def judge_run(run: RankRun) -> Judgement:
     hosts = sorted({rank.host for rank in run.ranks})
     slowest = slow_rank(run)
     but = f"; but {slowest[0].name} {slowest[1]}" if slowest else ""
+    ranks, agree = (
+        (f"{run.size} ranks", "agree on") if run.size > 1 else ("1 rank", "is right about")
+    )
     return Judgement(
         "pass",
-        f"{run.size} ranks on {listed(hosts)} agree on {run.results[0].tests} reductions,"
+        f"{ranks} on {listed(hosts)} {agree} {run.results[0].tests} reductions,"
         f" with {run.controller} as the controller ({run.launcher}){but}",
     )
 
@@ -461,6 +465,19 @@ def _wrong_results(run: RankRun) -> Judgement | None:
             f"{name}: {clean(case)}" for name, result in wrong[:_SHOWN] for case in result.wrong
         ],
     )
+
+
+def _untested(run: RankRun) -> Judgement | None:
+    """Whether a rank compared less than the others, or nothing: all have the same list."""
+    most = max((result.tests for result in run.results), default=0)
+    less = [rank.name for rank in run.ranks if rank.result and rank.result.tests < max(most, 1)]
+    if not less:
+        return None
+    message = f"{listed(less)} compared fewer reductions than the {max(most, 1)} of this test"
+    remedy = (
+        "run verify again; if the count stays, something in the environment changes its programs"
+    )
+    return _failure(run, message, remedy)
 
 
 def _other_controller(run: RankRun) -> Judgement | None:

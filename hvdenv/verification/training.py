@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hvdenv.sites.batch import counted
 from hvdenv.standalone.ranks.events import Training
 from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, listed
 from hvdenv.verification.rank_run import RankRun
@@ -53,7 +54,8 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
         more = f"; and {len(problems) - 1} more, see the evidence" if problems[1:] else ""
         yield "", Judgement("fail", problems[0] + more, _evidence(run, problems), _REMEDY)
     elif passed:
-        message = f"parameters are equal on {len(run.ranks)} ranks; {'; '.join(passed)}"
+        ranks = counted(len(run.ranks), "rank")
+        message = f"parameters are equal on {ranks}; {'; '.join(passed)}"
         yield "", Judgement("pass", message, _evidence(run, ()))
     elif not outcomes:
         yield "", Judgement("fail", "no rank reported anything", _evidence(run, ()), _REMEDY)
@@ -100,8 +102,16 @@ def _checksums(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{name} are not equal: {listed(others)} and {first.name} differ"
 
 
+# Twice the error of float32 in a sum over the steps, for each rank.
+_HIGHEST_BOUND = 2.0**-17
+
+
 def _difference(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether the ranks come to what one process gets on the joined batches."""
+    limit = _HIGHEST_BOUND * (len(outcomes) + 16)
+    if lax := [one for one in outcomes if not one.facts.bound <= limit]:
+        bound, highest = apart(lax[0].facts.bound, limit, 2)
+        yield f"the bound of {listed([one.name for one in lax])} is {bound}, and rounding explains {highest}"
     if off := [one for one in outcomes if not one.facts.difference <= one.facts.bound]:
         facts = off[0].facts
         found, bound = apart(facts.difference, facts.bound, 2)

@@ -219,6 +219,20 @@ def test_good_run() -> None:
     assert "3 ranks on n1 agree on 30 reductions" in judgement.message
 
 
+def test_one_rank_agrees_with_nobody() -> None:
+    said = judge_run(run(*good(1), size=1)).message
+    assert said.startswith("1 rank on n1 is right about 30 reductions")
+
+
+@pytest.mark.parametrize("tests", [0, 29])
+def test_a_rank_that_compared_less_than_the_others_fails(tests: int) -> None:
+    judgement = judge_run(run(*good(2), result(1, 2, tests=tests), size=2))
+    assert judgement.status == "fail"
+    assert "rank 1 on n1 compared fewer reductions than the 30 of this test" in judgement.message
+    alone = judge_run(run(*good(1), result(0, 1, tests=0), size=1))
+    assert alone.status == "fail"
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [

@@ -155,7 +155,7 @@ def test_prune_by_age_and_use(
     said = capsys.readouterr().out
     assert environment.identities() == [each for each in (ONE, TWO, THREE) if each not in gone]
     assert would == said.replace("removed", "would remove")
-    assert said.count("removed ") == len(gone)
+    assert said.count("removed ") == len(gone) and (said == "nothing to remove\n") is (not gone)
     assert note.exists() == (ONE not in gone)
 
 

@@ -48,7 +48,7 @@ def test_good_training(size: int) -> None:
     ((part, judgement),) = judge_parts(trained(size))
     assert (part, judgement.status) == ("", "pass")
     assert judgement.message == (
-        f"parameters are equal on {size} ranks; DistributedOptimizer:"
+        f"parameters are equal on {size} rank{'s' if size > 1 else ''}; DistributedOptimizer:"
         " loss 6.5 to 0.06 in 12 steps, 7e-08 from one process (bound 0.0001)"
     )
 
@@ -83,6 +83,10 @@ FAILURES: dict[str, tuple[list[Change], str]] = {
         " joined batches (bound 0.0001), as if gradients were added and not averaged",
     ),
     "no number": ([on(1, difference=NAN)], "parameters of rank 1 on n1 are nan from"),
+    "a bound without an end": (
+        [on(1, difference=9.0, bound=float("inf"))],
+        "the bound of rank 1 on n1 is inf, and rounding explains 0.00014",
+    ),
     "loss": ([on_all(losses=[0.5, 0.6])], "the loss does not fall on rank 0 on n0: 0.5, and 0.6"),
     "loss is no number": ([on_all(losses=[0.5, NAN])], "the loss does not fall on rank 0"),
     "local loss": (

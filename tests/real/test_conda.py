@@ -96,7 +96,9 @@ def neuron(
         site = {"HVDENV_SITE": str(own / "site.toml"), "PIP_FIND_LINKS": links}
         cli = Cli(own, {**cluster.environ, **site})
         built = cli("build", "neuron", code=5)
-        folder = cli("lock", "neuron", "--lockfiles", str(own / "locks"), "--json").json["folder"]
+        folder = cli("lock", "neuron", "--lockfiles", str(own / "locks"), "--json").json[
+            "directory"
+        ]
         yield Neuron(cli, own / "channels", built, folders.read(Path(folder)))
 
 

@@ -90,7 +90,7 @@ def test_a_node_without_internet_builds_what_was_fetched(
     assert made.wheel == record.wheel["sha256"]
     assert not cli(*words, "--json").json["changed"]
     assert cli(*words, "--check", "--json").json == {
-        "folder": str(lock), "changed": [], "unsatisfied": [],
+        "directory": str(lock), "changed": [], "unsatisfied": [],
     }  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def hvdenv(
     if versions.overrides:
         inputs = cli("plan", *words, "--json").json["wheel_inputs"]
         store_for(home / "cache/wheels", inputs, local_prefix)
-    lock = Path(cli("lock", *words, *locks, "--json").json["folder"])
+    lock = Path(cli("lock", *words, *locks, "--json").json["directory"])
     cli("build", *words, *locks, "--locked")
     return Neuron(cli, words, locks, lock)
 
