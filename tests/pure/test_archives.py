@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.cli.main import main
 from hvdenv.places import find_places
 from hvdenv.standalone.steps import archives
 from hvdenv.wheels.wheelcache import own, store
+from tests.commands import Hvdenv
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
-
-Captured = pytest.CaptureFixture[str]
 
 
 def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytearray:
@@ -90,7 +88,7 @@ def test_files_are_read_in_blocks() -> None:
             archives.content(archive, "a")
 
 
-def test_a_wheel_that_unpacks_to_much_takes_little_memory(tmp_path: Path, capsys: Captured) -> None:
+def test_a_wheel_that_unpacks_to_much_takes_little_memory(tmp_path: Path) -> None:
     """The limit of memory is the size of its extension."""
     wheel = compiled_wheel(tmp_path, EXTENSION + bytes(100 << 20))
     with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(tmp_path / "x", "w", 8) as small:
@@ -125,13 +123,12 @@ def test_programs_of_steps_refuse_them(program: str, tmp_path: Path) -> None:
     assert max(before, 200_000) >= resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
-def test_publish_names_a_wheel_that_is_too_large(tmp_path: Path, capsys: Captured) -> None:
+def test_publish_names_a_wheel_that_is_too_large(tmp_path: Path, hvdenv: Hvdenv) -> None:
     wheel = compiled_wheel(tmp_path)
     data = bytearray(wheel.read_bytes())
     struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, (1 << 30) + 1)
     wheel.write_bytes(data)
     store(own(find_places()), TORCH_INPUTS, wheel)
-    assert main(["wheels", "publish", str(tmp_path / "index")]) == 5
-    said = capsys.readouterr().err
+    said = hvdenv("wheels", "publish", str(tmp_path / "index"), code=5).err
     assert "it unpacks to more than 1073741824 bytes" in said
     assert "no wheel was published" in said

@@ -21,7 +21,7 @@ from hvdenv.cli.main import COMMANDS, GROUPS, main
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
 from hvdenv.session import progress
-from hvdenv.session.progress import Lines, ObjectClock, Silent, choose
+from hvdenv.session.progress import Lines, Silent, choose
 from tests.commands import Hvdenv
 
 Captured = pytest.CaptureFixture[str]
@@ -76,7 +76,6 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
         (("check", "local", "--facts", "none.json"), 2, "none.json: cannot read this file"),
         (("verify", "--report", "none.json"), 2, "--report none.json: cannot read it"),
         (("verify", "none", "-n", "0"), 2, "-n: 0 ranks"),
-        (("wheels", "verify", "/none"), 2, "/none: this is not an index"),
         (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
         (("envs", "rollback", "none"), 2, "no environments are named none"),
@@ -254,18 +253,6 @@ def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert "\n/tmp/\\xfc\\udcff -> /tmp/" in out
-
-
-def test_the_rest_of_a_compile_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, now = ObjectClock(), [100.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert clock.report("-- Configuring done") == ""
-    assert clock.report("[1/78] Building CXX object a.o") == "compiled 1 of 78 objects"
-    now[0] += 20
-    assert (
-        clock.report("  [11/78] Building CXX object b.o")
-        == "compiled 11 of 78 objects, about 134 s left"
-    )
 
 
 def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.places import find_places
 from hvdenv.wheels.wheelcache import Cache, key, names, own, store
 from tests.commands import Hvdenv
 from tests.wheels import NAME, wheel_in
 
-Captured = pytest.CaptureFixture[str]
 INPUTS: list[dict[str, Any]] = [
     {"number": number, "stack": {"frameworks": {"torch": {"version": "2.13.0"}}}}
     for number in range(3)
@@ -78,8 +76,8 @@ def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: H
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int]) -> None:
-    assert main(["wheels", "prune", *words]) == 0
+def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int], hvdenv: Hvdenv) -> None:
+    hvdenv("wheels", "prune", *words)
     assert left(cache) == stay
 
 
@@ -90,9 +88,9 @@ def test_prune_of_what_cannot_be_used(cache: Cache, hvdenv: Hvdenv) -> None:
     assert left(cache) == [0]
 
 
-def test_the_size_that_a_site_allows(cache: Cache, site: Path) -> None:
+def test_the_size_that_a_site_allows(cache: Cache, site: Path, hvdenv: Hvdenv) -> None:
     site.write_text("places.wheels.own_gb = 0.002\n")
-    assert main(["wheels", "prune"]) == 0
+    hvdenv("wheels", "prune")
     assert left(cache) == [1, 2]
 
 
@@ -126,5 +124,5 @@ def test_a_wrong_site_file_is_said_with_its_line(
         ("prune", "--older-than", "nan"),
     ],
 )
-def test_wrong_usage(words: tuple[str, ...]) -> None:
-    assert main(["wheels", *words]) == 2
+def test_wrong_usage(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
+    hvdenv("wheels", *words, code=2)

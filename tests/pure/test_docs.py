@@ -85,12 +85,6 @@ CALLS = list(calls())
 def test_calls_are_found() -> None:
     pages = {"README.md", "docs/how-to/run-jobs.md", "docs/how-to/use-containers.md"}
     assert {call.page for call in CALLS} >= pages
-    text = "```console\n$ a \\\n    --b\nout\n$ c\n```\n\n    d\n\n```\nout\n```\n```sh\ne\n```\n"
-    assert list(commands(text)) == ["a --b", "c", "d", "e"]
-    line = "hvdenv show x  # all\n"
-    assert list(simple_commands(f". p && hvdenv job 'a b' > f; {line}")) == [
-        (".", "p"), ("hvdenv", "job", "a b"), ("f",), ("hvdenv", "show", "x")
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.page}: {call.line}")

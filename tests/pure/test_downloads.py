@@ -11,6 +11,7 @@ from hvdenv.environments import prefix_lock
 from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels import downloads
+from tests.commands import Hvdenv
 from tests.standalone import load
 
 DAY = 86400
@@ -44,8 +45,8 @@ def left(places: Places) -> list[str]:
         (("--older-than", "1"), []),
     ],
 )
-def test_prune(places: Places, words: tuple[str, ...], stay: list[str]) -> None:
-    assert main(["wheels", "prune", "--downloads", *words]) == 0
+def test_prune(places: Places, words: tuple[str, ...], stay: list[str], hvdenv: Hvdenv) -> None:
+    hvdenv("wheels", "prune", "--downloads", *words)
     assert left(places) == stay
 
 
@@ -62,11 +63,11 @@ def test_a_build_leaves_no_more_than_is_allowed(places: Places) -> None:
     assert left(places) == ["files/aaa", *NAMES[2:]]
 
 
-def test_a_use_is_noted(places: Places) -> None:
+def test_a_use_is_noted(places: Places, hvdenv: Hvdenv) -> None:
     downloads.touch(places, places.cache / "files/aaa")
     sha256 = load("digest").sha256_of(str(places.cache / "conda/packages/ccc/file"))
     assert load("conda_files").is_intact(
         {"sha256": sha256}, str(places.cache / "conda/packages/ccc/file")
     )
-    assert main(["wheels", "prune", "--downloads", "--older-than", "1"]) == 0
+    hvdenv("wheels", "prune", "--downloads", "--older-than", "1")
     assert left(places) == ["files/aaa", "conda/packages/ccc", "uv"]

@@ -130,13 +130,6 @@ def test_a_full_disk_is_named_for_every_output(
     assert capsys.readouterr().err.startswith(NO_SPACE)
 
 
-def test_a_full_disk_is_named_by_the_program() -> None:
-    for words in (("recipes",), ("--help",)):
-        with FULL.open("w") as full:
-            done = run(PROGRAM, *words, stdout=full)
-        assert (done.returncode, done.stderr.startswith(NO_SPACE)) == (5, True)
-
-
 @pytest.mark.parametrize("words", [("show", "nonsense"), ("recipes", "--nonsense"), ("nonsense",)])
 def test_the_exit_code_does_not_depend_on_where_messages_go(words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()

@@ -152,11 +152,6 @@ def test_declared_facts_that_are_wrong(
     assert str(caught.value).startswith(f"{path}: {said}")
 
 
-def test_facts_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot read this file: No such file"):
-        declared(tmp_path / "none.json")
-
-
 def test_an_interpreter_answers_for_itself() -> None:
     own = own_interpreter()
     asked = ask_interpreter(own.path, Runner())

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.contents.packages import Package
 from hvdenv.environments import installed
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError
 from hvdenv.places import Places, find_places
+from tests.commands import Hvdenv
 from tests.environments import ONE, TWO, build, build_active, local
 
-Captured = pytest.CaptureFixture[str]
 SITE = "lib/python3.11/site-packages"
 
 
@@ -141,43 +140,35 @@ def test_a_beginning_of_two_generations(environment: Environment) -> None:
     assert labels(f"local@{ONE}") == [f"local@{ONE}"]
 
 
-def test_diff(environment: Environment, venv: Path, capsys: Captured) -> None:
-    assert main(["diff", "local@1", "local", "--exit-code"]) == 0
-    said = capsys.readouterr()
+def test_diff(environment: Environment, venv: Path, hvdenv: Hvdenv) -> None:
+    said = hvdenv("diff", "local@1", "local", "--exit-code")
     assert said.out == f"local@{ONE} -> local@{TWO}: the same\n"
     install(environment.generation(ONE) / "own", "six-1.dist-info")
     path = environment.record(ONE)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "environment": "own"}))
-    assert main(["diff", "local@1", "local"]) == 0
-    out = capsys.readouterr().out
+    out = hvdenv("diff", "local@1", "local").out
     assert out.startswith(f"local@{ONE} -> local@{TWO}: they differ\n")
     assert "\n  removed  six  1\n" in out
-    assert main(["diff", "local@1", str(venv), "--exit-code", "--json"]) == 1
-    said = capsys.readouterr()
+    said = hvdenv("diff", "local@1", str(venv), "--exit-code", "--json", code=1)
     document = json.loads(said.out)
     assert (document["a"], document["b"], document["same"]) == (f"local@{ONE}", str(venv), False)
-    assert main(["diff", "local", str(venv)]) == 0
-    assert "not by hvdenv" in capsys.readouterr().err
+    assert "not by hvdenv" in hvdenv("diff", "local", str(venv)).err
 
 
-def test_export(environment: Environment, tmp_path: Path, capsys: Captured) -> None:
-    assert main(["export", "local"]) == 0
-    assert '"purl": "pkg:pypi/torch@2.13.0%2Bcpu"' in capsys.readouterr().out
+def test_export(environment: Environment, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    assert '"purl": "pkg:pypi/torch@2.13.0%2Bcpu"' in hvdenv("export", "local").out
     file = tmp_path / "bill.cdx.json"
     words = ["export", "--prefix", f"{environment.prefix}@1"]
-    assert main([*words, "--to", str(file)]) == 0
-    said = capsys.readouterr()
+    said = hvdenv(*words, "--to", str(file))
     assert (said.out, said.err) == ("", f"wrote {file}\n")
     assert "pkg:pypi/torch@2.13.0%2Bcpu" in file.read_text()
     (tmp_path / "link").symlink_to(file)
-    assert main([*words, "--to", str(tmp_path / "link")]) == 0
+    hvdenv(*words, "--to", str(tmp_path / "link"))
     assert (tmp_path / "link").is_symlink() and file.is_file()
     os.mkfifo(tmp_path / "device")
-    assert main([*words, "--to", str(tmp_path / "device")]) == 5
-    assert "device: this is not a regular file" in capsys.readouterr().err
+    refused = hvdenv(*words, "--to", str(tmp_path / "device"), code=5)
+    assert "device: this is not a regular file" in refused.err
     assert (tmp_path / "device").is_fifo()
-    assert main(["export"]) == 2
-    assert "which environment?" in capsys.readouterr().err
-    assert main(["export", "local", "--variant", "torch"]) == 2
-    assert "hvdenv build" in capsys.readouterr().err
+    assert "which environment?" in hvdenv("export", code=2).err
+    assert "hvdenv build" in hvdenv("export", "local", "--variant", "torch", code=2).err

@@ -65,14 +65,6 @@ def test_charliecloud_sees_the_folder_that_the_program_starts_in(
         assert words.index("--set-env") > words.index(f"--unset-env={name}")
 
 
-def test_the_hosts_launcher_starts_each_rank_in_the_image() -> None:
-    launch = Launch(TRAIN, 4, mpi=Mpi("Open MPI", "4.1.8"), hosts=(Host("a", 2), Host("b", 2)))
-    words = inside(BOTH, "/")
-    for name in ("mpirun", "mpiexec", "srun"):
-        argv = start_in_image(name, launch, words, "a").argv
-        assert argv[0] in (name, "srun") and argv[-len(words) - 2 :] == (*words, *TRAIN)
-
-
 @pytest.mark.parametrize("name", ["horovodrun-gloo", "horovodrun-mpi", "torchrun"])
 def test_a_launcher_of_the_image_starts_ranks_on_its_own_host_only(name: str) -> None:
     assert LAUNCHERS[name].provided

@@ -341,19 +341,6 @@ def test_what_is_wrong_in_a_site_file_is_said_of_that_file(
         load_recipe(str(path), site=site)
 
 
-def test_a_missing_site_file(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"none\.toml: cannot read this file"):
-        load_recipe(str(path), site=tmp_path / "none.toml")
-
-
-def test_the_site_file_of_the_environment_is_used(
-    path: Path, site: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
-) -> None:
-    monkeypatch.setenv("HVDENV_SITE", str(site))
-    origins = json.loads(hvdenv("show", str(path), "--json").out)["origins"]
-    assert origins["frameworks.torch.cpu_index"] == "site"
-
-
 @pytest.mark.parametrize(
     ("override", "error", "said"),
     [

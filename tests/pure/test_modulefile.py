@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.cli.main import main
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.modulefile import Entry, Language, from_record, render
@@ -18,6 +17,7 @@ from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import decode, encode
+from tests.commands import Hvdenv
 from tests.environments import ONE, build_active
 
 MODULES = Modules(
@@ -169,18 +169,14 @@ def built(environment: Environment, record: dict[str, Any]) -> Environment:
     return environment
 
 
-def test_a_modulefile_is_written(
-    built: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_modulefile_is_written(built: Environment, tmp_path: Path, hvdenv: Hvdenv) -> None:
     words = ["module", "--prefix", str(built.prefix)]
     folder = tmp_path / "module files"
     for form, suffix in (("lua", ".lua"), ("tcl", "")):
-        assert main([*words, "--format", form]) == 0
-        text = capsys.readouterr().out
+        text = hvdenv(*words, "--format", form).out
         assert f'"{built.generation(ONE)}/venv"' in text
-        assert main([*words, "--format", form, "--to", str(folder), "--name", "hvd/2"]) == 0
         path = folder / f"hvd/2{suffix}"
-        said = capsys.readouterr().out
+        said = hvdenv(*words, "--format", form, "--to", str(folder), "--name", "hvd/2").out
         assert said == f"wrote {path}\nuse it with: module use '{folder}'; module load hvd/2\n"
         assert path.read_text() == text.replace('"horovod"', '"hvd"').replace(
             "avail horovod", "avail hvd"
@@ -189,14 +185,14 @@ def test_a_modulefile_is_written(
 
 
 def test_a_modulefile_of_someone_else_is_left_alone(
-    built: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    built: Environment, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     other = tmp_path / "m" / "hvd" / "2.lua"
     other.parent.mkdir(parents=True)
     other.write_text("-- mine\n")
     words = ["module", "--prefix", str(built.prefix), "--format", "lua", "--name", "hvd/2"]
-    assert main([*words, "--to", str(tmp_path / "m")]) == 2
-    assert f"{other}: this modulefile was not written by hvdenv" in capsys.readouterr().err
+    said = hvdenv(*words, "--to", str(tmp_path / "m"), code=2).err
+    assert f"{other}: this modulefile was not written by hvdenv" in said
     assert other.read_text() == "-- mine\n"
     assert os.listdir(other.parent) == ["2.lua"]
 
@@ -210,21 +206,18 @@ def test_a_modulefile_of_someone_else_is_left_alone(
 )  # fmt: skip
 def test_the_format_is_that_of_the_system_here(
     built: Environment, variables: dict[str, str], form: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv,
 ) -> None:  # fmt: skip
     for name in ("LMOD_CMD", "MODULES_CMD"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert main(["module", "--prefix", str(built.prefix)]) == 0
-    assert capsys.readouterr().out.startswith({"lua": "-- Written", "tcl": "#%Module"}[form])
+    said = hvdenv("module", "--prefix", str(built.prefix)).out
+    assert said.startswith({"lua": "-- Written", "tcl": "#%Module"}[form])
 
 
-def test_what_keeps_others_out_is_said(
-    built: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_keeps_others_out_is_said(built: Environment, tmp_path: Path, hvdenv: Hvdenv) -> None:
     built.store.chmod(0o700)
     words = ["module", "--prefix", str(built.prefix), "--to", str(tmp_path / "m")]
-    assert main(words) == 0
-    said = capsys.readouterr().err
+    said = hvdenv(*words).err
     assert f"note: other users cannot use it: the mode of {built.store} is drwx------\n" in said

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hvdenv.errors import StepError, UsageError
 from hvdenv.places import (
     Places,
-    blocked,
     environment_name,
     find_places,
     make_folder,
@@ -115,12 +114,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Path) 
 def test_json_into_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StepError, match="No such file"):
         write_json(tmp_path / "no/record.json", {})
-
-
-def test_blocked_says_what_was_tried(tmp_path: Path) -> None:
-    assert "cannot read: Input/output error" in str(
-        blocked(tmp_path, OSError(5, os.strerror(5)), "read")
-    )
 
 
 @pytest.fixture

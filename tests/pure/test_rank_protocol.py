@@ -591,13 +591,6 @@ def test_a_rank_that_leaves_in_the_middle_of_an_exercise() -> None:
     assert judge_exercise(whole, "operations") is None
 
 
-def test_other_hosts_have_local_ranks_of_their_own() -> None:
-    n1 = [started(0), result(0, local_size=1), exited(0)]
-    there = result(1, host="n2", local_rank=0, local_size=1)
-    n2 = [started(1, "n2"), there, exited(1, host="n2")]
-    assert judge_run(run(*n1, *n2)).status == "pass"
-
-
 def test_an_old_horovod_that_does_not_name_its_controller() -> None:
     assert judge_run(run(*good(logged={}))).status == "pass"
     unknown = good(logged={}, mpi_enabled=None, gloo_enabled=None)

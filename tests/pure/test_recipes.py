@@ -196,16 +196,6 @@ def test_the_json_schema_refuses_what_hvdenv_refuses(
     assert not json_schema.is_valid(document)
 
 
-def test_a_wrong_recipe_exits_2_and_is_told_on_standard_error(
-    cases: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = cases / "recipes/unknown-key.toml"
-    assert main(["show", str(path)]) == RecipeError.exit_code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"error: {path}:12: frameworks.torch.versoin: unknown key")
-
-
 def test_the_published_schema_is_the_one_of_the_code(golden: Callable[[Path, str], None]) -> None:
     published = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
     golden(published, json.dumps(recipe_schema(), indent=1) + "\n")

