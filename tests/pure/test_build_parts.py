@@ -90,7 +90,7 @@ if __name__ == "__main__":
         ("-1.5e3", "-1.5e4", False),
         ("lambda x, *, y:", "lambda x, *, y=None:", False),
     ],
-)  # fmt: skip
+)
 def test_a_program_is_known_by_what_it_does(text: str, other: str, same: bool) -> None:
     assert text in ONE_PROGRAM
     changed = ONE_PROGRAM.replace(text, other, 1)

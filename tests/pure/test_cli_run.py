@@ -398,7 +398,7 @@ def test_secrets_stay_off_command_lines(
         (("sitte", "--", "true"), "no recipe named"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)  # fmt: skip
+)
 def test_own_failures_have_a_code_of_their_own(
     words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:

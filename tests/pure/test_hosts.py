@@ -50,7 +50,7 @@ def test_hosts_of_an_option(text: str, hosts: list[tuple[str, int]]) -> None:
         ("gpu[a-b]:2", "not a list of numbers"),
         ("n" * 300 + ":1", "not the name of a host"),
     ],
-)  # fmt: skip
+)
 def test_wrong_hosts(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         parse_hosts(text)

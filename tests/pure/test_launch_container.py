@@ -11,9 +11,7 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.hosts import Host
 
-BOTH = Container(
-    None, (), "singularity", "/images/h.sif", ("/scratch", "/data"), "nvidia"
-)  # fmt: skip
+BOTH = Container(None, (), "singularity", "/images/h.sif", ("/scratch", "/data"), "nvidia")
 CHARLIE = Container(None, (), "ch-run", "/images/h", ("/scratch",))
 TRAIN = ("python", "train.py")
 
