@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
@@ -19,6 +19,7 @@ KINDS: tuple[Kind, ...] = ("added", "removed", "up", "down", "changed")
 
 _COLOURS: dict[Kind, str] = {"added": "32", "removed": "31", "up": "36", "down": "33"}
 _SHORT = 12
+T = TypeVar("T")
 
 
 class Difference(NamedTuple):
@@ -112,11 +113,19 @@ def _groups(contents: Contents, python: str) -> Groups:
     }
 
 
+def differing(
+    one: Mapping[str, T], two: Mapping[str, T]
+) -> Iterator[tuple[str, T | None, T | None]]:
+    """Values that either has and that differ, by name; None where one has none."""
+    for name in sorted(one.keys() | two.keys()):
+        if (before := one.get(name)) != (after := two.get(name)):
+            yield name, before, after
+
+
 def _differences(
     group: str, one: Mapping[str, Item], two: Mapping[str, Item]
 ) -> Iterator[Difference]:
-    for subject in {**one, **two}:
-        before, after = one.get(subject), two.get(subject)
+    for subject, before, after in differing(one, two):
         kind: Kind = "changed"
         if before is None or after is None:
             kind = "removed" if before else "added"

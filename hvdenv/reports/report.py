@@ -182,24 +182,16 @@ class Report(NamedTuple):
 
         JSON has no NaN: a measurement without a number is left out, and a rank's time is null.
         """
-        return {
-            "schema": SCHEMA,
-            "verdict": self.verdict,
-            "recipe": self.recipe,
-            "prefix": self.prefix,
-            "host": self.host,
-            "started": self.started,
+        ranks = (rank._replace(seconds=_finite(rank.seconds)) for rank in self.ranks)
+        figures = (each for each in self.measurements if _finite(each.value) is not None)
+        written: dict[str, object] = {
             "seconds": round(self.seconds, 3),
             "table": [row._asdict() for row in self.table],
-            "ranks": [
-                rank._replace(seconds=_finite(rank.seconds))._asdict() for rank in self.ranks
-            ],
+            "ranks": [rank._asdict() for rank in ranks],
             "findings": encode(self.findings),
-            "measurements": [
-                each.to_json() for each in self.measurements if _finite(each.value) is not None
-            ],
-            "environment": self.environment,
+            "measurements": [each.to_json() for each in figures],
         }
+        return {"schema": SCHEMA, "verdict": self.verdict, **self._asdict(), **written}
 
     @classmethod
     def from_json(cls, data: object) -> Report:

@@ -7,10 +7,11 @@ they matter by the files that they provide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os.path import dirname, isabs
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from hvdenv.contents.difference import differing
 from hvdenv.launch.launchers import parse_mpi_library
 from hvdenv.reports.report import EVERYTHING, About
 from hvdenv.sites.modules import module_family
@@ -143,7 +144,7 @@ def _programs(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _places(was: Observation, now: Observation) -> Iterator[Change]:
-    for name, before, after in _differing(was.places, now.places):
+    for name, before, after in differing(was.places, now.places):
         if before and after:
             what = f"{name} is imported from {after} now and was from {before}"
             left = _left(before, after)
@@ -157,7 +158,7 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
     found: dict[tuple[str, File, File], list[str]] = {}
     for framework, linked in was.extensions.items():
         others = now.extensions.get(framework, Linked({})).libraries
-        for name, before, after in _differing(linked.libraries, others):
+        for name, before, after in differing(linked.libraries, others):
             if before and after and before.path:
                 found.setdefault((name, before, after), []).append(framework)
     for (name, before, after), frameworks in found.items():
@@ -216,11 +217,11 @@ def _versions(was: Observation, now: Observation) -> Iterator[Change]:
         {"glibc": each.glibc, "NVIDIA's kernel driver": each.driver, **each.packages}
         for each in (was, now)
     )
-    for name, old, new in _differing(before, after):
+    for name, old, new in differing(before, after):
         framework = name.removesuffix("-cpu").removesuffix("-gpu")
         why, remedy = "", f"install {name}=={old} again, {_REBUILD}"
         if name == "glibc":
-            why = _lacks("GLIBC", new, [each.glibc for each in was.extensions.values()])
+            why = _lacks("GLIBC", new or "", [each.glibc for each in was.extensions.values()])
             remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}"
         elif old and name == "horovod":
             why = "this is not the Horovod that was built"
@@ -234,7 +235,7 @@ def _modules(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = (
         {module_family(each.name): each for each in seen.modules} for seen in (was, now)
     )
-    for family, one, other in _differing(before, after):
+    for family, one, other in differing(before, after):
         old, new = (each or Module("not loaded") for each in (one, other))
         if old.name != new.name:
             yield Change(family, _told(f"the module {family}", old.name, new.name))
@@ -262,14 +263,6 @@ def _bring_back(what: str, was: Observation, now: Observation) -> str:
     modules = f"; modules differ: {', '.join(differ)}" if differ else ""
     paths = "PATH, LD_LIBRARY_PATH and modules select it"
     return f"restore {what} of the build ({paths}), {_REBUILD}{modules}"
-
-
-def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Values that either has and that differ; None where one has none."""
-    for name in sorted(was.keys() | now.keys()):
-        before, after = was.get(name), now.get(name)
-        if before != after:
-            yield name, before, after
 
 
 def _left(before: str, after: str) -> bool:
