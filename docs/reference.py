@@ -20,7 +20,7 @@ from docs.horovod_api import page as horovod_api_page
 from hvdenv.cli.main import COMMANDS, make_parser
 from hvdenv.errors import MEANINGS
 from hvdenv.knowledge.combinations import Row, all_rows
-from hvdenv.knowledge.failures import Cause, EventType, all_failures
+from hvdenv.knowledge.failures import Meaning, all_failures
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
@@ -446,13 +446,13 @@ def failure_pages() -> dict[str, str]:
         theme: (about, [each.id for each in known.causes if each.theme == theme])
         for theme, about in known.themes.items()
     }
-    lists["events"] = ("what logs show, where no cause fits better", list(known.events))
+    lists["events"] = (
+        "what logs show, where no cause fits better",
+        [each.id for each in known.events],
+    )
     made = {f"errors/theme-{name}.md": _list(*each) for name, each in lists.items()}
     made |= {f"errors/{each.id}.md": _cause(each) for each in known.causes}
-    made |= {
-        f"errors/{name}.md": _event(each, known.wordings.get(name, ()))
-        for name, each in known.events.items()
-    }
+    made |= {f"errors/{each.id}.md": _event(each) for each in known.events}
     made["errors/index.md"] = (
         "# Error messages\n\n"
         f"`hvdenv doctor LOG` reads {len(known.events)} types of events and {len(known.causes)} causes from a log,"
@@ -476,18 +476,18 @@ def _sentence(text: str) -> str:
     return filled[0].upper() + filled[1:]
 
 
-def _event(event: EventType, wordings: Sequence[str]) -> str:
+def _event(event: Meaning) -> str:
     parts = [
         f"# {plain(_sentence(event.says))}",
         KINDS[event.kind],
-        block("\n".join(wordings)),
+        block("\n".join(event.texts)),
         "\n".join(f"1. {plain(each)}." for each in event.remedies),
-        f"Name in hvdenv: {code(event.name)}.",
+        f"Name in hvdenv: {code(event.id)}.",
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: Meaning) -> str:
     rules = ", ".join(f"[{each}](../rules.md#{each})" for each in cause.rules)
     conditions = [
         *(

@@ -192,7 +192,7 @@ def _rules(found: Found) -> list[Rule]:
 
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
     def listed(kind: Kind) -> list[Table]:
-        return [each._asdict() for each in diagnosis.of_kind(kind)]
+        return [each.document() for each in diagnosis.of_kind(kind)]
 
     return {
         "schema": SCHEMA,

@@ -6,15 +6,16 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import fsum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hvdenv.knowledge.causes import Explainer, Explanation
+from hvdenv.knowledge.causes import Explainer
 from hvdenv.knowledge.events import ERRORS, Event, Reading, read_log
-from hvdenv.knowledge.failures import Failures, Kind, all_failures
+from hvdenv.knowledge.failures import Failures, Kind, Meaning, all_failures
 from hvdenv.knowledge.loglines import without_prefix
 from hvdenv.knowledge.logs import BLOCK, Hit, Place
-from hvdenv.knowledge.wordings import wording
+from hvdenv.knowledge.wordings import pattern
 from hvdenv.reading import LOG, open_file
 
 # How many lines an advice may be away from what it is about, and how many of them are quoted.
@@ -36,6 +37,11 @@ class Found(NamedTuple):
         quotes: what the message itself advises.
         kill: it reports that a process was killed.
         of_others: no rank has failed by itself, so far as this shows.
+
+    For ranking only:
+        lines: numbers of those that it is about.
+        general: as in Meaning.
+        steps_back: it is only a symptom if there is another cause.
     """
 
     id: str
@@ -50,10 +56,17 @@ class Found(NamedTuple):
     quotes: tuple[str, ...] = ()
     kill: bool = False
     of_others: bool = False
+    lines: Sequence[int] = ()
+    general: int = 0
+    steps_back: bool = False
 
     @property
     def remedy(self) -> str:
         return "; ".join(self.remedies)
+
+    def document(self) -> dict[str, object]:
+        """What JSON says of it: all but what is for ranking."""
+        return dict(list(self._asdict().items())[: self._fields.index("lines")])
 
 
 class Similar(NamedTuple):
@@ -109,12 +122,6 @@ class Diagnosis(NamedTuple):
         return next((each.rank for each in (*first, *consequences) if each.rank), "")
 
 
-class _Ranked(NamedTuple):
-    found: Found
-    lines: range
-    meaning: Explanation
-
-
 def diagnose(log: BinaryIO, *, own: bool = False) -> Diagnosis:
     """Search a log of any size for all known failures.
 
@@ -132,7 +139,7 @@ def interpret(log: Reading, failures: Failures) -> Diagnosis:
     errors = log.errors
     if {hit.place.number for hit in errors} <= {each.number for each in found}:
         lines = {hit.place.number: hit for hit in (*errors, *log.hints)}
-        errors = tuple(lines[number] for number in sorted(lines))[:ERRORS]
+        errors = [lines[number] for number in sorted(lines)][:ERRORS]
     rooted = any(each.kind == "cause" for each in found)
     unknown = [*(each.line for each in found), *(hit.place.line for hit in errors)]
     return Diagnosis(
@@ -142,7 +149,7 @@ def interpret(log: Reading, failures: Failures) -> Diagnosis:
         mentions=log.mentions,
         lines=log.lines,
         given_up=log.gave_up,
-        own="own" in log.contexts,
+        own="own" in log.shows,
     )
 
 
@@ -177,53 +184,32 @@ def explain(text: str, *, kills: bool = True) -> Found | None:
     return diagnosis.best
 
 
-def _found(meaning: Explanation, event: Event, log: Reading) -> _Ranked:
+def _found(meaning: Meaning, event: Event, log: Reading) -> Found:
     """What an event means, with its place."""
-    place = _below_rulers(event.hit)
-    kill = event.type.kill
+    hit, kill = event.hit, event.meaning.kill
+    place = _below_rulers(hit)
     # A process that is killed after another one crashed is not the cause.
     follows = kill and place.number > log.crashed
     kind: Kind = "consequence" if follows else meaning.kind
-    if meaning.of_others or follows or (kind == "consequence" and "rank" not in event.hit.slots):
+    if meaning.of_others or follows or (kind == "consequence" and "rank" not in hit.slots):
         # The rank that prints this, or that was ended by it, is not the one that failed.
         place = place._replace(rank="")
-    frames = _FRAME.findall(event.hit.before) if event.type.name == "exception" else []
-    at = " (at {}, line {})".format(*frames[-1]) if frames else ""
-    found = Found(
+    frames = _FRAME.findall(hit.before) if event.meaning.id == "exception" else []
+    return Found(
         id=meaning.id,
-        cause=meaning.says + at,
+        cause=meaning.says + (" (at {}, line {})".format(*frames[-1]) if frames else ""),
         remedies=meaning.remedies,
         kind=kind,
         rules=meaning.rules,
         source=meaning.source,
-        quotes=_quotes(event.hit) if kind in ("cause", "symptom") else (),
+        quotes=_quotes(hit) if kind in ("cause", "symptom") else (),
         kill=kill,
         of_others=meaning.of_others,
+        lines=hit.lines,
+        general=meaning.general,
+        steps_back=kind == "cause" and (meaning.steps_back or bool(meaning.member)),
         **place._asdict(),
     )
-    return _Ranked(found, event.hit.lines, meaning)
-
-
-def _quotes(hit: Hit) -> tuple[str, ...]:
-    """What the message, or the lines after it, advise."""
-    lines = hit.after.splitlines()[:ADVICE_LINES]
-    texts = all_failures().texts
-    said = "\n".join(without_prefix(line)[0] for line in lines)
-    found = [each for text in texts.advice if (each := wording(text).pattern.search(said))]
-    found = [each for each in found if not said[: each.start()][-1:].isalnum()]  # not in "retry"
-    quoted = [_sentence(said, each) for each in sorted(found, key=lambda one: one.start())]
-    told = [each for each in quoted if not any(no in each for no in texts.no_advice)]
-    kept = [each for n, each in enumerate(told) if not any(each in other for other in told[:n])]
-    return tuple(kept)[:QUOTES]
-
-
-def _sentence(text: str, begun: re.Match[str]) -> str:
-    """What begins with a match, with the next line if that goes on with the sentence."""
-    more = _CONTINUED.match(text, begun.end())
-    said = (
-        begun[0] if begun[0].rstrip().endswith((".", "!", "?")) or not more else begun[0] + more[0]
-    )
-    return " ".join(said.split())
 
 
 def _below_rulers(hit: Hit) -> Place:
@@ -235,56 +221,72 @@ def _below_rulers(hit: Hit) -> Place:
     return hit.place._replace(number=hit.place.number + skipped, line=hit.text.split("\n")[skipped])
 
 
-def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
-    """By kind, then by line; general ones only where nothing else says more."""
-    kept: list[_Ranked] = []
-    for level in sorted({each.meaning.general for each in found}):
-        taken = {line for each in kept for line in each.lines}
-        more = [each for each in found if each.meaning.general == level]
-        kept += [each for each in more if taken.isdisjoint(each.lines)] if level else more
-        if any(each.found.kind in ("cause", "symptom") for each in kept):
-            break
-    if any(each.found.kind == "cause" and not each.meaning.derived for each in kept):
-        kept = [_stepped_back(each) if each.meaning.derived else each for each in kept]
-    return _distinct(kept)
+def _quotes(hit: Hit) -> tuple[str, ...]:
+    """What the message, or the lines after it, advise."""
+    texts = all_failures().texts
+    lines = hit.after.splitlines()[:ADVICE_LINES]
+    said = "\n".join(without_prefix(line)[0] for line in lines)
+    begun = [each for text in texts.advice if (each := pattern(text).search(said))]
+    quoted = [
+        _sentence(said, each)
+        for each in sorted(begun, key=lambda each: each.start())
+        if not said[: each.start()][-1:].isalnum()  # not in "retry"
+    ]
+    advice = [each for each in quoted if not any(no in each for no in texts.no_advice)]
+    kept = [each for n, each in enumerate(advice) if not any(each in one for one in advice[:n])]
+    return tuple(kept[:QUOTES])
 
 
-def _stepped_back(ranked: _Ranked) -> _Ranked:
-    return ranked._replace(found=ranked.found._replace(kind="symptom"))
+def _sentence(text: str, begun: re.Match[str]) -> str:
+    """What begins with a match, with the next line if that goes on with the sentence."""
+    ended = begun[0].rstrip().endswith((".", "!", "?"))
+    more = None if ended else _CONTINUED.match(text, begun.end())
+    return " ".join((begun[0] + (more[0] if more else "")).split())
 
 
-def _distinct(found: Sequence[_Ranked]) -> tuple[Found, ...]:
-    """By kind, then by line; of several about the same lines, or of the same id, only the first."""
+def _ranked(found: Sequence[Found]) -> tuple[Found, ...]:
+    """By kind, then by line; of several about the same lines, or of the same id, only the first.
+
+    General ones count only where nothing else says more.
+    """
+    lowest: dict[int, int] = {}
+    for each in found:
+        lowest |= {line: min(each.general, lowest.get(line, each.general)) for line in each.lines}
+    kept = [each for each in found if all(lowest[line] == each.general for line in each.lines)]
+    levels = [each.general for each in kept if each.kind in ("cause", "symptom")]
+    kept = [each for each in kept if not levels or each.general <= min(levels)]
+    if any(each.kind == "cause" and not each.steps_back for each in kept):
+        kept = [e._replace(kind="symptom") if e.steps_back else e for e in kept]
     told: dict[str, Found] = {}
     taken: set[int] = set()
-    for each in sorted(found, key=_order):
-        if each.found.id not in told and taken.isdisjoint(each.lines):
-            told[each.found.id] = each.found
+    for each in sorted(kept, key=_order):
+        if each.id not in told and taken.isdisjoint(each.lines):
+            told[each.id] = each
             taken.update(each.lines)
     return tuple(told.values())
 
 
-def _order(ranked: _Ranked) -> tuple[int, int, int]:
-    return _ORDER.index(ranked.found.kind), ranked.found.number, ranked.meaning.vague
+def _order(found: Found) -> tuple[int, int, bool]:
+    return _ORDER.index(found.kind), found.number, not found.source
 
 
 def _similar(lines: Iterable[str], failures: Failures) -> tuple[Similar, ...]:
     """At most two known failures, most of whose words, weighted by how rare they are, are in some lines."""
     words = _words(lines)
-    known = [
-        (_words((text,)), Similar(*rest)) for texts, *rest in failures.named() for text in texts
-    ]
+    meanings = (*failures.events, *failures.causes)
+    known = [(_words((text,)), each) for each in meanings for text in each.texts]
     uses = Counter(word for theirs, _ in known for word in theirs)
     scores: dict[Similar, float] = {}
-    for theirs, similar in known:
+    for theirs, each in known:
         shared = words & theirs
-        if len(shared) > 1 and "{" not in similar.cause:
-            score = sum(1 / uses[word] for word in shared) / sum(1 / uses[word] for word in theirs)
+        if len(shared) > 1 and "{" not in each.says:
+            similar = Similar(each.id, each.says)
+            score = fsum(1 / uses[word] for word in shared) / fsum(
+                1 / uses[word] for word in theirs
+            )
             scores[similar] = max(score, scores.get(similar, 0.0))
-    best = sorted(
-        (each for each in scores if scores[each] >= SIMILAR), key=lambda each: -scores[each]
-    )
-    return tuple(best[:2])
+    best = sorted(scores, key=lambda each: -scores[each])[:2]
+    return tuple(each for each in best if scores[each] >= SIMILAR)
 
 
 def _words(lines: Iterable[str]) -> frozenset[str]:

@@ -6,102 +6,65 @@ from collections.abc import Iterable
 from functools import cache
 from typing import BinaryIO, NamedTuple
 
-from hvdenv.knowledge.failures import Cause, EventType, Failures, Named, all_failures
-from hvdenv.knowledge.logs import Hit, Matcher, Query, Search, matcher
-from hvdenv.knowledge.wordings import wording
+from hvdenv.knowledge.failures import Meaning, Named, all_failures
+from hvdenv.knowledge.logs import Finder, Hit, Query, Search, make_finder
 
 ERRORS, FRAMES = 5, 30
-# In a backtrace by UCX or Open MPI, the library and the function that crashed are below the frames
-# of the signal handler.
-_CRASHED = tuple(
-    f"{handler}({{}}\\n{{}}{{library}}.so{{}}({{function}}"
-    for handler in ("libc.so.6", "libpthread.so.0", "libucs.so.0")
-)
+# Libraries of signal handlers.
 _HANDLERS = ("libc", "libpthread", "libucs", "ld-linux")
 
 
 class Event(NamedTuple):
-    """An event of a log, or a text that only one cause has: then `cause` is that."""
+    """A line that prints an event of a type, or a text that only one cause has."""
 
-    type: EventType
+    meaning: Meaning
     hit: Hit
-    cause: Cause | None = None
 
 
 class Reading(NamedTuple):
     """What was read from a log.
 
     Attributes:
-        events: in the order of lines.
-        contexts: names of those that it shows.
+        events: in the order of lines; on one line, texts of one cause come first.
+        shows: names of contexts, and wordings of `needs` and `unless`.
         mentions: versions and paths by what they are called, and `facts` by what rules call them.
-        texts: wordings of `needs` and `unless` that it contains.
         errors: the first lines that look like an error; `hints` the first that may say why.
         crashed: line number of the first crash, or one that is behind the log; `where` it crashed.
     """
 
     events: tuple[Event, ...]
-    contexts: frozenset[str]
+    shows: frozenset[str]
     mentions: dict[str, str]
     facts: dict[str, str]
-    texts: frozenset[str]
-    errors: tuple[Hit, ...]
-    hints: tuple[Hit, ...]
+    errors: list[Hit]
+    hints: list[Hit]
     crashed: int
     where: str
     lines: int
     gave_up: bool
 
 
-class _Catalog(NamedTuple):
-    """All queries for a log, and what they are for, in their order."""
-
-    queries: tuple[Query, ...]
-    events: tuple[tuple[EventType, Cause | None], ...]
-    texts: tuple[str, ...]
-    failures: Failures
-
-    @property
-    def everything(self) -> range:
-        return range(len(self.queries))
-
-
 @cache
-def _matcher() -> Matcher:
-    known = _catalog()
-    return matcher(known.queries, known.everything)
-
-
-@cache
-def _catalog() -> _Catalog:
+def _queries() -> tuple[Query, ...]:
     known = all_failures()
-    typed = [(each, None, known.wordings.get(each.name, ())) for each in known.events.values()]
-    own = [(_type_of(each), each, each.texts) for each in known.causes if each.texts]
-    texts = tuple(dict.fromkeys(text for each in known.causes for text in each.needs + each.unless))
-    other = known.texts
-    return _Catalog(
-        queries=(
-            *(_query(wordings, kind.most) for kind, _, wordings in (*typed, *own)),
-            *(_query((text,)) for text in texts),
-            *(_query(each.wordings) for each in (*other.mention, *other.context)),
-            _query(other.errors, ERRORS),
-            _query(other.hints, ERRORS),
-            _query(other.crashes),
-            _query(_CRASHED, FRAMES),
-        ),
-        events=tuple((kind, cause) for kind, cause, _ in (*typed, *own)),
-        texts=texts,
-        failures=known,
+    texts = known.texts
+    conditions = dict.fromkeys(text for each in known.causes for text in each.needs + each.unless)
+    return (
+        *(Query("event", each.id, each.texts, each.most) for each in known.events),
+        *(Query("cause", each.id, each.texts, each.most) for each in known.causes),
+        *(Query("shows", text, (text,)) for text in conditions),
+        *(Query("shows", each.name, each.wordings) for each in texts.context),
+        *(Query("mention", each.name, each.wordings) for each in texts.mention),
+        Query("line", "errors", texts.errors, ERRORS),
+        Query("line", "hints", texts.hints, ERRORS),
+        Query("line", "crashes", texts.crashes),
+        Query("line", "frames", texts.frames, FRAMES),
     )
 
 
-def _type_of(cause: Cause) -> EventType:
-    """The type of the event that only one cause has."""
-    return EventType(cause.id, cause.says, kind=cause.kind)
-
-
-def _query(texts: Iterable[str], most: int = 1) -> Query:
-    return Query(tuple(map(wording, texts)), most)
+@cache
+def _finder() -> Finder:
+    return make_finder(_queries(), range(len(_queries())))
 
 
 def read_log(log: BinaryIO, *, own: bool = False) -> Reading:
@@ -110,26 +73,30 @@ def read_log(log: BinaryIO, *, own: bool = False) -> Reading:
     Args:
         own: whether hvdenv ran what it is the log of.
     """
-    known = _catalog()
-    search = Search(known.queries, _matcher())
+    known = all_failures()
+    search = Search(_queries(), _finder())
     search.read(log)
-    hits = iter([search.hits(number) for number in known.everything])
-    events = [Event(kind, hit, cause) for kind, cause in known.events for hit in next(hits)]
-    texts = frozenset(text for text in known.texts if next(hits))
-    named = [(each, next(hits)) for each in known.failures.texts.mention]
-    mentions = {each.name: _value(each, found[0]) for each, found in named if found}
-    contexts = {each.name for each in known.failures.texts.context if next(hits)}
-    errors, hints, crashes, frames = hits
+    causes, events = search.found("cause"), search.found("event")
+    found = [Event(each, hit) for each in known.causes for hit in causes.get(each.id, ())]
+    found += [Event(each, hit) for each in known.events for hit in events.get(each.id, ())]
+    values = search.found("mention")
+    named = {
+        each: _value(each, values[each.name][0])
+        for each in known.texts.mention
+        if each.name in values
+    }
+    lines = search.found("line")
     return Reading(
-        events=tuple(sorted(events, key=lambda each: each.hit.place.number)),
-        contexts=frozenset(contexts | ({"own"} if own else set())),
-        mentions=mentions,
-        facts={each.fact: mentions[each.name] for each, found in named if found and each.fact},
-        texts=texts,
-        errors=tuple(errors),
-        hints=tuple(hints),
-        crashed=min((hit.place.number for hit in crashes), default=search.lines + 1),
-        where=_crash_site(frames),
+        events=tuple(sorted(found, key=lambda each: each.hit.place.number)),
+        shows=frozenset(search.found("shows")) | ({"own"} if own else set()),
+        mentions={each.name: value for each, value in named.items()},
+        facts={each.fact: value for each, value in named.items() if each.fact},
+        errors=lines.get("errors", []),
+        hints=lines.get("hints", []),
+        crashed=min(
+            (hit.place.number for hit in lines.get("crashes", ())), default=search.lines + 1
+        ),
+        where=_crash_site(lines.get("frames", ())),
         lines=search.lines,
         gave_up=search.gave_up,
     )

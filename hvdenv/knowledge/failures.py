@@ -9,16 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "failures"
+T = TypeVar("T")
 
 Kind = Literal["cause", "symptom", "consequence", "warning"]
 # How certain a source is, as in rules, and the source.
@@ -27,6 +27,14 @@ Source = Annotated[
 ]
 # What a name is the name of; a library is missing for a program or, "linked", for the linker.
 Member = Literal["headers", "libraries", "linked", "packages", "symbols", "modules"]
+# Package managers, with the context of a log in which each comes first, and its command.
+System = Literal["pip", "apt", "dnf", "conda"]
+_SYSTEMS: dict[System, tuple[str, str]] = {
+    "pip": ("", "`pip install {}`"),
+    "apt": ("debian", "`sudo apt install {}` (Debian and Ubuntu; an administrator)"),
+    "dnf": ("rhel", "`sudo dnf install {}` (RHEL; an administrator)"),
+    "conda": ("conda", "`conda install -c conda-forge {}` (in a conda environment)"),
+}
 
 
 class Family(NamedTuple):
@@ -42,8 +50,8 @@ class Family(NamedTuple):
         build: how to make it available to compilers and linkers, besides installing it.
         run: how to make its libraries available to programs, besides installing them.
         link: what adds its libraries to the linker's command line.
-        apt, dnf, conda, pip: names of its packages for building; the first two need an administrator.
-        apt_run, dnf_run, conda_run, pip_run: and for programs, where they differ.
+        install: names of its packages for building.
+        install_run: and for programs, where they differ.
     """
 
     id: str
@@ -56,14 +64,8 @@ class Family(NamedTuple):
     build: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
     link: str = ""
-    apt: str = ""
-    dnf: str = ""
-    conda: str = ""
-    pip: str = ""
-    apt_run: str = ""
-    dnf_run: str = ""
-    conda_run: str = ""
-    pip_run: str = ""
+    install: dict[System, str] = {}
+    install_run: dict[System, str] = {}
 
     def has(self, member: Member, name: str) -> bool:
         """Whether a name is one of its own; that of a package in any case of letters."""
@@ -75,103 +77,77 @@ class Family(NamedTuple):
             name, names = name.lower(), tuple(each.lower() for each in names)
         return any(fnmatchcase(name, each) for each in names)
 
-    def remedies(self, member: Member, contexts: frozenset[str]) -> list[str]:
+    def remedies(self, member: Member, contexts: frozenset[str]) -> tuple[str, ...]:
         """How to make a name of it available, first by the package manager of the log's system."""
         running = member in ("libraries", "modules")
         linking = f"link it after the objects: add {self.link} to LIBS or target_link_libraries"
-        first = [linking] if member == "symbols" and self.link else []
-        packages = {
-            system: (getattr(self, f"{system}_run") if running else "") or getattr(self, system)
-            for system in _INSTALL
-        }
-        known = [system for system in _INSTALL if packages[system]]
-        known.sort(key=lambda system: _SYSTEMS.get(system) not in contexts)
-        return [
+        first = (linking,) if member == "symbols" and self.link else ()
+        packages = self.install | (self.install_run if running else {})
+        systems = sorted(_SYSTEMS, key=lambda system: _SYSTEMS[system][0] not in contexts)
+        return (
             *first,
             *(self.run if running else self.build),
-            *(_INSTALL[system].format(packages[system]) for system in known),
-        ]
+            *(_SYSTEMS[each][1].format(packages[each]) for each in systems if each in packages),
+        )
 
 
-_SYSTEMS = {"apt": "debian", "dnf": "rhel", "conda": "conda"}
-_INSTALL = {
-    "pip": "`pip install {}`",
-    "apt": "`sudo apt install {}` (Debian and Ubuntu; an administrator)",
-    "dnf": "`sudo dnf install {}` (RHEL; an administrator)",
-    "conda": "`conda install -c conda-forge {}` (in a conda environment)",
-}
-
-
-class EventType(NamedTuple):
-    """What an event means where no cause is known that fits better.
-
-    Attributes:
-        name: as wordings and causes call it.
-        says: what happened; ``{slot}`` stands for a slot.
-        remedies: what to do, the most likely first.
-        kind: a ``cause`` says why; a ``symptom`` only where it stopped; a ``consequence`` follows
-            from an earlier event; a ``warning`` also occurs in successful runs.
-        member: its slot ``name`` is such a name; if a family has it, this is a cause.
-        steps_back: a cause only if no other one is found, as all those of a member.
-        known: the cause if a family has the name; ``{family}`` stands for what that is called.
-        most: how many lines to keep of each wording.
-        general: an event of a higher number counts only where nothing below it is found.
-        inside: remedies that come first in a context.
-        rules: globs for ids of rules of `check`; if one of them applies to the versions that the
-            log names, it is the cause.
-        of_others: as in Cause.
-        kill: reports that a process was killed, which launchers and schedulers also do to the
-            remaining ranks when one has ended.
-    """
-
-    name: str
-    says: str
-    remedies: tuple[str, ...] = ()
-    kind: Kind = "symptom"
-    member: Member | None = None
-    steps_back: bool = False
-    known: str = ""
-    most: int = 3
-    general: int = 0
-    inside: dict[str, str | tuple[str, ...]] = {}
-    rules: tuple[str, ...] = ()
-    of_others: bool = False
-    kill: bool = False
-
-
-class Cause(NamedTuple):
-    """Why an event happened, where more is known than its type says.
+class Meaning(NamedTuple):
+    """What an event of a log means, as far as its type says, or why it happened: a cause.
 
     Attributes:
         id: stable name.
-        says, remedies, inside, kind, general: as in EventType, instead of the type's.
+        says: what happened, or why; ``{slot}`` stands for a slot.
+        remedies: what to do, the most likely first.
+        kind: a ``cause`` says why; a ``symptom`` only where it stopped; a ``consequence`` follows
+            from an earlier event; a ``warning`` also occurs in successful runs.
+        texts: wordings of the event, or those that only this cause has.
+        inside: remedies that come first in a context.
+        general: an event of a higher number counts only where nothing below it is found.
+        of_others: no rank has failed by itself: the one that prints it waited for others, or all were ended.
+
+    Of types of events only:
+        member: its slot ``name`` is such a name; if a family has it, this is a cause.
+        known: the cause if a family has the name; ``{family}`` stands for what that is called.
+        steps_back: a cause only if no other one is found, as all those of a member.
+        most: how many lines to keep.
+        broken: globs for ids of rules of `check`; if one of them applies to the versions that the
+            log names, it is the cause.
+        kill: reports that a process was killed, which launchers and schedulers also do to the
+            remaining ranks when one has ended.
+
+    Of causes only:
+        source: how certain it is, as in rules, and what says so.
         event: the types of events that it explains.
-        texts: wordings that only this cause has.
         when: conditions on slots; all must hold, with `texts` too. A glob, ``!glob``, ``@family``,
             or ``!= {slot}`` for another slot; of several, one must hold. A slot that the log does
             not fill is empty.
         context: contexts that the log must have, or with ``!`` must not.
         needs, unless: wordings of which the log must contain one, or none.
         rules: ids of rules of `check` that find it before a build.
-        of_others: no rank has failed by itself: the one that prints it waited for others, or all were ended.
-        source: how certain it is, as in rules, and what says so.
+        theme: the name of its file.
     """
 
     id: str
     says: str
-    source: Source
     remedies: tuple[str, ...] = ()
-    event: tuple[str, ...] = ()
+    kind: Kind = "cause"
     texts: tuple[str, ...] = ()
+    inside: dict[str, str | tuple[str, ...]] = {}
+    general: int = 0
+    of_others: bool = False
+    member: Member | None = None
+    known: str = ""
+    steps_back: bool = False
+    most: int = 3
+    broken: tuple[str, ...] = ()
+    kill: bool = False
+    source: Source = ""
+    event: tuple[str, ...] = ()
     when: dict[str, str | tuple[str, ...]] = {}
     context: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
-    kind: Kind = "cause"
     rules: tuple[str, ...] = ()
-    inside: dict[str, str | tuple[str, ...]] = {}
-    general: int = 0
-    of_others: bool = False
     theme: str = ""
 
 
@@ -192,6 +168,7 @@ class Texts(NamedTuple):
     errors: tuple[str, ...]
     hints: tuple[str, ...]
     crashes: tuple[str, ...]
+    frames: tuple[str, ...]
     advice: tuple[str, ...]
     no_advice: tuple[str, ...]
 
@@ -200,16 +177,16 @@ class _Families(NamedTuple):
     """Families, and single libraries of systems, which come after them."""
 
     family: tuple[Family, ...]
-    library: tuple[Family, ...] = ()
+    library: tuple[Family, ...]
 
 
 class _Events(NamedTuple):
-    event: tuple[EventType, ...]
+    event: tuple[Meaning, ...]
 
 
 class _Causes(NamedTuple):
     about: str
-    cause: tuple[Cause, ...]
+    cause: tuple[Meaning, ...]
 
 
 class _Wordings(NamedTuple):
@@ -221,53 +198,40 @@ class Failures(NamedTuple):
     """All that is known.
 
     Attributes:
-        wordings: by type of event, in the order of files.
+        events: types of events, with the wordings of all files.
         causes: specific ones before general ones.
         families: specific ones before general ones.
+        themes: what each file of causes is about.
     """
 
-    events: dict[str, EventType]
-    wordings: dict[str, tuple[str, ...]]
-    causes: tuple[Cause, ...]
+    events: tuple[Meaning, ...]
+    causes: tuple[Meaning, ...]
     families: tuple[Family, ...]
     texts: Texts
     themes: dict[str, str]
-
-    def family_of(self, member: Member, name: str) -> Family | None:
-        """The first family that has a name."""
-        return next((each for each in self.families if each.has(member, name)), None)
-
-    def named(self) -> Iterator[tuple[tuple[str, ...], str, str]]:
-        """Wordings with the name of the event type or cause, and what it says."""
-        for kind in self.events.values():
-            yield self.wordings.get(kind.name, ()), kind.name, kind.says
-        yield from ((each.texts, each.id, each.says) for each in self.causes)
 
 
 @cache
 def all_failures() -> Failures:
     """Read the data."""
-    events = decode(_Events, _table(FOLDER / "events.toml")).event
-    families = decode(_Families, _table(FOLDER / "families.toml"))
-    wordings: dict[str, tuple[str, ...]] = {}
-    for path in sorted((FOLDER / "wordings").glob("*.toml")):
-        for name, texts in decode(_Wordings, _table(path)).wordings.items():
-            wordings[name] = (*wordings.get(name, ()), *texts)
-    files = {
-        path.stem: decode(_Causes, _table(path))
-        for path in sorted((FOLDER / "causes").glob("*.toml"))
-    }
+    families = _read(_Families, FOLDER / "families.toml")
+    files = {path.stem: _read(_Causes, path) for path in sorted(FOLDER.glob("causes/*.toml"))}
+    wordings = [_read(_Wordings, path) for path in sorted(FOLDER.glob("wordings/*.toml"))]
     return Failures(
-        events={each.name: each for each in events},
-        wordings=wordings,
+        events=tuple(
+            each._replace(
+                texts=tuple(text for w in wordings for text in w.wordings.get(each.id, ()))
+            )
+            for each in _read(_Events, FOLDER / "events.toml").event
+        ),
         causes=tuple(
             each._replace(theme=theme) for theme, file in files.items() for each in file.cause
         ),
         families=(*families.family, *families.library),
-        texts=decode(Texts, _table(FOLDER / "texts.toml")),
+        texts=_read(Texts, FOLDER / "texts.toml"),
         themes={theme: file.about for theme, file in files.items()},
     )
 
 
-def _table(path: Path) -> dict[str, object]:
-    return parse_toml(read_text(path, OWN))
+def _read(kind: type[T], path: Path) -> T:
+    return decode(kind, parse_toml(read_text(path, OWN)))

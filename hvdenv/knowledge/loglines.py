@@ -1,4 +1,4 @@
-"""What lines of a log have in common, whoever printed them: prefixes, and names of programs."""
+"""What lines of a log have in common, whoever printed them: prefixes."""
 
 from __future__ import annotations
 
@@ -30,17 +30,6 @@ _PREFIX = re.compile(
     r"|# "
 )
 
-# Programs that print the same under another name: Open MPI 5 and its launcher PRRTE call those of
-# Open MPI 4 so, and `mpiexec` is `mpirun`.
-_RENAMED = {
-    "PRRTE": "ORTE", "PRTE": "ORTE", "prted": "orted", "prterun": "mpirun", "orterun": "mpirun",
-    "mpiexec": "mpirun",
-}  # fmt: skip
-# Slurm 23 and newer writes `slurmstepd-HOST`.
-_NAMES = re.compile(
-    r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec|slurmstepd-[\w.-]{1,64}(?=: ))\b"
-)
-
 
 def without_prefix(line: str) -> tuple[str, str]:
     """A line without its prefixes, and the rank that they name."""
@@ -49,16 +38,3 @@ def without_prefix(line: str) -> tuple[str, str]:
         rank = rank or next((each for each in found.groups() if each), "")
         at = found.end()
     return line[at:], rank
-
-
-def normalised(text: str) -> str:
-    """A text with the names that Open MPI 4 and older releases of Slurm give their programs."""
-    return _NAMES.sub(lambda name: _RENAMED.get(name[0], "slurmstepd"), text)
-
-
-def other_names(text: str) -> list[str]:
-    """What other releases print instead of a text in lower case."""
-    words = re.findall(r"\w+", text)
-    pairs = [(name.lower(), common.lower()) for name, common in _RENAMED.items()]
-    names = [text.replace(common, name) for name, common in pairs if common in words]
-    return [*names, "slurmstepd-"] if text.startswith("slurmstepd: ") else names

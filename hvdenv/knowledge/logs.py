@@ -7,13 +7,12 @@ anchors of all wordings; a wording is tried only on lines that contain its ancho
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import thread_time
 from typing import BinaryIO, NamedTuple
 
-from hvdenv.knowledge.loglines import normalised, other_names, without_prefix
-from hvdenv.knowledge.wordings import Wording, folded, straight
+from hvdenv.knowledge.loglines import without_prefix
+from hvdenv.knowledge.wordings import anchor, folded, pattern, straight
 
 try:
     from ahocorasick_rs import BytesAhoCorasick
@@ -25,10 +24,9 @@ BLOCK = 1 << 15
 BEFORE, AFTER, LINES = 600, 1400, 3
 # Characters before an anchor that belong to a block.
 NEAR = 2000
-# How many lines may contain an anchor of a wording that does not match. After ALL_TRIES for all
-# wordings together, more than any real log needs, only FEW_TRIES each.
-TRIES, ALL_TRIES, FEW_TRIES = 2000, 5000, 20
-# CPU time in seconds for one wording, and for all, in one log. Real logs need hundredths of
+# How many lines with an anchor of a query are tried: more than real logs need before one matches.
+TRIES = 500
+# CPU time in seconds for one query, and for all, in one log. Real logs need hundredths of
 # a second; only a crafted one comes near.
 ONE_SECONDS, ALL_SECONDS = 1.0, 10.0
 # When a block contains more anchors that are no longer wanted than this, stop searching for them.
@@ -37,7 +35,6 @@ IDLE = 1000
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 # Control characters other than tab, line end and escape are removed.
 _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
-_END = re.compile(rb"[\r\n]")
 _SPACES = re.compile(r"[ \t]+")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
@@ -51,9 +48,11 @@ class Place(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Wordings of one meaning, and how many lines to keep."""
+    """Wordings of one meaning, and how many lines to keep; results are sorted by group and name."""
 
-    wordings: tuple[Wording, ...]
+    group: str
+    name: str
+    wordings: tuple[str, ...]
     most: int = 1
 
 
@@ -61,8 +60,7 @@ class Hit(NamedTuple):
     """A line that matches a wording.
 
     Attributes:
-        wording: as written.
-        slots: what fills its slots.
+        slots: what fills the slots of the wording.
         text: the line, without prefixes, and those that follow.
         end: where the match ends in `text`.
         before, after: the lines before it, and those from it on.
@@ -92,118 +90,92 @@ class _Block(NamedTuple):
     number: int
 
 
-class _Progress:
-    def __init__(self) -> None:
-        self.hits: dict[int, Hit] = {}  # by line number
-        self.tries = 0
-        self.seconds = 0.0
+# Finds the anchors of wordings in a folded block: by number, the query of each; its wording; and
+# where it stands.
+Finder = Callable[[bytes], Iterable[tuple[int, str, int]]]
 
 
-class Matcher(NamedTuple):
-    """Finds the anchors of wordings in a folded block.
+def make_finder(queries: Sequence[Query], numbers: Iterable[int]) -> Finder:
+    """Making one, of the queries with some numbers, takes longer than a short log."""
+    wanted = [(number, each) for number in numbers for each in queries[number].wordings]
+    anchors = [anchor(wording) for _, wording in wanted]
+    if BytesAhoCorasick is None:
+        found: Callable[[bytes], Iterable[tuple[int, int, int]]]
+        found = lambda block: _one_by_one(anchors, block)  # noqa: E731
+    else:
+        automaton = BytesAhoCorasick(anchors)
+        found = lambda block: automaton.find_matches_as_indexes(block, overlapping=True)  # noqa: E731
+    return lambda block: [(*wanted[index], at) for index, at, _ in found(block)]
 
-    Attributes:
-        wanted: the query and the wording of each anchor.
-        find: the index of each anchor in a block, where it starts and ends.
-    """
 
-    wanted: Sequence[tuple[int, Wording]]
-    find: Callable[[bytes], Iterable[tuple[int, int, int]]]
-
-
-def matcher(queries: Sequence[Query], some: Iterable[int]) -> Matcher:
-    """A matcher of some queries; making one takes longer than a short log."""
-    pairs = [(at, each) for at in some for each in queries[at].wordings]
-    named = [(at, each, name) for at, each in pairs for name in _anchors(each)]
-    find = _automaton([name for _, _, name in named])
-    return Matcher([(at, each) for at, each, _ in named], find)
+def _one_by_one(anchors: Sequence[bytes], block: bytes) -> list[tuple[int, int, int]]:
+    found = [
+        (index, *each.span())
+        for index, anchor in enumerate(anchors)
+        for each in re.finditer(re.escape(anchor), block)
+    ]
+    return sorted(found, key=lambda each: each[2])
 
 
 class Search:
-    """A search for queries; `hits` has what was found, by query."""
+    """A search of a log for queries."""
 
-    def __init__(self, queries: Sequence[Query], all_of_them: Matcher) -> None:
+    def __init__(self, queries: Sequence[Query], finder: Finder) -> None:
         self.queries = queries
-        self.matcher = all_of_them
-        self.progress: defaultdict[int, _Progress] = defaultdict(_Progress)
-        self.tries = 0
-        self.seconds = 0.0
+        self.finder = finder
         self.lines = 0
+        self._hits: list[dict[int, Hit]] = [{} for _ in queries]  # by line number
+        self._tries = [0] * len(queries)
+        self._seconds = [0.0] * len(queries)
+        self._all_seconds = 0.0
 
     def read(self, log: BinaryIO) -> None:
         """Search a log from where it stands."""
         for block in _blocks(log):
             if self._read_block(block) > IDLE:
-                self.matcher = matcher(self.queries, filter(self._wants, range(len(self.queries))))
+                wanted = filter(self._wants, range(len(self.queries)))
+                self.finder = make_finder(self.queries, wanted)
             self.lines = block.number + block.text.count(b"\n", block.start, block.end) - 1
 
-    def hits(self, query: int) -> list[Hit]:
-        """What was found, in the order of lines."""
-        return sorted(self.progress[query].hits.values(), key=lambda hit: hit.place.number)
+    def found(self, group: str) -> dict[str, list[Hit]]:
+        """What queries of a group have found, by their names, in the order of lines."""
+        return {
+            query.name: [hits[number] for number in sorted(hits)]
+            for query, hits in zip(self.queries, self._hits, strict=True)
+            if query.group == group and hits
+        }
 
     @property
     def gave_up(self) -> bool:
         """Whether some lines were not searched, because matching took too long."""
-        return any(self._out_of_time(query) for query in range(len(self.queries)))
+        return any(map(self._out_of_time, range(len(self.queries))))
 
     def _read_block(self, block: _Block) -> int:
         """Returns how many of the anchors found were no longer wanted."""
         idle = 0
-        searched: dict[int, int] = {}
-        for index, at, _ in self.matcher.find(folded(block.text)):
-            query, wording = self.matcher.wanted[index]
-            if at < block.start:
-                continue
+        for query, wording, at in self.finder(folded(block.text)):
             if not self._wants(query):
                 idle += 1
-            elif searched.get(index, block.start) <= at < block.end:
+            elif block.start <= at < block.end:
                 self._try(query, wording, block, at)
-                line_end = _END.search(block.text, at, at + AFTER)
-                searched[index] = line_end.start() if line_end else at + AFTER
         return idle
 
-    def _wants(self, query: int) -> bool:
-        progress, limit = self.progress[query], TRIES if self.tries < ALL_TRIES else FEW_TRIES
-        found_all = len(progress.hits) >= self.queries[query].most
-        return not found_all and progress.tries < limit and not self._out_of_time(query)
-
-    def _out_of_time(self, query: int) -> bool:
-        return self.seconds >= ALL_SECONDS or self.progress[query].seconds >= ONE_SECONDS
-
-    def _try(self, query: int, wording: Wording, block: _Block, at: int) -> None:
+    def _try(self, query: int, wording: str, block: _Block, at: int) -> None:
         """Keep a line if it matches."""
-        progress = self.progress[query]
         began = thread_time()
         if hit := _look(block, at, wording):
-            progress.hits.setdefault(hit.place.number, hit)
+            self._hits[query].setdefault(hit.place.number, hit)
         seconds = thread_time() - began
-        progress.tries += 1
-        progress.seconds += seconds
-        self.tries += 1
-        self.seconds += seconds
+        self._tries[query] += 1
+        self._seconds[query] += seconds
+        self._all_seconds += seconds
 
+    def _wants(self, query: int) -> bool:
+        found_all = len(self._hits[query]) >= self.queries[query].most
+        return not (found_all or self._tries[query] >= TRIES or self._out_of_time(query))
 
-def _anchors(wording: Wording) -> list[bytes]:
-    """Its anchor, with the names that other releases give their programs."""
-    return [wording.anchor, *map(str.encode, other_names(wording.anchor.decode()))]
-
-
-def _automaton(texts: Sequence[bytes]) -> Callable[[bytes], Iterable[tuple[int, int, int]]]:
-    """A function that finds texts in a block: the index of each, where it starts and ends."""
-    if BytesAhoCorasick is None:
-        return lambda block: _one_by_one(texts, block)
-    automaton = BytesAhoCorasick(texts)
-    return lambda block: automaton.find_matches_as_indexes(block, overlapping=True)
-
-
-def _one_by_one(texts: Sequence[bytes], block: bytes) -> list[tuple[int, int, int]]:
-    found = []
-    for index, text in enumerate(texts):
-        at = block.find(text)
-        while at >= 0:
-            found.append((index, at, at + len(text)))
-            at = block.find(text, at + 1)
-    return sorted(found, key=lambda each: each[2])
+    def _out_of_time(self, query: int) -> bool:
+        return self._all_seconds >= ALL_SECONDS or self._seconds[query] >= ONE_SECONDS
 
 
 def _blocks(log: BinaryIO) -> Iterator[_Block]:
@@ -229,30 +201,27 @@ def _searchable(text: bytes, start: int) -> int:
     return last if end < 0 else end + 1  # a line without an end is cut
 
 
-def _look(block: _Block, at: int, wording: Wording) -> Hit | None:
+def _look(block: _Block, at: int, wording: str) -> Hit | None:
     """The line at a position if it, with those that follow, matches a wording."""
     low = max(0, at - BEFORE)
     start = 1 + max(block.text.rfind(end, low, at) for end in (b"\n", b"\r")) or low
     window = block.text[start : at + AFTER].decode("utf-8", "replace").replace("\x1b", "")
-    first, *more = _LINE_END.split(window, maxsplit=LINES)[:LINES]
-    line, rank = without_prefix(first)
-    text = _SPACES.sub(" ", "\n".join([line, *(without_prefix(each)[0] for each in more)]))
-    match = _match(wording, text)
-    if not match:
+    lines = _LINE_END.split(window, maxsplit=LINES)[:LINES]
+    said = [without_prefix(line) for line in lines]
+    text = _SPACES.sub(" ", "\n".join(line for line, _ in said))
+    match = pattern(wording).search(text)
+    if not match or "\n" in text[: match.start()]:  # one that begins below is found from there
         return None
-    slots = {
-        name: _trimmed(value or "") for name, value in match.groupdict().items() if name[0] != "_"
-    }
-    rank = slots.get("rank", rank)
+    named = match.groupdict(default="").items()
+    slots = {name: _trimmed(value) for name, value in named if name[0] != "_"}
     number = block.number + block.text.count(b"\n", block.start, start)
-    before = block.text[max(0, start - NEAR) : start].decode("utf-8", "replace")
     return Hit(
-        place=Place(number, first, rank),
-        wording=wording.text,
+        place=Place(number, lines[0], slots.get("rank", said[0][1])),
+        wording=wording,
         slots=slots,
         text=text,
         end=match.end(),
-        before=before,
+        before=block.text[max(0, start - NEAR) : start].decode("utf-8", "replace"),
         after=window,
     )
 
@@ -261,13 +230,3 @@ def _trimmed(value: str) -> str:
     """What fills a slot, without the punctuation and the pair of quotation marks around it."""
     value = value.strip().lstrip(":,").rstrip(".:,").strip()
     return value[1:-1] if value[:1] in "'\"`" and value[:1] == value[-1:] else value
-
-
-def _match(wording: Wording, text: str) -> re.Match[str] | None:
-    """The first match in a line and those that follow, with today's names of programs or Open MPI 4's."""
-    for each in dict.fromkeys((text, normalised(text))):
-        match = wording.pattern.search(each)
-        # A match in a line that follows is found from that line.
-        if match and "\n" not in each[: match.start()]:
-            return match
-    return None

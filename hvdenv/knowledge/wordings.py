@@ -8,7 +8,8 @@
   ``<a|b>`` one of two texts, of which one may be empty;
 - ``\\n`` is the end of a line; a space stands for several, but what the search looks for has one where
   a wording has one, so write two where a program may print more; ``'`` for any quotation mark;
-- ``^`` and ``$`` at the ends are those of a line. Upper and lower case are the same.
+- ``^`` and ``$`` at the ends are those of a line. Upper and lower case are the same;
+- ``mpirun``, ``orted``, ``ORTE`` and ``slurmstepd`` stand for the names of other releases, too.
 
 All of them are bounded, so no log makes a search slow.
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import NamedTuple
 
 _OF_WORDS = r"""^\s'"`,;()<>"""
 _SHAPES = {
@@ -28,9 +28,22 @@ _SHAPES = {
     "number": r"\d{1,15}",
     "version": r"v?\d[\w.+]{0,40}",
 }
+_OF_ANY_TEXT = ("any", "text", "path")
 _SPECIAL = re.compile(
-    r"\{(?P<name>\w*)(?::(?P<shape>[^{}]+))?\}|<(?P<choice>[^<>|\n]*(?:\|[^<>|\n]*)+)>"
-    r"|(?P<end>\\n)|(?P<quote>')|(?P<space> +)"
+    r"\{(?P<name>\w*)(?::(?P<shape>[^{}]+))?\}|<(?P<choice>[^<>|\n]*(?:\|[^<>|\n]*)+)>|\\n|'| +"
+)
+# Open MPI 5 and its launcher PRRTE have other names for programs of Open MPI 4, and Slurm 23 and
+# newer writes `slurmstepd-HOST`.
+_NAMES = {
+    "ORTE": "(?:ORTE|PRRTE|PRTE)",
+    "orted": "(?:orted|prted)",
+    "mpirun": "(?:mpirun|prterun|orterun|mpiexec)",
+    "slurmstepd": r"slurmstepd(?:-[\w.-]{1,64})?",
+}
+_NAME = re.compile(r"\b(?:ORTE|orted|mpirun|slurmstepd)\b")
+# What may be printed in several ways, so that no anchor contains it.
+_VARYING = re.compile(
+    r"\{[^{}]*\}|<[^<>|\n]*(?:\|[^<>|\n]*)+>|  +|\b(?:ORTE|orted|mpirun)\b|(?<=slurmstepd)(?=:)"
 )
 _LOWER = bytes(
     ord("'") if chr(n) in '"`' else ord(chr(n).lower()) if n < 128 else n for n in range(256)
@@ -38,22 +51,6 @@ _LOWER = bytes(
 _CURLY = tuple((each.encode(), b"'") for each in "\u2018\u2019\u201c\u201d\xb4")
 # Texts that are searched for: shorter ones stand in too many lines.
 SHORTEST = 4
-
-
-class Wording(NamedTuple):
-    """A wording that can be searched for.
-
-    Attributes:
-        text: as written.
-        anchor: the longest text of its first line, folded; a line without it is not looked at.
-    """
-
-    text: str
-    anchor: bytes
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        return _pattern(self.text)
 
 
 def straight(text: bytes) -> bytes:
@@ -70,41 +67,31 @@ def folded(text: bytes) -> bytes:
 
 
 @cache
-def wording(text: str) -> Wording:
-    """Read a wording."""
-    first = text.split("\\n")[0].removeprefix("^").removesuffix("$")
-    pieces = [b""]
-    at = 0
-    for special in _SPECIAL.finditer(first):
-        pieces[-1] += first[at : special.start()].encode()
-        if special["quote"] or special["space"] == " ":
-            pieces[-1] += special[0].encode()
-        else:
-            pieces.append(b"")
-        at = special.end()
-    pieces[-1] += first[at:].encode()
-    return Wording(text, folded(max(pieces, key=lambda each: len(each.strip()))).strip())
+def anchor(wording: str) -> bytes:
+    """The longest text of a wording's first line, folded; a line without it is not looked at."""
+    first = wording.split("\\n")[0].removeprefix("^").removesuffix("$")
+    return folded(max(map(str.strip, _VARYING.split(first)), key=len).encode())
 
 
 @cache
-def _pattern(text: str) -> re.Pattern[str]:
+def pattern(wording: str) -> re.Pattern[str]:
     """The pattern of a wording, for lines in which a space stands for several.
 
     From one slot of any text to the next, the first place where the wording goes on is taken for
     good: `(?=(...))` and a reference to it never try another one. Otherwise, a crafted line would
     be divided among the slots in every way.
     """
-    inner = text.removeprefix("^").removesuffix("$")
+    inner = wording.removeprefix("^").removesuffix("$")
     parts = [""]
     at = 0
     for special in _SPECIAL.finditer(inner):
-        parts[-1] += re.escape(inner[at : special.start()])
-        if _is_of_any_text(special):
+        parts[-1] += _literal(inner[at : special.start()])
+        if _shape(special) in _OF_ANY_TEXT:
             parts.append("")
         parts[-1] += _part(special, last=special.end() == len(inner))
         at = special.end()
-    parts[-1] += re.escape(inner[at:])
-    start, end = "^ ?" if text.startswith("^") else "", " ?$" if text.endswith("$") else ""
+    parts[-1] += _literal(inner[at:])
+    start, end = "^ ?" if wording[0] == "^" else "", " ?$" if wording[-1] == "$" else ""
     if re.match(r"\{\w*\}", inner):
         start += f"(?<![{_OF_WORDS}])"  # a word is not tried from each of its characters
     first, *others = parts
@@ -112,31 +99,28 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(start + first + "".join(taken) + end, re.IGNORECASE | re.MULTILINE)
 
 
+def _literal(text: str) -> str:
+    return _NAME.sub(lambda name: _NAMES[name[0]], re.escape(text))
+
+
+def _shape(special: re.Match[str]) -> str | None:
+    """The shape of a slot; None for what is no slot."""
+    if special["name"] is None:
+        return None
+    return special["shape"] or ("" if special["name"] else "any")
+
+
 def _part(special: re.Match[str], *, last: bool) -> str:
-    """The pattern of one special part of a wording."""
-    if special["quote"]:
+    """The pattern of one special part; at the end of a wording, as much as there is."""
+    shape = _shape(special)
+    if special[0] == "'":
         return "['\"`]"
-    if special["space"]:
-        return " "
-    if special["end"]:
+    if special[0] == "\\n":
         return r" ?\n ?"
-    if special["choice"] is not None:
-        return f"(?:{'|'.join(map(re.escape, special['choice'].split('|')))})"
-    pattern = _shape(_shape_of(special), last=last)
-    return f"(?P<{special['name']}>{pattern})" if special["name"] else f"(?:{pattern})"
-
-
-def _is_of_any_text(special: re.Match[str]) -> bool:
-    is_slot = not any(special[each] for each in ("choice", "end", "quote", "space"))
-    return is_slot and _shape_of(special) in ("any", "text", "path")
-
-
-def _shape_of(slot: re.Match[str]) -> str:
-    return slot["shape"] or ("" if slot["name"] else "any")
-
-
-def _shape(shape: str, *, last: bool) -> str:
-    """The pattern of what fills a slot; at the end of a wording, as much as there is."""
+    if special[0].isspace():
+        return " "
     if shape in _SHAPES:
-        return _SHAPES[shape].removesuffix("?") if last else _SHAPES[shape]
-    return "|".join(map(re.escape, shape.split("|")))
+        one_of = _SHAPES[shape].removesuffix("?" if last else "")
+    else:
+        one_of = "|".join(map(_literal, (special["choice"] or shape or "").split("|")))
+    return f"(?P<{special['name']}>{one_of})" if special["name"] else f"(?:{one_of})"

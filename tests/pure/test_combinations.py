@@ -195,7 +195,8 @@ def test_the_worst_finding_counts() -> None:
 
 
 def test_failures_that_are_the_machines_fault_exist() -> None:
-    assert {name for _, name, _ in all_failures().named()} >= script.MACHINES_FAULT
+    known = all_failures()
+    assert {each.id for each in (*known.events, *known.causes)} >= script.MACHINES_FAULT
 
 
 # Stands for hvdenv: what its commands print, and their exit codes.

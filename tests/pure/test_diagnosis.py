@@ -9,7 +9,6 @@ import re
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +21,14 @@ from hvdenv.knowledge import events, logs
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step, explain, interpret
 from hvdenv.knowledge.events import Reading, read_log
 from hvdenv.knowledge.failures import FOLDER, Failures, all_failures
-from hvdenv.knowledge.logs import ALL_TRIES, BLOCK, FEW_TRIES, TRIES
-from hvdenv.knowledge.rules import all_rules
-from hvdenv.knowledge.wordings import SHORTEST, wording
+from hvdenv.knowledge.logs import BLOCK, TRIES
+from hvdenv.knowledge.rules import all_rules, each_of
+from hvdenv.knowledge.wordings import SHORTEST, anchor, pattern
 from hvdenv.schema import decode, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"
 KNOWN = all_failures()
+MEANINGS = (*KNOWN.events, *KNOWN.causes)
 
 
 class Case(NamedTuple):
@@ -114,52 +114,47 @@ def test_texts_of_others(theme: str) -> None:
 
 
 def test_what_is_known_is_complete() -> None:
-    """What causes and wordings refer to exists, and no wording stands for two events."""
+    """What causes and wordings refer to exists, and nothing stands for two things."""
     rules = {rule.id for rule in all_rules()}
     contexts = {each.name for each in KNOWN.texts.context}
     families = {each.id for each in KNOWN.families}
-    assert KNOWN.wordings.keys() <= KNOWN.events.keys()
-    for glob in {rule for each in KNOWN.events.values() for rule in each.rules}:
+    events = {each.id for each in KNOWN.events}
+    files = [parse_toml(path.read_text()) for path in FOLDER.glob("wordings/*.toml")]
+    assert {name for file in files for name in file["wordings"]} <= events
+    for glob in {rule for each in KNOWN.events for rule in each.broken}:
         assert fnmatch.filter(rules, glob), glob
     for cause in KNOWN.causes:
-        assert cause.event or cause.texts, cause.id
-        assert set(cause.event) <= KNOWN.events.keys(), cause.id
+        assert cause.source and (cause.event or cause.texts), cause.id
+        assert set(cause.event) <= events, cause.id
         assert {each.removeprefix("!") for each in cause.context} | cause.inside.keys() <= contexts
         assert set(cause.rules) <= rules, cause.id
-        for each in cause.when.values():
-            globs = (each,) if isinstance(each, str) else each
-            assert {g.lstrip("!")[1:] for g in globs if g.lstrip("!")[:1] == "@"} <= families
-    ids = [*KNOWN.events, *(each.id for each in KNOWN.causes)]
-    assert [name for name, count in Counter(ids).items() if count > 1] == []
-    texts = [text for wordings, _, _ in KNOWN.named() for text in wordings]
-    assert [text for text, count in Counter(texts).items() if count > 1] == []
+        globs = [glob for each in cause.when.values() for glob in each_of(each)]
+        assert {g.lstrip("!")[1:] for g in globs if g.lstrip("!")[:1] == "@"} <= families
+    ids = Counter(each.id for each in MEANINGS)
+    texts = Counter(text for each in MEANINGS for text in each.texts)
+    assert [each for each, count in (ids + texts).items() if count > 1] == []
 
 
 def test_texts_name_slots_that_wordings_have() -> None:
-    def named(texts: Iterable[str]) -> set[str]:
-        return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
-
-    def filled(wordings: Iterable[str]) -> set[str]:
-        slots = (re.findall(r"\{(\w+)(?::[^{}]*)?\}", text) for text in wordings)
-        return {name for names in slots for name in names} | {"where"}
-
-    for each in KNOWN.events.values():
-        asked = named((each.says, each.known, *each.remedies)) - {"family"}
-        assert asked <= filled(KNOWN.wordings.get(each.name, ())), each.name
-    for cause in KNOWN.causes:
-        inside = [(told,) if isinstance(told, str) else told for told in cause.inside.values()]
-        texts = (cause.says, *cause.remedies, *(text for told in inside for text in told))
-        have = filled(cause.texts).union(*(filled(KNOWN.wordings[each]) for each in cause.event))
-        assert named(texts) | cause.when.keys() <= have, cause.id
+    slots = {
+        each.id: set(re.findall(r"\{(\w+)(?::[^{}]*)?\}", "\n".join(each.texts)))
+        for each in MEANINGS
+    }
+    for each in MEANINGS:
+        inside = (text for texts in each.inside.values() for text in each_of(texts))
+        texts = "\n".join((each.says, each.known, *each.remedies, *inside))
+        asked = {*re.findall(r"\{(\w+)\}", texts), *each.when}
+        have = slots[each.id].union({"family", "where"}, *(slots[name] for name in each.event))
+        assert asked <= have, each.id
 
 
 def test_wordings_are_found_by_rare_texts() -> None:
-    contexts = [
+    named = [
         text for each in (*KNOWN.texts.context, *KNOWN.texts.mention) for text in each.wordings
     ]
-    for text in [*contexts, *(text for wordings, _, _ in KNOWN.named() for text in wordings)]:
-        assert len(wording(text).anchor) >= SHORTEST, text
-        assert wording(text).pattern
+    for text in [*named, *(text for each in MEANINGS for text in each.texts)]:
+        assert len(anchor(text)) >= SHORTEST, text
+        assert pattern(text)
 
 
 def test_each_cause_is_named_by_a_case() -> None:
@@ -178,8 +173,7 @@ def test_no_more_is_known_than_one_can_own() -> None:
 
 
 def test_most_remedies_begin_with_a_command() -> None:
-    remedies = [each.remedies for each in KNOWN.causes]
-    remedies += [each.remedies for each in KNOWN.events.values()]
+    remedies = [each.remedies for each in MEANINGS]
     first = [each[0] for each in remedies if each]
     assert sum(each.startswith("`") for each in first) >= 0.75 * len(first)
 
@@ -202,7 +196,7 @@ def _still_named(reading: Reading, wordings: set[str], causes: set[str]) -> bool
     """Whether a cause is named without some wordings and causes."""
     known: Failures = KNOWN._replace(causes=tuple(c for c in KNOWN.causes if c.id not in causes))
     events = [each for each in reading.events if each.hit.wording not in wordings]
-    kept = [each for each in events if not (each.cause and each.cause.id in causes)]
+    kept = [e for e in events if not (e.meaning.source and e.meaning.id in causes)]
     return interpret(reading._replace(events=tuple(kept)), known).root is not None
 
 
@@ -500,19 +494,11 @@ def test_a_text_that_never_fits_is_given_up() -> None:
     assert time.process_time() - began < 5
 
 
-def test_texts_that_never_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    monkeypatch.setattr(logs, "_look", lambda block, at, wording: tried.append(at))
-    anchors = [wording(text).anchor.decode() for texts, _, _ in KNOWN.named() for text in texts]
-    read("".join(f"{text}\n" for text in anchors) * 400)
-    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * 2 * len(anchors)
-
-
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
     some = [case.log for case in ALL[::50]]
     expected = [read(log) for log in some]
     monkeypatch.setattr(logs, "BytesAhoCorasick", None)
-    monkeypatch.setattr(events, "_matcher", events._matcher.__wrapped__)
+    monkeypatch.setattr(events, "_finder", events._finder.__wrapped__)
     assert [read(log) for log in some] == expected
 
 
@@ -531,7 +517,7 @@ def test_a_long_log_is_read_in_parts_and_takes_little_time() -> None:
 
 
 PIECES: Any = st.sampled_from(
-    [*(texts[0] for texts, _, _ in KNOWN.named() if texts), "\n", "\r", "\x1b[", "31m", "{0}",
+    [*(each.texts[0] for each in MEANINGS if each.texts), "\n", "\r", "\x1b[", "31m", "{0}",
      "\udcff", "[1,0]<stderr>:", "3: ", "2026-11-21T10:00:00Z ", ": ", "x" * 2000]
 )  # fmt: skip
 
