@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import install_software
-from tests.images import equip
-from tests.modulesystems import write_module
 from tests.real.conftest import Cli, cluster, home
 from tests.real.test_container import BASE, Store, pip_binds, rootfs, run, store
 from tests.standin import Cluster
+from tests.support.clusters import install_software
+from tests.support.images import equip
+from tests.support.modulesystems import write_module
 from tests.support.needs import need
 
 __all__ = ["cluster", "home", "pip_binds", "rootfs", "store"]

@@ -14,7 +14,7 @@ from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from hvdenv.places import Places
 from hvdenv.wheels.wheelcache import own, store
-from tests.index import package, served
+from tests.support.index import package, served
 from tests.wheels import TORCH_INPUTS, compiled_wheel
 
 VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"

@@ -32,8 +32,8 @@ import psutil
 import pytest
 
 from hvdenv.environments import generations
-from tests.index import package, served
 from tests.real.conftest import home
+from tests.support.index import package, served
 
 __all__ = ["home"]
 

@@ -21,7 +21,7 @@ from hvdenv.places import find_places
 from hvdenv.wheels import index, published, wheelcache
 from hvdenv.wheels.wheelcache import own, store
 from tests.commands import Hvdenv
-from tests.index import served
+from tests.support.index import served
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
 
 VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"

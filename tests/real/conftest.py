@@ -22,12 +22,12 @@ import pytest
 from hvdenv.environments import generations
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.runner import Runner
-from tests.modulesystems import cache_folder, install
 from tests.real.doctored import make_copy, marked
 from tests.standin import Cluster
+from tests.support.modulesystems import cache_folder, install
 from tests.support.needs import need
+from tests.support.workers import one_at_a_time, session_folder
 from tests.waiting import wait_until
-from tests.workers import one_at_a_time, session_folder
 
 # `make test` gives each free worker the next file in this order, then by name. While one worker
 # compiles `local`, the other runs long files that do not need it. Then the longest come first, so

@@ -16,7 +16,7 @@ import pytest
 from hvdenv.environments.activation import Kind, activate_script, filled_in
 from hvdenv.model.cluster import Modules
 from hvdenv.sites.modules import shell_lines
-from tests.modulesystems import KINDS, Installed, install, write_module
+from tests.support.modulesystems import KINDS, Installed, install, write_module
 from tests.support.needs import need
 
 SHELLS = ("dash", "bash", "zsh")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hvdenv import __version__
-from tests.bundle import install_from, make_bundle
-from tests.workers import session_folder
+from tests.support.bundle import install_from, make_bundle
+from tests.support.workers import session_folder
 
 
 @pytest.fixture(scope="module")

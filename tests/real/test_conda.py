@@ -20,11 +20,11 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.locks import condalock, folders, pypi
 from hvdenv.locks.lockfile import Built, Locked
 from tests.channel import Channel, File, published_channels
-from tests.clusters import NEURON, install_software, write_modules
-from tests.index import package
-from tests.modulesystems import cache_folder, install
 from tests.real.conftest import Cli, Result, hear_interrupts
 from tests.standin import Cluster
+from tests.support.clusters import NEURON, install_software, write_modules
+from tests.support.index import package
+from tests.support.modulesystems import cache_folder, install
 
 CONDA_ENV = STEP_PROGRAMS / "conda_env.py"
 SITE = """\

@@ -18,7 +18,7 @@ import pytest
 
 from hvdenv.locks import condalock
 from tests.channel import PLACEHOLDER, Channel, File
-from tests.index import Site, served
+from tests.support.index import Site, served
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "hvdenv/standalone/steps/conda_env.py"

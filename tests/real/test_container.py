@@ -29,8 +29,8 @@ from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from tests.real.conftest import Cli
 from tests.support.needs import need
+from tests.support.workers import one_at_a_time
 from tests.waiting import wait_until
-from tests.workers import one_at_a_time
 
 BASE = "localhost/debian:12"
 WORDS = ("local", "--variant", "torch", "--set", f"container.base={BASE}")

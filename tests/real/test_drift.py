@@ -24,8 +24,8 @@ from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup
 from tests.evidence import evidence
-from tests.modulesystems import KINDS, cache_folder, install, write_module
 from tests.real.doctored import TIMEOUT, make_copy, purelib
+from tests.support.modulesystems import KINDS, cache_folder, install, write_module
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import install_software
-from tests.images import equip, unpack
-from tests.modulesystems import write_module
 from tests.real.conftest import Cli
 from tests.real.test_container import rootfs
 from tests.standin import Cluster
+from tests.support.clusters import install_software
+from tests.support.images import equip, unpack
+from tests.support.modulesystems import write_module
 from tests.support.needs import need
 
 __all__ = ["rootfs"]

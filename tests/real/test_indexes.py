@@ -16,7 +16,7 @@ from hvdenv.command import Command
 from hvdenv.errors import StepError
 from hvdenv.plans.step import Step, TextFile
 from hvdenv.runner import Runner
-from tests.index import Site, package, served
+from tests.support.index import Site, package, served
 
 LOGIN = b"<!DOCTYPE html>\n<title>Log in\n first</title><a href=/help>help</a>"
 

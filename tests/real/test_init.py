@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hvdenv.model.layers import load_recipe
-from tests.clusters import NEURON, install_software, write_modules
-from tests.modulesystems import cache_folder, install, write_module
 from tests.real.conftest import Cli
 from tests.standin import Cluster
+from tests.support.clusters import NEURON, install_software, write_modules
+from tests.support.modulesystems import cache_folder, install, write_module
 
 PAGE = """\
 [you@login ~]$ module load gcc/10.2.0 cuda/11.4 nccl/2.14 cudampi/openmpi-4.1.1 cmake/3.16.9

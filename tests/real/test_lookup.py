@@ -10,8 +10,8 @@ import pytest
 from hvdenv.building import resolver
 from hvdenv.cli.main import main
 from tests.channel import Channel
-from tests.index import package, served
 from tests.real.conftest import Cli
+from tests.support.index import package, served
 
 TORCH = ("check", "local", "--variant", "torch", "--json")
 

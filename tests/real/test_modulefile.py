@@ -12,8 +12,8 @@ import pytest
 
 from hvdenv.environments.modulefile import Entry, Language, render
 from hvdenv.model.cluster import Modules, Swap
-from tests.modulesystems import KINDS, Installed, install, write_module
 from tests.real.conftest import Cli
+from tests.support.modulesystems import KINDS, Installed, install, write_module
 
 HOSTILE = "a  b'\"$(touch HIT)`touch HIT`;&|<>*{}}{[exit][]\\!~#%"
 SHOW = "import json, os; print('@' + json.dumps(dict(os.environ)))"

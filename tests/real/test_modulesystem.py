@@ -17,7 +17,8 @@ from hvdenv.model.cluster import Modules, Swap
 from hvdenv.runner import Runner
 from hvdenv.sites.module_shell import ModuleSystem, detect, find, load, try_out
 from hvdenv.sites.modules import Loaded, Phase, offers, shell_lines
-from tests.modulesystems import (
+from tests.real.doctored import marked
+from tests.support.modulesystems import (
     KINDS,
     Installed,
     cache_folder,
@@ -25,7 +26,6 @@ from tests.modulesystems import (
     write_lua_module,
     write_module,
 )
-from tests.real.doctored import marked
 from tests.waiting import wait_until
 
 HOSTILE = """it's "quoted" $HOME `id` $(id) \\ [exec id] {brace} ; & | ~ *"""

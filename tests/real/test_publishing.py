@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.bundle import install_from, make_bundle
-from tests.modulesystems import KINDS, Kind, install
+from tests.support.bundle import install_from, make_bundle
+from tests.support.modulesystems import KINDS, Kind, install
 from tests.support.needs import need
-from tests.workers import session_folder
+from tests.support.workers import session_folder
 
 # Debian's own: other users can get at it.
 PYTHON = "/usr/bin/python3"

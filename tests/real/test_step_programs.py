@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from tests.index import package, served
+from tests.support.index import package, served
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 EXTENSIONS = {

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.clusters import Names, install_software, write_modules
-from tests.modulesystems import cache_folder, install, write_module
 from tests.standin import Cluster, Partition
+from tests.support.clusters import Names, install_software, write_modules
+from tests.support.modulesystems import cache_folder, install, write_module
 from tests.wheels import store_for
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from tests.modulesystems import Installed
 from tests.standin import config
 from tests.standin.config import Partition
 from tests.standin.gridengine import GridEngine
@@ -29,6 +28,7 @@ from tests.standin.machine import (
     run,
     wait_for,
 )
+from tests.support.modulesystems import Installed
 from tests.support.needs import SYSTEM_PATH, Missing
 
 __all__ = ["Cluster", "Partition", "StandinError"]

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.modulesystems import KINDS, install
 from tests.standin import Cluster, StandinError
+from tests.support.modulesystems import KINDS, install
 from tests.support.needs import INSTALL, Missing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.modulesystems import RUNS_ON, Kind
+from tests.support.modulesystems import RUNS_ON, Kind
 from tests.support.needs import SYSTEM_PATH, need
 
 # Short, because sockets lie in it, and their paths have an end at 107 characters.

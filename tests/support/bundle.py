@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.workers import one_at_a_time
+from tests.support.workers import one_at_a_time
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def make_bundle(folder: Path) -> Path:

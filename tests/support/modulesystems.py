@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import pytest
 
 from tests.support.needs import Missing, need
-from tests.workers import one_at_a_time, session_folder
+from tests.support.workers import one_at_a_time, session_folder
 
 Kind = Literal["lmod", "tcl"]
 KINDS: tuple[Kind, ...] = ("lmod", "tcl")
