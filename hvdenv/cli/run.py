@@ -102,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     # A dry run prints the command for an allocation of the site's scheduler.
     scheduler = allocation.scheduler or (recipe.scheduler if arguments.dry_run else None)
     placement.refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), request.named)
+    if full := placement.overload(launch, allocation):
+        report(f"warning: {full}")
     launch = with_mpi(launch, chosen)._replace(
         exports=variables.exported(recipe.launch.exports, activated(chosen), environ, requested),
         interactive=True,

@@ -37,7 +37,7 @@ from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.launchers import named as named_launcher
-from hvdenv.launch.placement import Requested, place
+from hvdenv.launch.placement import Requested, overload, place
 from hvdenv.launch.variables import shell_variables
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
@@ -292,6 +292,8 @@ def _launched(
             launch = launch._replace(settings=recipe.launch, network=recipe.network)
     else:
         launch = place(recipe, (), requested, allocation)
+        if full := overload(launch, allocation):
+            report(f"warning: {full}")
     if arguments.launcher:
         return launch, tuple(arguments.launcher)
     usual = recipe.launch.launcher if recipe else DEFAULT_LAUNCHERS[0]

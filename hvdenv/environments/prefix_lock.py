@@ -94,12 +94,14 @@ class _Seen(NamedTuple):
     Attributes:
         holder: None if it names none.
         age: seconds since its holder touched it.
+        is_later: whether it is from after our own announcement, by the clock of the file server.
     """
 
     path: Path
     holder: Holder | None
     is_empty: bool
     age: float
+    is_later: bool
 
     def is_gone(self, stale: float) -> bool:
         """Whether its holder cannot be running any more; see hold()."""
@@ -218,7 +220,8 @@ def _acquire(
     while True:
         others = _announce(path, mine)
         if condemned is None:
-            condemned = {each.path for each in others}
+            # Of two builds that take over at the same time, the later one does so.
+            condemned = {each.path for each in others if not each.is_later}
         running = [o for o in others if o.path not in condemned and not o.is_gone(stale)]
         if not running:
             for each in others:
@@ -272,8 +275,10 @@ def _look(path: Path, now: float) -> list[_Seen]:
             if error.errno not in _GONE:
                 raise
             continue
-        age = max(0.0, now - content.status.st_mtime)
-        seen.append(_Seen(other, _holder(content.data), not content.data, age))
+        written = content.status.st_mtime
+        is_later = (written, name) > (now, path.name)
+        age = max(0.0, now - written)
+        seen.append(_Seen(other, _holder(content.data), not content.data, age, is_later))
     return seen
 
 

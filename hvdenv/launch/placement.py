@@ -209,6 +209,19 @@ def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> in
     return min(requested, room) if requested else usual if usual <= room else 0
 
 
+def overload(launch: Launch, allocation: Allocation) -> str:
+    """Hosts that get more ranks than the allocation has processors there; empty if none does."""
+    cpus = dict(zip((short(each.name) for each in allocation.hosts), allocation.cpus, strict=False))
+    full = [
+        f"{each.name} ({each.slots} ranks, {have} processors)"
+        for each in launch.hosts
+        if each.slots > (have := cpus.get(short(each.name), each.slots))
+    ]
+    if not full:
+        return ""
+    return f"ranks share the processors of {', '.join(full)}, and will be slow: request more, or fewer ranks (-n)"
+
+
 def refuse_unfit(
     name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int, words: str
 ) -> None:

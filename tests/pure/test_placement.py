@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hvdenv.environments.activation import UNSET
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import Requested, choose_launcher, place, refuse_unfit
+from hvdenv.launch.placement import Requested, choose_launcher, overload, place, refuse_unfit
 from hvdenv.launch.variables import exported, hidden, influences, may_be_seen, shell_variables
 from hvdenv.model import cluster
 from hvdenv.model.layers import load_recipe
@@ -103,6 +103,15 @@ def test_what_there_is_no_room_for(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         placed(allocation, **requested)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [(32, ""), (33, "gpu32 (17 ranks, 16 processors)"), (64, "gpu33 (32 ranks, 16 processors)")],
+)
+def test_more_ranks_than_processors_are_named(ranks: int, said: str) -> None:
+    found = overload(placed(ASKED, ranks=ranks), ASKED)
+    assert said in found and bool(said) == bool(found)
 
 
 def test_the_schedulers_file_goes_to_the_launcher() -> None:

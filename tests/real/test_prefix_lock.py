@@ -297,6 +297,29 @@ def test_a_build_whose_lock_was_broken_notices_and_leaves_the_new_one(store: Pat
     assert os.listdir(store) == []
 
 
+def test_of_builds_that_take_over_at_the_same_time_one_goes_on(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_lock, "_CONTEST_SECONDS", 0.1)
+
+    def take_over(start: threading.Barrier) -> bool:
+        start.wait()
+        try:
+            with hold(store, wait=0, break_lock=True) as held:
+                time.sleep(1)  # all others have taken over, or given up
+                held.check()
+                return True
+        except BusyError:
+            return False
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(4):
+            write_lock(store)
+            start = threading.Barrier(3)
+            going = [pool.submit(take_over, start) for _ in range(3)]
+            assert [each.result() for each in going].count(True) == 1
+
+
 def test_the_store_may_go_while_it_is_held(store: Path) -> None:
     with hold(store, wait=0) as held:
         shutil.rmtree(store)
