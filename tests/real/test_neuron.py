@@ -62,15 +62,16 @@ def versions(request: pytest.FixtureRequest, local_prefix: Path) -> Versions:
     if request.param == "document":
         return Versions("3.10")
     record = json.loads((local_prefix / "hvdenv.json").read_text())
-    resolved, horovod = record["resolved"], record["resolved"]["horovod"]
-    tensorflow = record["stack"]["stack"]["frameworks"]["tensorflow"]
+    horovod, frameworks = record["resolved"]["horovod"], record["stack"]["stack"]["frameworks"]
+    tensorflow, torch = frameworks["tensorflow"], frameworks["torch"]
     (python,) = (local_prefix / "venv/lib").glob("python3.*")
     minor = python.name.removeprefix("python")
     overrides = {
         "python.version": f"=={minor}.*",
-        "frameworks.torch.version": resolved["frameworks"]["torch"]["version"],
+        "frameworks.torch.version": torch["version"].partition("+")[0],
         "frameworks.tensorflow.package": tensorflow["package"],
         "frameworks.tensorflow.version": tensorflow["version"],
+        "packages.numpy": ">=1.26",
         # Wheels of the site's torch 1.12 are for an older C library.
         "conda.virtual.__glibc": "2.28",
         "partitions.amd_a100nv_8.glibc": "2.28",
