@@ -68,14 +68,15 @@ class NoResult(Exception):
 
 
 class Wanted(NamedTuple):
-    """One combination to try: the recipe `local` with other versions.
+    """One combination to try: a shipped recipe with other versions.
 
     Attributes:
         name: of its row.
         torch, tensorflow: versions; at least one of them.
-        mpi, mpi_version: a package of the index. Default: that of `local`.
+        mpi, mpi_version: a package of the index. Default: that of the recipe.
         set: further keys of the recipe, as TOML.
         allow: rules that block it. The build continues, to test the rule.
+        base: the recipe.
     """
 
     name: RowName
@@ -86,10 +87,11 @@ class Wanted(NamedTuple):
     mpi_version: Version | None = None
     set: dict[str, str] = {}
     allow: tuple[Name, ...] = ()
+    base: Name = "local"
 
     @property
     def settings(self) -> dict[str, str]:
-        """How its recipe differs from `local`: values for keys, as TOML."""
+        """How its recipe differs from the base: values for keys, as TOML."""
         both = {"torch": self.torch, "tensorflow": self.tensorflow}
         versions = {name: version for name, version in both.items() if version}
         mpi = {"kind": self.mpi, "package": self.mpi, "version": self.mpi_version}
@@ -105,7 +107,7 @@ class Wanted(NamedTuple):
     @property
     def recipe(self) -> str:
         """Its recipe, as text."""
-        head = 'format = 1\nextends = "local"\nname = "combination"\n'
+        head = f'format = 1\nextends = "{self.base}"\nname = "combination"\n'
         return head + "".join(f"{key} = {value}\n" for key, value in self.settings.items())
 
 
@@ -276,6 +278,7 @@ def row_of(wanted: Wanted, trial: Trial, home: str) -> Row:
         judged=judged_of(tuple(requested), report.get("findings", ())),
         settings=wanted.settings,
         allow=wanted.allow,
+        base=wanted.base,
         failure=failure_of(trial, home) if trial.diagnosis else None,
     )
 

@@ -365,11 +365,11 @@ def combinations(rows: Sequence[Row]) -> str:
     parts = [
         "# Combinations that were built and verified",
         f"`python benchmarks/combinations.py` tried {len(rows)} combinations of versions, each in a new"
-        f" environment and without cached wheels. {passed} of them built and passed `hvdenv verify`."
-        " `hvdenv check` names the nearest of them.",
+        f" environment and, except for local-cuda, without cached wheels. {passed} of them built and passed"
+        " `hvdenv verify`. `hvdenv check` names the nearest of them.",
         '"pass" means: on that machine, two ranks got correct results from every operation and the same'
         " model from a training run, with each framework under each controller. None of the machines had"
-        " a GPU. Times are from machines that were also doing other work.",
+        " a GPU, so rows with CUDA are unproven. Times are from machines that were also doing other work.",
         f"Patches in all of them: {', '.join(sorted(common)) or 'none'}.",
         "Machines, by the number in the last column:",
         "\n".join(f"{number}. {each}" for number, each in enumerate(machines, 1)),
@@ -393,7 +393,7 @@ def _machine(row: Row) -> str:
 
 
 def _build_command(row: Row) -> Iterator[str]:
-    yield from ("hvdenv", "build", "local")
+    yield from ("hvdenv", "build", row.base)
     for key, value in row.settings.items():
         yield from ("--set", f"{key}={value}")
     for rule in row.allow:

@@ -81,8 +81,9 @@ class Row(NamedTuple):
         cuda: the toolkit that Horovod was built for; empty without CUDA.
         packages: versions of other packages that matter.
         verify_seconds: 0 if verify was not reached.
-        settings: how its recipe differs from `local`: values for keys, as TOML.
+        settings: how its recipe differs from `base`: values for keys, as TOML.
         allow: blocking rules that the build went past.
+        base: a shipped recipe.
     """
 
     name: RowName
@@ -106,6 +107,7 @@ class Row(NamedTuple):
     judged: tuple[Judged, ...]
     settings: dict[str, str]
     allow: tuple[str, ...] = ()
+    base: Name = "local"
     failure: Failure | None = None
 
     @property

@@ -161,6 +161,11 @@ def test_check_reports_the_combination(
     assert "combination" not in json.loads(said.out)
 
 
+def test_a_build_for_gpus_is_known(hvdenv: Hvdenv, cases: Path) -> None:
+    said = hvdenv("check", "local-cuda", "--facts", str(cases / "facts.json"), "--json")
+    assert json.loads(said.out)["combination"]["status"] == "built"
+
+
 # ---------------------------------------------------------------- the script
 
 
