@@ -13,7 +13,9 @@ import stat
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import parse_wheel_filename
 
+from hvdenv.building.resolver import Resolver, here
 from hvdenv.building.state import LOGS, Done, Record, State
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
@@ -21,6 +23,8 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version
 from hvdenv.environments.package_records import find_problems
 from hvdenv.errors import StepError
+from hvdenv.locks import compare, pypi
+from hvdenv.locks.resolved import Target
 from hvdenv.masking import holds_secret
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
@@ -90,6 +94,55 @@ def _recorded(loaded: Loaded) -> Table:
     kept = {name: value for name, value in loaded.set.items() if not holds_secret(name, value)}
     table: Table = encode(loaded._replace(set=kept))
     return table
+
+
+def resolve(state: State, step: Step, output: str) -> Done:
+    """Find the files of the packages that are requested.
+
+    Raises:
+        StepError: there are none that fit together, or an index cannot be read.
+        LockError: a package has no hash.
+    """
+    asked, plan, facts = step.requested, state.plan, state.request.facts
+    assert asked
+    present = pypi.listed(output)
+    resolver = Resolver(
+        sources=asked.sources,
+        work=make_folder(plan.generation / "build" / "resolving"),
+        cache=state.places.cache / "uv",
+        runner=state.runner,
+        target=here(plan.python.version),
+        builds=True,
+        where="packages",
+        log=state.log,
+        note=state.progress.note,
+    )
+    found = resolver.lock(
+        asked.requirements,
+        {"pip"} | compare.fitting(present, asked.requirements),
+        asked.pins,
+        *(("--no-deps",) if asked.alone else ()),
+        strict=True,
+        target=Target(plan.python.version, facts.machine, facts.glibc or "2.17"),
+    )
+    for line in compare.cuda_builds(found, asked.cpu):
+        state.progress.note(
+            f"no CPU build was found: {line}, several GB; to avoid that, interrupt and point pip at a"
+            " CPU build (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS)"
+        )
+    with reporting(asked.listed, inside=True):
+        asked.listed.write_text(pypi.requirements(found))
+    return Done(f"{len(found)} packages", {"packages": [each._asdict() for each in found]})
+
+
+def record_framework(_: State, step: Step, __: str) -> Done:
+    """Note the wheel that a framework was installed from."""
+    assert step.wheel
+    (wheel,) = step.wheel.folder.glob("*.whl")
+    name, version = parse_wheel_filename(wheel.name)[:2]
+    sha256 = hash_file(wheel, WHEEL)[0]
+    package = {"name": name, "version": str(version), "url": wheel.as_uri(), "sha256": sha256}
+    return Done(data={"packages": [package]})
 
 
 def look_up(state: State, step: Step, output: str) -> Done:
@@ -203,6 +256,7 @@ def tidy(state: State, _: Step, __: str) -> Done:
 
 def write_manifest(state: State, _: Step, __: str) -> Done:
     plan = state.plan
+    downloads.touch(state.places)
     written = manifest.write(plan.generation, (LOGS, generations.RECORD, generations.MARKER))
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)
@@ -212,8 +266,8 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
         with reporting(folder, "read", inside=True):
             problems += find_problems(folder, hashes)
     if problems:
-        if plan.locked:  # they may be damaged where uv unpacks them from
-            downloads.forget_unpacked(state.places, state.plain_runner)
+        # They may be damaged where uv unpacks them from.
+        downloads.forget_unpacked(state.places, state.plain_runner)
         raise StepError(
             "packages in the environment are not whole",
             where=str(plan.environment),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -25,11 +24,8 @@ from hvdenv.places import HOME_VARIABLE, Places, make_folder, reporting
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
-from hvdenv.wheels import downloads
 
 LOCK_WAIT_SECONDS = 2.0
-# Fetching and installing gigabytes takes minutes.
-FILES_WAIT_SECONDS = 1800.0
 
 
 def build(
@@ -72,7 +68,7 @@ def build(
                 source = None
                 if not rebuild:
                     source = copied.find_source(plan, request.resolved, places)
-                _run(state, source, break_lock=break_lock)
+                _run(state, source)
     differences: tuple[Difference, ...] = ()
     if locked := request.plan.locked:
         differences = drift(locked, generations.read_record(environment.record(identity)))
@@ -111,7 +107,7 @@ def _temporary_root() -> Path:
         return Path(gettempdir())
 
 
-def _run(state: State, source: Path | None, *, break_lock: bool) -> None:
+def _run(state: State, source: Path | None) -> None:
     """Run the steps of the plan, in a generation that is empty.
 
     Args:
@@ -127,7 +123,7 @@ def _run(state: State, source: Path | None, *, break_lock: bool) -> None:
         if source and step.name == copied.REPLACED[0]:
             done = _copy(state, number, step, source)
         if step.name not in done:
-            _do(state, number, step, break_lock=break_lock)
+            _do(state, number, step)
 
 
 def _copy(state: State, number: int, step: Step, source: Path) -> tuple[str, ...]:
@@ -143,7 +139,7 @@ def _copy(state: State, number: int, step: Step, source: Path) -> tuple[str, ...
     return () if failure else copied.REPLACED
 
 
-def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
+def _do(state: State, number: int, step: Step) -> None:
     if step.spared_by and state.recorded[step.spared_by].get("wheel"):
         state.progress.step_done(number, step, "not needed: the wheel is in the cache", 0.0)
         return
@@ -151,10 +147,10 @@ def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
     state.progress.step_started(number, step)
     log = state.plan.generation / LOGS / f"{number:02}-{step.name}.log"
     try:
-        with _alone(state, step, break_lock=break_lock):
-            output = _execute(state, step, log)
+        output = _execute(state, step, log)
         done = Done()
         if step.effect in EFFECTS:
+            state.log = log
             done = EFFECTS[step.effect](state, step, output)
         elif step.report:
             done = Done(data={"packages": record.installed_packages(step.report)})
@@ -163,22 +159,6 @@ def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
         raise
     state.recorded[step.name] = done.data
     state.progress.step_done(number, step, done.note, time.monotonic() - started)
-
-
-@contextmanager
-def _alone(state: State, step: Step, *, break_lock: bool) -> Iterator[None]:
-    """Lock the files that builds of one lock share: pip writes them in place."""
-    if step.effect != "packages" or not state.plan.locked:
-        yield
-        return
-    folder = state.places.cache / "files" / state.plan.locked.digest[:12]
-    with prefix_lock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=break_lock) as held:
-        for token in held.replaced:
-            end_marked(token)
-        yield
-        downloads.touch(state.places, folder)
-    most = downloads.LARGEST_FILES
-    downloads.prune(state.places, state.plain_runner, largest=most, spared=folder)
 
 
 def _execute(state: State, step: Step, log: Path) -> str:
@@ -195,6 +175,8 @@ def _execute(state: State, step: Step, log: Path) -> str:
 
 EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
     "modules": effects.load_modules,
+    "resolve": effects.resolve,
+    "framework-install": effects.record_framework,
     "framework-lookup": effects.look_up,
     "framework-keep": effects.keep_framework,
     "lookup": effects.look_up,
@@ -205,14 +187,16 @@ EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
 }
 
 
-def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
+def _not_closed(locked: Locked | None, outcome: Outcome) -> StepError | LockError:
+    problem, lines = "the installed packages lack something that they require", outcome.tail(15)
+    if locked is None:
+        remedy = "request versions that fit together, under `packages` in the recipe"
+        return StepError(problem, where="packages", detail=lines, remedy=remedy)
     return LockError(
-        "the installed packages of the lock lack something that they require",
-        where=str(locked.folder) if locked else "",
-        detail=outcome.tail(15),
+        problem, where=str(locked.folder), detail=lines,
         remedy="the lock was edited by hand, or an index had other metadata:"
         " `hvdenv lock --upgrade RECIPE` writes a new one",
-    )
+    )  # fmt: skip
 
 
 def _failed(step: Step, outcome: Outcome, log: Path, state: State) -> StepError:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.availability import Availability
-from hvdenv.building.resolver import MEMORY, Resolver, Sources, elsewhere, find_sources, platform
+from hvdenv.building.resolver import MEMORY, Resolver, elsewhere, platform, unanswered
 from hvdenv.building.run_step import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
@@ -27,7 +28,6 @@ from hvdenv.locks import compare, condalock
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress
-from hvdenv.plans.steps import PIP
 from hvdenv.reading import GIB, RESULT, read_json
 from hvdenv.runner import Runner, environment
 
@@ -161,11 +161,8 @@ def _packages(questions: Questions, provided: Collection[str]) -> Availability:
     if not tag:
         machine = f"{maker.facts.machine} with glibc {maker.glibc}"
         return _silent("Python packages", f"no resolver of metadata knows {machine}")
-    sources = find_sources(maker, questions.work, questions.runner, questions.left)
-    if sources.no_index and not sources.links:
-        return _silent("Python packages", "pip is configured to use no index")
     resolver = Resolver(
-        sources=sources,
+        sources=maker.sources,
         work=questions.work,
         cache=questions.cache,
         runner=questions.runner,
@@ -177,22 +174,22 @@ def _packages(questions: Questions, provided: Collection[str]) -> Availability:
 
 def _resolved(questions: Questions, resolver: Resolver, tag: str, apart: set[str]) -> Availability:
     """Resolve again without what cannot be asked, until there is an answer."""
-    archives, silent = list[str](), resolver.sources.silent
+    archives = list[str]()
     for _ in range(_ROUNDS):
         outcome = resolver.compile(questions.maker.requirements, apart, "--no-annotate")
         text = " ".join(outcome.output.split())
         if outcome:
             count = len(re.findall(r"^\S+==", outcome.output, re.MULTILINE))
             done = f"Python packages: {count} agree for {_target(questions.maker, tag)}"
-            return Availability(looked_up=(done,)) | _left_out(archives, silent)
+            return Availability(looked_up=(done,)) | _left_out(archives, unanswered(outcome.output))
         if outcome.timed_out:
             return _silent("Python packages", "no answer in time")
         if outcome.returncode < 0 or "memory allocation of" in text:
             return _silent("Python packages", _OUT_OF_MEMORY)
         if "No solution found" not in text:
-            return _silent("Python packages", _shortened(text.removeprefix("error: ")))
+            return _silent("Python packages", _shortened(re.sub("^(hvdenv|error): ", "", text)))
         names = re.findall(r"Wheels are required for `([A-Za-z0-9][\w.-]{0,200})`", text)
-        unasked = [each for each in names if _has_archive(questions, resolver.sources, each)]
+        unasked = [each for each in names if _has_archive(questions, each)]
         if not unasked:
             return _refused(questions, outcome.output, tag)
         archives += unasked
@@ -204,7 +201,7 @@ def _left_out(archives: Iterable[str], silent: Iterable[str]) -> Availability:
     return Availability(
         not_looked_up=(
             *(f"{name}: only its source archive fits, whose code is not run" for name in archives),
-            *(f"{host}: no answer" for host in silent),
+            *silent,
         )
     )
 
@@ -234,23 +231,22 @@ def _shortened(text: str) -> str:
     return flat if len(flat) <= _LONGEST else flat[:_LONGEST] + "…"
 
 
-def _has_archive(questions: Questions, sources: Sources, name: str) -> bool:
+def _has_archive(questions: Questions, name: str) -> bool:
     """Whether a source archive for this Python could satisfy a requirement that no wheel does."""
     maker = questions.maker
-    # The recipe's sources, which have no credentials; pip knows those of its configuration.
-    indexes = (
-        w for url in maker.cpu_indexes if url in sources.extra for w in ("--extra-index-url", url)
-    )
-    outcome = questions.run(
-        OWN_PYTHON, *PIP, "index", "versions", name, "--no-binary", ":all:",
-        "--python-version", maker.python.version, *indexes, *maker.sources,
-    )  # fmt: skip
-    found = re.search(r"^Available versions: (.+)$", outcome.output, re.MULTILINE)
+    program = str(STEP_PROGRAMS / "pip_sources.py")
+    outcome = questions.run(OWN_PYTHON, program, *maker.sources, name)
+    archives = [line.partition(" ") for line in outcome.output.splitlines()]
+    versions = [
+        found[1]
+        for file, _, pythons in archives
+        if (found := re.match(r"[\w.]+?-([0-9][\w.+!]*)\.(tar|zip)", file))
+        and SpecifierSet(pythons).contains(maker.python.version)
+    ]
     required = (parse_requirement(each) for each in maker.requirements)
     asked = [
         each.specifier
         for each in required
         if canonicalize_name(each.name) == canonicalize_name(name)
     ]
-    versions = found[1].split(", ") if found else []
     return any(all(each.contains(one) for each in asked) for one in versions)

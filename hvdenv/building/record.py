@@ -38,22 +38,8 @@ def write(state: State, _: Step, __: str) -> Done:
 
 
 def installed_packages(report: Path) -> list[dict[str, str]]:
-    """Name, version, address and hash of each package in an installer's report."""
-    found = read_json(report, RESULT)
-    if isinstance(found, list):  # of conda packages
-        return [{**each, "url": mask(each["url"])} for each in found]
-    return [_from_pip(each["metadata"], each["download_info"]) for each in found["install"]]
-
-
-def _from_pip(metadata: Table, download: Table) -> dict[str, str]:
-    """A package of pip's report; pip does not know the hash of every file."""
-    hashes = download.get("archive_info", {}).get("hashes", {})
-    return {
-        "name": metadata["name"],
-        "version": metadata["version"],
-        "url": mask(download["url"]),
-        "sha256": hashes.get("sha256", ""),
-    }
+    """Name, version, address and hash of each conda package in a report."""
+    return [{**each, "url": mask(each["url"])} for each in read_json(report, RESULT)]
 
 
 def _contents(state: State) -> GenerationRecord:

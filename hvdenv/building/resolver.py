@@ -2,105 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.building.run_step import DEFAULT_INDEX, NETWORK
+from hvdenv.building.run_step import NETWORK, withdrawn
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks.pypi import Package
 from hvdenv.locks.resolved import Target, from_uv
-from hvdenv.masking import learn
 from hvdenv.places import write_text
 from hvdenv.plans.resolution import Resolution
-from hvdenv.reading import GIB, LOCK, RESULT, read_json, read_text
+from hvdenv.reading import GIB, LOCK, read_text
 from hvdenv.runner import Runner
-from hvdenv.schema import decode
 
 # uv needs 0.3 GB for the largest sets; an index may answer with more than any machine has.
 MEMORY = 4 * GIB
 # Minor versions of glibc for which uv knows the platform.
 _GLIBCS = (17, 28, *range(31, 41))
-_EXTRA = "--extra-index-url"
 _LOOK = (
     "check the network and pip's configuration (pip config list), from which hvdenv takes indexes and"
     " passwords"
 )
+_UNANSWERED = re.compile(r"^hvdenv: (no answer from .+)$", re.MULTILINE)
 _ADDED = re.compile(r"^ \+ ([A-Za-z0-9][\w.-]*)==(\S+)$", re.MULTILINE)
 
 
-class Sources(NamedTuple):
-    """Where pip looks for files.
-
-    Attributes:
-        extra: further indexes, of pip's configuration and of the recipe.
-        insecure: hosts that are trusted without a certificate.
-        certificates: file with those of a site; empty: those of the system.
-        silent: hosts of CPU indexes that do not answer, which builds do without.
-    """
-
-    main: str
-    extra: tuple[str, ...]
-    links: tuple[str, ...]
-    no_index: bool
-    insecure: tuple[str, ...]
-    certificates: str
-    proxy: str = ""
-    silent: tuple[str, ...] = ()
-
-    def as_toml(self, *, builds: bool) -> str:
-        """A configuration of uv; JSON's strings and lists are TOML, too."""
-        values = {
-            **({} if self.no_index else {"index-url": self.main, "extra-index-url": self.extra}),
-            "find-links": self.links,
-            "no-index": self.no_index,
-            "allow-insecure-host": self.insecure,
-            "index-strategy": "unsafe-best-match",  # as pip: the best of all indexes
-            "no-build": not builds,
-        }
-        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-
-
-def find_sources(maker: Resolution, work: Path, runner: Runner, seconds: float = 60.0) -> Sources:
-    """Where pip would look: by its configuration, and by the recipe."""
-    file = work / "pip.json"
-    program = str(STEP_PROGRAMS / "pip_sources.py")
-    command = (OWN_PYTHON, program, str(file), *maker.cpu_indexes)
-    silent = runner.run(Command(command, timeout=seconds)).output.split()
-    pip = decode(dict[str, str], read_json(file, RESULT)) if file.exists() else {}
-    learn(pip.items())  # URLs in pip's configuration may have credentials
-    words = iter(maker.sources)
-    extra, links = [each for each in maker.cpu_indexes if each not in silent], list[str]()
-    no_index = pip.get("no-index", "0").lower() in ("1", "true", "yes", "on")
-    for word in words:
-        if word == "--no-index":
-            no_index = True
-        else:
-            (extra if word == _EXTRA else links).append(next(words))
-    return Sources(
-        main=pip.get("index-url", DEFAULT_INDEX),
-        extra=(*pip.get("extra-index-url", "").split(), *extra),
-        links=tuple(filter(_exists, (*pip.get("find-links", "").split(), *links))),
-        no_index=no_index,
-        insecure=tuple(pip.get("trusted-host", "").split()),
-        certificates=pip.get("cert", ""),
-        proxy=pip.get("proxy", ""),
-        silent=tuple(urlsplit(each).hostname or "" for each in maker.cpu_indexes if each in silent),
-    )
-
-
-def _exists(links: str) -> bool:
-    """Whether there may be files: pip passes over directories that are not there."""
-    return "://" in links or Path(links).expanduser().exists()
+def unanswered(output: str) -> list[str]:
+    """Which indexes of CPU builds did not answer, a line for each."""
+    return _UNANSWERED.findall(output)
 
 
 def platform(machine: str, glibc: str) -> str:
@@ -111,38 +47,49 @@ def platform(machine: str, glibc: str) -> str:
     return f"{machine}-manylinux_2_{fitting[-1]}" if fitting else ""
 
 
+def here(version: str) -> tuple[str, ...]:
+    """A Python version on this machine, as options of uv."""
+    return ("--python", OWN_PYTHON, "--python-version", version)
+
+
 def elsewhere(maker: Resolution) -> tuple[str, ...]:
     """The recipe's Python on its target, as options of uv. For a platform that uv does not know, uv
     resolves for all at once."""
     tag = platform(maker.facts.machine, maker.glibc)
-    version = ("--python", OWN_PYTHON, "--python-version", maker.python.version)
-    return (*version, "--python-platform", tag) if tag else (*version, "--universal")
+    place = ("--python-platform", tag) if tag else ("--universal",)
+    return (*here(maker.python.version), *place)
 
 
 class Resolver(NamedTuple):
-    """uv with its configuration.
+    """uv with pip's configuration.
 
     Attributes:
+        sources: where to look in addition, as arguments of uv_pip.py.
         work: directory of its files.
         cache: uv's.
         target: what to resolve for, as options of uv.
         builds: whether code of source archives may run, to learn what they require.
         end: the time on the monotonic clock by which the answer must be there.
+        where: what is resolved, for errors.
+        note: is called with what a user should know.
     """
 
-    sources: Sources
+    sources: tuple[str, ...]
     work: Path
     cache: Path
     runner: Runner
     target: tuple[str, ...] = ()
     builds: bool = False
     end: float = float("inf")
+    where: str = "the packages of the lock"
+    log: Path | None = None
+    note: Callable[[str], None] = lambda text: None
 
     def compile(self, requirements: Iterable[str], apart: Iterable[str], *words: str) -> Outcome:
         """Resolve requirements, without packages that are there already and what they require."""
         required = self._file("required.in", "".join(f"{each}\n" for each in requirements))
-        quiet = ("--quiet", "--no-header", "--no-python-downloads")
-        return self._uv("compile", apart, *quiet, *words, required)
+        plain = ("--no-header", "--no-python-downloads")
+        return self._uv("compile", apart, *plain, *words, required)
 
     def additions(
         self, requirements: Iterable[str], apart: Iterable[str], kept: str
@@ -160,22 +107,17 @@ class Resolver(NamedTuple):
         }
 
     def _uv(self, command: str, apart: Iterable[str], *words: str) -> Outcome:
-        configuration = self._file("uv.toml", self.sources.as_toml(builds=self.builds))
         # Never true, so nothing of that name is asked for.
         never = "".join(f"{name} ; python_version < '0'\n" for name in sorted(apart))
+        program = (OWN_PYTHON, str(STEP_PROGRAMS / "uv_pip.py"), *self.sources, "--", command)
         argv = (
-            OWN_PYTHON, "-m", "uv", "pip", command, "--config-file", configuration,
-            "--color", "never", "--cache-dir", str(self.cache), *self.target,
-            "--override", self._file("apart.in", never), *words,
+            *program, "--color", "never", "--cache-dir", str(self.cache), *self.target,
+            *(() if self.builds else ("--no-build",)), "--override", self._file("apart.in", never), *words,
         )  # fmt: skip
-        # pip, too, accepts the certificates of the system.
-        env = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_RETRIES": "1", "UV_SYSTEM_CERTS": "1"}
-        if self.sources.certificates:
-            env["SSL_CERT_FILE"] = self.sources.certificates
-        if self.sources.proxy:
-            env |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), self.sources.proxy)
+        hasty = self.end < float("inf")
+        env = (("UV_HTTP_TIMEOUT", "15"), ("UV_HTTP_RETRIES", "1")) if hasty else ()
         left = max(1.0, min(self.end - time.monotonic(), 3600.0))
-        return self.runner.run(Command(argv, tuple(env.items()), timeout=left, memory=MEMORY))
+        return self.runner.run(Command(argv, env, timeout=left, memory=MEMORY), log=self.log)
 
     def _file(self, name: str, text: str) -> str:
         write_text(self.work / name, text, 0o600)
@@ -186,7 +128,7 @@ class Resolver(NamedTuple):
         requirements: Iterable[str],
         apart: Iterable[str],
         pins: Mapping[str, str],
-        *,
+        *words: str,
         strict: bool,
         target: Target,
     ) -> tuple[Package, ...]:
@@ -194,6 +136,7 @@ class Resolver(NamedTuple):
 
         Args:
             pins: versions to keep.
+            words: further options of uv.
             strict: whether the pins must be kept, or only if they fit.
 
         Raises:
@@ -207,10 +150,13 @@ class Resolver(NamedTuple):
         resolved = self._file("resolved.txt", "" if strict else listed)
         hard = ("--constraint", self._file("pins.txt", listed)) if strict else ()
         style = ("--annotation-style", "line", "--output-file", resolved)
-        self._refuse(self.compile(requirements, apart, *hard, *style))
+        outcome = self.compile(requirements, apart, *words, *hard, *style)
+        for line in (*unanswered(outcome.output), *withdrawn(outcome.output)):
+            self.note(line)
+        self._refuse(outcome)
         pylock = str(self.work / "pylock.toml")
-        written = ("--format", "pylock.toml", "--output-file", pylock)
-        self._refuse(self.compile(requirements, apart, "--constraint", resolved, *written))
+        written = ("--constraint", resolved, "--format", "pylock.toml", "--output-file", pylock)
+        self._refuse(self.compile(requirements, apart, *words, *written))
         return from_uv(read_text(pylock, LOCK), read_text(resolved, LOCK), target)
 
     def _refuse(self, outcome: Outcome) -> None:
@@ -232,6 +178,4 @@ class Resolver(NamedTuple):
             kind, message, remedy = NetworkError, "uv cannot read what it needs", _LOOK
         if outcome.timed_out:
             message = f"uv needs more than {outcome.seconds:.0f} s"
-        raise kind(
-            message, where="the packages of the lock", detail=outcome.tail(15), remedy=remedy
-        )
+        raise kind(message, where=self.where, detail=outcome.tail(15), remedy=remedy)

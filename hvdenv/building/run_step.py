@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdenv import STEP_PROGRAMS
-from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
+from hvdenv.command import Command, Outcome, spelled_out
 from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.places import make_folder, reporting
@@ -17,18 +16,8 @@ from hvdenv.runner import Runner
 from hvdenv.sites import module_shell
 
 _YANKED = re.compile(
-    r"^.{0,200}?is a yanked version: '([^']+)' candidate \(version (\S+) .*\n"
-    r"(?:Reason for being yanked: (.*))?",
-    re.MULTILINE,
+    r'^warning: `([\w.-]+)==([^`\s]+)` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE
 )
-_NOTHING = re.compile(
-    r"^.{0,200}?satisfies the requirement ([A-Za-z0-9][\w.-]*)(?:[^\w.\n-].*)?\(from versions: none\)",
-    re.MULTILINE,
-)
-_LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
-# Where pip looks if its configuration names no index; its output does not say so.
-DEFAULT_INDEX = "https://pypi.org/simple"
-_PAGE_SECONDS = 30.0
 # Signatures of failures that another way to resolve the packages would repeat.
 NETWORK = ("host-unknown", "connect-failed", "index-proxy", "tls-failed")
 
@@ -70,36 +59,20 @@ def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = N
                 stream.write(f"$ {spelled_out(command)}\n")
         outcome = runner.run(command, log=log, on_line=progress.step_line)
         if not outcome:
-            return with_other_pages(outcome, runner, log)
-        for line in _withdrawn(outcome.output):
+            return outcome
+        for line in withdrawn(outcome.output):
             progress.note(line)
         done = outcome._replace(output=done.output + outcome.output)
     return done
 
 
-def _withdrawn(output: str) -> tuple[str, ...]:
-    """Packages that pip took although their index marks them as yanked, one line for each."""
+def withdrawn(output: str) -> tuple[str, ...]:
+    """Packages that uv took although their index marks them as yanked, one line for each."""
     return tuple(
         f"installed because exactly this version is requested, although its maintainers have yanked it: {name} {version}"
-        + (f": {reason}" if reason and reason != "<none given>" else "")
+        + (f": {reason}" if reason else "")
         for name, version, reason in _YANKED.findall(output)
     )
-
-
-def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) -> Outcome:
-    """A failure of pip, with one line for each index whose answer is not an index page.
-
-    When pip finds nothing, its output does not say that it read the login page of a network.
-    """
-    nothing = _NOTHING.search(outcome.output)
-    if outcome or not nothing:
-        return outcome
-    looked = _LOOKING.search(outcome.output)
-    urls = [each.strip() for each in looked[1].split(",")] if looked else [DEFAULT_INDEX]
-    web = [url for url in urls if url.startswith(("http://", "https://"))]
-    probe = (OWN_PYTHON, str(STEP_PROGRAMS / "index_page.py"), nothing[1])
-    lines = runner.run(Command((*probe, *web), timeout=_PAGE_SECONDS), log=log).output
-    return outcome._replace(output=f"{outcome.output}\n{lines}") if lines else outcome
 
 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
@@ -59,6 +60,7 @@ class State:
         runner: runs the commands of steps; sees what modules set once they are loaded.
         recorded: what steps found out, by step name.
         caches: of wheels: the user's own, then shared ones.
+        log: of the step that runs.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class State:
         self.runner = self.plain_runner.changed(plan.step_variables)
         self.caches = (wheelcache.own(places), *wheelcache.shared(request.wheels))
         self.recorded: dict[str, Record] = {}
+        self.log: Path | None = None
 
     @property
     def plain_runner(self) -> Runner:

@@ -11,9 +11,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdenv.building.resolver import Resolver, find_sources
+from hvdenv.building.resolver import Resolver, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.command import OWN_PYTHON
 from hvdenv.contents.packages import Contents
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
@@ -66,6 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     prepared = prepared._replace(additions=chosen)
     added = _ask(request, prepared, active, contents)
+    present = contents.distributions.items()
+    others = {name: version for name, version in present if name not in chosen.own}
+    chosen = chosen._replace(new={**others, **added})
+    prepared = prepared._replace(additions=chosen)
     if arguments.dry_run:
         said = f"would add: {_versions(added)}"
         give(arguments, {"added": added, "changed": False}, said)
@@ -139,13 +142,13 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
     ):
         maker = make_resolution(prepared, work.path)
         resolver = Resolver(
-            sources=find_sources(maker, work.path, work.runner),
+            sources=maker.sources,
             work=work.path,
             cache=find_places().cache / "uv",
             runner=work.runner,
             # The environment's own Python may not start without the modules of the recipe.
             target=(
-                *("--python", OWN_PYTHON, "--python-version", there.python.version),
+                *here(there.python.version),
                 *("--target", str(_copied(there, work.path))),
             ),
             builds=True,

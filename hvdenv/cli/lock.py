@@ -6,15 +6,13 @@ Locked packages keep their versions, and a lock that still matches is not rewrit
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from hvdenv.building.resolver import Resolver, elsewhere, find_sources
+from hvdenv.building.resolver import Resolver, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.command import OWN_PYTHON
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
@@ -197,13 +195,12 @@ def _pypi(
     pins = {each.name: each.version for each in locked if each.name != moved}
     apart = _provided(arguments, maker, conda, work)
     resolver = Resolver(
-        sources=find_sources(maker, work.path, work.runner),
+        sources=maker.sources,
         work=work.path,
         cache=find_places().cache / "uv",
         runner=work.runner,
+        note=report,
     )
-    for host in resolver.sources.silent:
-        report(f"no answer from {host}: resolved without it")
     for number, way in enumerate(ways, 1):
         asked = resolver._replace(target=way.words, builds=way.builds)
         strict = bool(moved)
@@ -230,8 +227,7 @@ def _ways(prepared: Prepared, maker: Resolution) -> list[Way]:
     if maker.portable:
         ways.append(Way(elsewhere(maker), False, Target(version, facts.machine, maker.glibc)))
     if facts.origin == "observed" and maker.recipe.python.provider != "conda":
-        here = ("--python", OWN_PYTHON, "--python-version", version)
-        ways.append(Way(here, True, Target(version, facts.machine, own_glibc)))
+        ways.append(Way(here(version), True, Target(version, facts.machine, own_glibc)))
     if not ways:
         raise UsageError(
             "the packages of this recipe can only be resolved on its own machines",
@@ -251,10 +247,8 @@ def _provided(
     if maker.portable:
         return {"pip"}
     printed = run_steps(read_request(arguments), maker.site(), work)
-    listed = next(line for line in printed.splitlines() if line.startswith("["))
     requested = {canonicalize_name(parse_requirement(each).name) for each in maker.requirements}
-    provided: set[str] = {canonicalize_name(each["name"]) for each in json.loads(listed)}
-    return provided - requested
+    return pypi.listed(printed).keys() - requested
 
 
 def _with_build(locked: Locked, present: Locked | None, prepared: Prepared) -> Locked:

@@ -153,7 +153,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     oldest = time_ago(arguments.older_than)
     is_limited = largest is not None or oldest
     if arguments.downloads:
-        largest = largest if is_limited else downloads.LARGEST_FILES
+        largest = largest if is_limited else downloads.LARGEST
         gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
     else:
         largest = largest if is_limited else shared_wheels(site_file(arguments.site)).own_gb * 1e9

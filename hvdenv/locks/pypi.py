@@ -179,9 +179,9 @@ def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
     return tuple(sorted(found - {"any"}))
 
 
-def listing(packages: Iterable[Package]) -> str:
-    """Names and versions, a line for each package, for ``check_requirements.py``."""
-    return "".join(f"{each.name} {each.version}\n" for each in packages)
+def listed(text: str) -> dict[str, str]:
+    """Version by name of the packages that ``check_requirements.py`` lists."""
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", text, re.MULTILINE))
 
 
 def requirements(packages: Iterable[Package]) -> str:

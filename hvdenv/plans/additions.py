@@ -25,6 +25,7 @@ class Additions(NamedTuple):
         own: version of each Python package of the recipe alone; none of them changes.
         earlier: version of each package of earlier additions; these do not change either.
         conda: conda packages of the recipe, as ``name=version=build``.
+        new: version of each package to add, earlier ones included.
     """
 
     base: str
@@ -32,6 +33,7 @@ class Additions(NamedTuple):
     own: dict[str, str]
     earlier: dict[str, str] = {}
     conda: tuple[str, ...] = ()
+    new: dict[str, str] = {}
 
     @property
     def kept(self) -> dict[str, str]:

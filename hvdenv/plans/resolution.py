@@ -10,15 +10,11 @@ from hvdenv import __version__
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
-from hvdenv.plans.step import Step, TextFile, digest
+from hvdenv.plans.step import Step, digest
 from hvdenv.plans.steps import CONDA_ENV, PIP, Steps
 
-# Older ones know fewer platforms.
-_FETCHING_PIP = "pip>=23.3"
 # A lock should fit more machines than the one that writes it: the glibc of RHEL 8.
 _COMMON_GLIBC = (2, 28)
-# What pip needs to read the archives of sources, Horovod's among them.
-_READS_ARCHIVES = ("packaging", "setuptools<81", "wheel")
 
 
 class Resolution(Steps):
@@ -55,11 +51,6 @@ class Resolution(Steps):
             variables={**self.recipe.environment.build, **self.flags},
         )
 
-    @property
-    def requirements(self) -> list[str]:
-        """All that pip is asked for."""
-        return self.tool_requirements + self.framework_requirements
-
     def _conda_inputs(self) -> Conda | None:
         if self.recipe.python.provider != "conda":  # [conda] may be for a variant
             return None
@@ -73,7 +64,8 @@ class Resolution(Steps):
         listing = Step(
             "site-packages",
             "what the site provides, which is not locked",
-            (self._pip("list", "--format", "json"),),
+            (self._run("check_requirements.py"),),
+            self._programs("check_requirements.py"),
         )
         return (*([self.modules()] if self.recipe.modules else []), *venv, listing)
 
@@ -98,13 +90,6 @@ class Resolution(Steps):
         return self._report("solved")
 
     @property
-    def portable(self) -> bool:
-        """Whether all Python packages are known before there is an environment."""
-        python = self.recipe.python
-        plain = python.provider == "venv" and not python.system_site_packages
-        return plain or python.provider == "conda"
-
-    @property
     def glibc(self) -> str:
         """What wheels may require: what the recipe's nodes have, or what most machines do."""
         target = self.recipe.partition
@@ -114,61 +99,20 @@ class Resolution(Steps):
         own = self.facts.glibc if self.facts.origin == "observed" else None
         return min(own or common, common, key=lambda version: tuple(map(int, version.split("."))))
 
-    @property
-    def _fetching_python(self) -> str:
-        return str(self.generation / "fetching" / "bin" / "python")
-
-    def _fetching(self) -> Step:
-        folder, pip = str(self.generation / "fetching"), (self._fetching_python, *PIP)
-        return Step(
-            "fetching",
-            "a pip that can download for other machines",
-            (
-                Command((OWN_PYTHON, "-m", "venv", folder)),
-                Command((*pip, "install", "--quiet", _FETCHING_PIP)),
-            ),
-        )
-
     def fetch(self, locked: Locked, to: Path, own: Path, package: Path) -> tuple[Step, ...]:
         """The steps that get every file that a locked build needs."""
         return (
-            self._fetching(),
             self._files(locked, to),
             *([self._conda_files(locked, to)] if CONDA in locked.texts else ()),
             Step("hvdenv", "itself, and what it needs", (self._own(own, package),)),
         )
 
     def _files(self, locked: Locked, to: Path) -> Step:
-        packages, pip = pypi.packages(locked), (self._fetching_python, *PIP)
-        texts = {
-            "wheels": pypi.requirements([each for each in packages if each.is_wheel]),
-            "archives": pypi.requirements([each for each in packages if not each.is_wheel]),
-            "horovod": self.horovod_requirement,
-        }
-        files = [TextFile(self.build / f"{name}.txt", text) for name, text in texts.items()]
-        get = (*pip, "download", *self.sources, "--no-deps", "--require-hashes", "--dest", str(to))
-        target = (
-            *("--python-version", locked.lock.inputs.python, "--implementation", "cp"),
-            *("--only-binary", ":all:"),
-            *(word for name in pypi.platforms(packages) for word in ("--platform", name)),
-        )
-        plain = ("--no-binary", ":all:", "--no-build-isolation")
-        wheels, *sources = files
-        return Step(
-            name="files",
-            reason="every file of the lock, and Horovod's source, checked against their hashes",
-            commands=(
-                Command((*get, *target, "--requirement", str(wheels.path))),
-                # pip looks into an archive before it keeps it.
-                Command((*pip, "install", "--quiet", *_READS_ARCHIVES)),
-                *(
-                    Command((*get, *plain, "--requirement", str(each.path)))
-                    for each in sources
-                    if each.text
-                ),
-            ),
-            files=tuple(files),
-        )
+        packages = [each._asdict() for each in pypi.packages(locked)]
+        kept = [{key: each[key] for key in ("name", "file", "sha256", "url")} for each in packages]
+        files, get = self.get_files([*kept, self.horovod_file], to, OWN_PYTHON)
+        reason = "every file of the lock, and Horovod's source, checked against their hashes"
+        return Step("files", reason, (get,), files)
 
     def _conda_files(self, locked: Locked, to: Path) -> Step:
         spec = self._conda_file(condalock.explicit(condalock.packages(locked)))

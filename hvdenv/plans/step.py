@@ -15,17 +15,17 @@ from hvdenv.plans.fingerprint import fingerprint
 # Variables that change how fast a step runs or where its files come from, but not its result.
 _NOT_IN_DIGEST = {
     "CMAKE_BUILD_PARALLEL_LEVEL", "MAKEFLAGS", "MAX_JOBS",
-    "CONDA_OFFLINE", "PIP_DEST", "PIP_FIND_LINKS", "PIP_NO_INDEX", "RATTLER_CACHE_DIR",
-    "UV_CACHE_DIR", "UV_FIND_LINKS",
+    "CONDA_OFFLINE", "PIP_FIND_LINKS", "PIP_NO_INDEX", "RATTLER_CACHE_DIR", "UV_CACHE_DIR",
 }  # fmt: skip
 
 Effect = Literal[
     "",
     "modules",
-    "packages",
+    "resolve",
     "closure",
     "framework-lookup",
     "framework-keep",
+    "framework-install",
     "lookup",
     "keep",
     "tidy",
@@ -58,6 +58,25 @@ class Wheel(NamedTuple):
     inputs: Mapping[str, Any]
 
 
+class Requested(NamedTuple):
+    """Python packages to resolve.
+
+    Attributes:
+        sources: where to look besides pip's configuration, as arguments of uv_pip.py.
+        cpu: packages that should be CPU builds.
+        listed: where to write the files that were found.
+        pins: versions to keep, by name.
+        alone: whether only these are resolved, without what they require.
+    """
+
+    requirements: tuple[str, ...]
+    sources: tuple[str, ...]
+    cpu: tuple[str, ...]
+    listed: Path
+    pins: Mapping[str, str] = {}
+    alone: bool = False
+
+
 class Step(NamedTuple):
     """One step of a build.
 
@@ -65,11 +84,11 @@ class Step(NamedTuple):
         name: short, unique within the plan.
         effect: what hvdenv itself does in this step, after the commands:
             ``modules`` loads them, and all later steps see what they set,
-            ``packages`` locks the files that builds share while the commands run,
+            ``resolve`` finds the files of the packages that are requested,
             ``closure`` reports a failure as one of the lock,
             ``lookup`` looks for a cached wheel of Horovod that fits what the commands print,
             ``keep`` stores the wheel in the cache, ``framework-lookup`` and ``framework-keep``
-            do the same for a framework's, ``tidy`` removes the build directory,
+            do the same for a framework's, ``framework-install`` records it, ``tidy`` removes the build directory,
             ``manifest`` lists every file, ``record`` marks the generation as complete
             and points the prefix at it.
         spared_by: the step that looks for a cached wheel; if it finds one, this step is skipped.
@@ -83,6 +102,7 @@ class Step(NamedTuple):
     effect: Effect = ""
     spared_by: str = ""
     wheel: Wheel | None = None
+    requested: Requested | None = None
     report: Path | None = None
     modules: Modules | None = None
 
@@ -109,6 +129,7 @@ def content(step: Step) -> Any:
         commands,
         [[str(file.path), file.content] for file in step.files],
         step.modules,
+        step.requested and [*step.requested.sources, *step.requested.pins.items()],
     ]
 
 

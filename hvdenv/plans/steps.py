@@ -17,7 +17,7 @@ from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Framework, Recipe, Version
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.step import Step, TextFile, Wheel, digest
+from hvdenv.plans.step import Requested, Step, TextFile, Wheel, digest
 from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
 
@@ -31,9 +31,9 @@ CONDA_ENV = (
     "conda_env.py", "conda_spec.py", "conda_files.py", "conda_rattler.py", "conda_program.py",
     "conda_clone.py", "digest.py", "index_page.py",
 )  # fmt: skip
-# Older ones cannot write down what they install, and know fewer platforms.
-_PIP_ITSELF = "pip>=22.2"
-_OLD_PIP = (3, 7)
+# The programs that install, with those that they import.
+_UV_PROGRAMS = ("uv_pip.py", "index_page.py", "pip_sources.py")
+_PIP_PROGRAMS = ("pip_install.py", "pip_sources.py")
 # Below it, uv installs nothing.
 _UV_PYTHON = (3, 8)
 # The time of every file in the wheel: the earliest that the format knows, 1980-01-01.
@@ -83,7 +83,7 @@ class Steps(NamedTuple):
             *([self.modules()] if recipe.modules else []),
             *([makers[recipe.python.provider]()] if self.makes_environment else []),
             *(self.horovod() if recipe.horovod.provider == "source" else []),
-            *([self.added()] if self.additions else []),
+            *(self.added() if self.additions else []),
             self.activation(),
             *([_TIDY] if self.makes_environment else []),
             _MANIFEST,
@@ -94,9 +94,8 @@ class Steps(NamedTuple):
         """From the packages that Horovod is compiled against to the installed wheel."""
         recipe = self.recipe
         from_source = [n for n in recipe.horovod.frameworks if self._provider(n) == "source"]
-        packages = (self.packages, self.closure) if self.locked else (self.tools, self.frameworks)
         return [
-            *(step() for step in packages),
+            *(self.packages(self.locked) if self.locked else self.resolved()),
             *(step for name in from_source for step in self.framework_source(name)),
             self.stack(),
             self.source(),
@@ -239,26 +238,6 @@ class Steps(NamedTuple):
             files=self._programs(*CONDA_ENV),
         )
 
-    def tools(self) -> Step:
-        words = (*self._reporting("build-tools"), *self._keeping, *self.tool_requirements)
-        return Step(
-            name="build-tools",
-            reason="what builds Horovod, from packages rather than from the system",
-            commands=(*self.newer_pip(), self._pip("install", *words)),
-            files=self._constraints,
-            report=self._kept_report("build-tools"),
-        )
-
-    def newer_pip(self) -> tuple[Command, ...]:
-        """Install a newer pip if the environment comes with an old one."""
-        python = self.recipe.python
-        recent = python.provider == "conda" or (
-            python.provider == "venv" and not python.from_modules
-        )
-        if recent or self._python < _OLD_PIP:  # or there is no newer one
-            return ()
-        return (self._pip("install", "--upgrade", _PIP_ITSELF),)
-
     @property
     def tool_requirements(self) -> list[str]:
         """What builds Horovod, except for what modules provide."""
@@ -279,24 +258,29 @@ class Steps(NamedTuple):
         return frameworks + others
 
     @property
-    def cpu_indexes(self) -> list[str]:
-        """Indexes with CPU builds, asked where they can be reached."""
-        found = (self.recipe.frameworks[name].cpu_index for name in self._pip_frameworks)
-        return [index for index in found if index]
+    def cpu_packages(self) -> tuple[str, ...]:
+        """Packages that must be CPU builds: those with a CPU index in a recipe without GPUs."""
+        if self.recipe.horovod.gpu:
+            return ()
+        frameworks = self.recipe.frameworks
+        return tuple(
+            self._package(n) for n in self.recipe.horovod.frameworks if frameworks[n].cpu_index
+        )
 
     @property
-    def sources(self) -> list[str]:
-        """Where pip looks for frameworks besides its own configuration, as its arguments."""
-        arguments = []
+    def sources(self) -> tuple[str, ...]:
+        """Where files come from besides pip's configuration, as arguments of pip_sources.py."""
+        words: list[str] = []
         for name in self._pip_frameworks:
             framework = self.recipe.frameworks[name]
-            if framework.extra_index:
-                arguments += ["--extra-index-url", framework.extra_index]
+            # Asked where it can be reached.
+            words += ["--cpu-index", framework.cpu_index] if framework.cpu_index else []
+            words += ["--extra-index-url", framework.extra_index] if framework.extra_index else []
             if framework.wheelhouse:
-                arguments += ["--no-index", "--find-links", framework.wheelhouse]
+                words += ["--no-index", "--find-links", framework.wheelhouse]
             for links in framework.find_links:
-                arguments += ["--find-links", links]
-        return arguments
+                words += ["--find-links", links]
+        return tuple(words)
 
     @property
     def _python(self) -> tuple[int, int]:
@@ -310,111 +294,137 @@ class Steps(NamedTuple):
     def _provider(self, name: Framework) -> str:
         return self.recipe.frameworks[name].provider
 
-    def frameworks(self) -> Step:
-        # The tools again: a framework that requires any setuptools would get the newest.
-        return self._from_indexes(
-            "frameworks",
-            "with what Horovod imports, in one pip call, so that shared dependencies agree",
-            [*self.framework_requirements, *self.tool_requirements],
-        )
+    @property
+    def portable(self) -> bool:
+        """Whether all Python packages are known before there is an environment."""
+        python = self.recipe.python
+        plain = python.provider == "venv" and not python.system_site_packages
+        return plain or python.provider == "conda"
 
-    def added(self) -> Step:
+    @property
+    def requirements(self) -> list[str]:
+        """All Python packages that are requested."""
+        return self.tool_requirements + self.framework_requirements
+
+    def resolved(self) -> list[Step]:
+        """The requested packages, whichever indexes have now."""
+        if not self.alone:
+            return [
+                self._resolution("resolution", self.requirements),
+                self._hashed(
+                    "packages", self._listed("resolution"), "exactly the files that were found"
+                ),
+                self.closure(),
+            ]
+        reason = "with what Horovod imports, in one call of pip, so that shared dependencies agree"
+        command = self._pip_install(*self.requirements)
+        return [Step("packages", reason, (command,), self._installers)]
+
+    def added(self) -> list[Step]:
         """The packages of the user, once everything is installed that must keep its version."""
         assert self.additions
         reason = "what the user adds; installed packages keep their versions"
-        return self._from_indexes("additions", reason, self.additions.requirements)
+        pinned = [f"{name}=={version}" for name, version in self.additions.new.items()]
+        name = "additions-resolution"
+        return [
+            self._resolution(name, pinned),
+            self._hashed("additions", self._listed(name), reason),
+        ]
 
-    def _from_indexes(self, name: str, reason: str, requirements: Sequence[str]) -> Step:
-        indexes = [word for index in self.cpu_indexes for word in ("--cpu-index", index)]
-        command = self._run(
-            "pip_install.py", *indexes, "--", "--disable-pip-version-check", "--no-input",
-            *self._reporting(name), *self._keeping, *self.sources, *requirements,
-        )  # fmt: skip
+    def _resolution(self, name: str, requirements: Sequence[str]) -> Step:
+        listed = TextFile(
+            self.build / f"{name}-requested.txt", "".join(f"{each}\n" for each in requirements)
+        )
+        # Packages of conda and of the site stay.
+        seeing = not self.portable or self.recipe.python.provider == "conda"
+        asked = Requested(
+            requirements=tuple(requirements),
+            sources=self.sources,
+            cpu=self.cpu_packages,
+            listed=self._listed(name),
+            pins=self.additions.kept if self.additions else {},
+            alone=name != "resolution",
+        )
         return Step(
             name=name,
-            reason=reason,
-            commands=(command,),
-            files=(*self._programs("pip_install.py"), *self._constraints),
-            report=self._kept_report(name),
+            reason="which files of the indexes fit together, each with its hash",
+            commands=(self._run("check_requirements.py"),) if seeing else (),
+            files=(*self._programs("check_requirements.py"), listed),
+            effect="resolve",
+            requested=asked,
         )
 
-    @property
-    def _constraints(self) -> tuple[TextFile, ...]:
-        """What keeps every version when packages are added to an environment."""
-        if not self.additions:
-            return ()
-        return (TextFile(self.build / "constraints.txt", self.additions.constraints),)
+    def _listed(self, resolution: str) -> Path:
+        """Where a resolution writes the files that it has found."""
+        return self.build / f"{resolution}-found.txt"
 
-    @property
-    def _keeping(self) -> tuple[str, ...]:
-        return tuple(
-            word for each in self._constraints for word in ("--constraint", str(each.path))
+    def _hashed(self, name: str, listed: Path, reason: str) -> Step:
+        return Step(
+            name=name,
+            reason=f"{reason}, each checked against its hash",
+            commands=(self._install(listed),),
+            files=self._installers,
         )
 
-    def packages(self) -> Step:
-        """The packages of the lock, in the place of build tools and frameworks."""
-        assert self.locked
-        locked = pypi.packages(self.locked)
+    def packages(self, locked: Locked) -> list[Step]:
+        """The packages of the lock; source archives are built only with what the wheels provide."""
         commands: list[Command] = []
         files: list[TextFile] = []
-        if wheels := [each for each in locked if each.is_wheel]:
-            listed = TextFile(self.build / "wheels.txt", pypi.requirements(wheels))
-            commands += self._from_wheels(str(listed.path))
-            files += [*self._programs("get_files.py", "digest.py"), listed]
-        if archives := [each for each in locked if not each.is_wheel]:
-            listed = TextFile(self.build / "archives.txt", pypi.requirements(archives))
-            commands.append(self._from_archives(str(listed.path)))
-            files.append(listed)
-        return Step(
+        kinds = {"wheels": ("--only-binary",), "archives": ("--no-build-isolation", "--no-binary")}
+        for kind, words in kinds.items():
+            found = [each for each in pypi.packages(locked) if each.is_wheel == (kind == "wheels")]
+            if found:
+                listed = TextFile(self.build / f"{kind}.txt", pypi.requirements(found))
+                commands.append(self._install(listed.path, *words, ":all:"))
+                files.append(listed)
+        step = Step(
             name="packages",
             reason="exactly the packages of the lock, each file checked against its hash",
             commands=tuple(commands),
-            files=tuple(files),
-            effect="packages",
+            files=(*self._installers, *files),
         )
+        return [step, self.closure()]
 
     def closure(self) -> Step:
-        """Compare the lock with the metadata of what it installed: that is not in the lock."""
-        assert self.locked
-        listed = TextFile(self.build / "packages.txt", pypi.listing(pypi.packages(self.locked)))
+        """Compare what was installed with its own metadata."""
+        path = self._listed("resolution")
+        listed: tuple[TextFile, ...] = ()
+        if self.locked:
+            path = self.build / "packages.txt"
+            listed = (TextFile(path, pypi.requirements(pypi.packages(self.locked))),)
         return Step(
             name="requirements",
-            reason="a lock that lacks a requirement installs without an error, so check",
-            commands=(self._run("check_requirements.py", str(listed.path)),),
-            files=(*self._programs("check_requirements.py"), listed),
+            reason="a package whose requirement is missing installs without an error, so check",
+            commands=(self._run("check_requirements.py", str(path)),),
+            files=(*self._programs("check_requirements.py"), *listed),
             effect="closure",
         )
 
-    def _from_wheels(self, listed: str) -> tuple[Command, Command]:
-        """Download wheels with pip's configuration, and install them without any network."""
-        wheels = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
-        hashed = (*wheels, "--requirement", listed)
-        assert self.locked
-        # By lock: of two files of one version, a tool might take the other.
-        shared = self.caches / "files" / self.locked.digest[:12] if self.caches else None
-        folder = str(shared or self.build / "files")
-        get = self._run(
-            "get_files.py", listed, *PIP[2:], "download", *self.sources, *wheels,
-            env=self._sparing((("PIP_DEST", folder),)),
-        )  # fmt: skip
-        if self.alone or self._python < _UV_PYTHON:
-            offline = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", folder))
-            return get, self._command(self.env_python, *PIP, "install", *hashed, env=offline)
+    def _install(self, listed: Path, *words: str) -> Command:
+        """Install the files of a list and nothing else."""
+        hashed = ("--no-deps", "--require-hashes", *words, "--requirement", str(listed))
+        if not self._uv_installs:
+            return self._pip_install(*hashed)
         cache = str(self.caches / "uv" if self.caches else self.build / "uv")
-        install = self._command(
-            OWN_PYTHON, "-m", "uv", "pip", "install", "--no-config", "--offline", "--no-index",
-            "--compile-bytecode", "--python", self.env_python, *hashed,
-            # Never hard links: editing a file of one environment would change others.
-            env=(("UV_LINK_MODE", "copy"), ("UV_FIND_LINKS", folder), ("UV_CACHE_DIR", cache)),
-        )  # fmt: skip
-        return get, install
-
-    def _from_archives(self, listed: str) -> Command:
-        """Install what has no wheels, built only with what the wheels provide."""
-        plain = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation")
-        return self._pip(
-            "install", *self.sources, *plain, "--require-hashes", "--requirement", listed
+        # Never hard links: editing a file of one environment would change others.
+        env = self._sparing((("UV_LINK_MODE", "copy"), ("UV_CACHE_DIR", cache)))
+        uv = (OWN_PYTHON, str(self.build / "uv_pip.py"), *self.sources, "--", "install")
+        return self._command(
+            *uv, "--compile-bytecode", "--python", self.env_python, *hashed, env=env
         )
+
+    @property
+    def _uv_installs(self) -> bool:
+        return not self.alone and self._python >= _UV_PYTHON
+
+    @property
+    def _installers(self) -> tuple[TextFile, ...]:
+        return self._programs(*(_UV_PROGRAMS if self._uv_installs else _PIP_PROGRAMS))
+
+    def _pip_install(self, *words: str) -> Command:
+        """Install with the environment's pip."""
+        env = self._sparing(())
+        return self._run("pip_install.py", *self.sources, "--", *words, env=env)
 
     def framework_source(self, name: Framework) -> list[Step]:
         """A framework from its repository: hours of compiling, kept as a wheel in the cache."""
@@ -450,13 +460,13 @@ class Steps(NamedTuple):
             reason="the compiled wheel and nothing else",
             commands=(
                 self._pip(
-                    "install", "--no-deps", "--no-index", *self._reporting(step),
-                    self._package(name),
+                    "install", "--no-deps", "--no-index", self._package(name),
                     # In the place of what the user's configuration names.
                     env=(("PIP_FIND_LINKS", str(wheel.directory)),),
                 ),
             ),
-            report=self._kept_report(step),
+            effect="framework-install",
+            wheel=wheel,
         )  # fmt: skip
         if not source.commit:  # a tag can be moved
             return [compilation, installation]
@@ -510,7 +520,7 @@ class Steps(NamedTuple):
     def source(self) -> Step:
         version, sha256 = self.recipe.horovod.version, self.recipe.horovod.sha256
         archive, source = self.build / f"horovod-{version}.tar.gz", self.build / "source"
-        requirement = TextFile(self.build / "horovod.txt", self.horovod_requirement)
+        files, get = self.get_files([self.horovod_file], self.build, self.env_python)
         edits = [
             {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]}
             for patch in self.patches
@@ -521,23 +531,30 @@ class Steps(NamedTuple):
             name="source",
             reason=f"Horovod's source, checked against its hash, with the patches: {names}",
             commands=(
-                self._pip(
-                    "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation",
-                    "--require-hashes", "--dest", str(self.build), "--requirement", str(requirement.path),
-                ),
+                get,
                 self._run(
                     "prepare_source.py", str(archive), sha256, str(source), str(patches.path)
                 ),
             ),
-            files=(*self._programs("prepare_source.py", "archives.py", "digest.py"), requirement, patches),
+            files=(*files, *self._programs("prepare_source.py", "archives.py"), patches),
             spared_by="stack",
-        )  # fmt: skip
+        )
 
     @property
-    def horovod_requirement(self) -> str:
-        """Horovod's source as a requirement for pip."""
+    def horovod_file(self) -> dict[str, str]:
+        """Horovod's source, for get_files.py."""
         horovod = self.recipe.horovod
-        return f"horovod=={horovod.version} --hash=sha256:{horovod.sha256}\n"
+        file = f"horovod-{horovod.version}.tar.gz"
+        return {"name": "horovod", "file": file, "sha256": horovod.sha256, "url": ""}
+
+    def get_files(
+        self, files: Sequence[Mapping[str, str]], to: Path, python: str
+    ) -> tuple[tuple[TextFile, ...], Command]:
+        """What a step writes to download files, and its command."""
+        listed = TextFile(self.build / "files.json", json.dumps(files, indent=1) + "\n")
+        words = (str(self.build / "get_files.py"), *self.sources, str(listed.path), str(to))
+        command = self._command(python, *words, env=self._sparing(()))
+        return (*self._programs("get_files.py", "pip_sources.py", "digest.py"), listed), command
 
     def nccl(self) -> Step:
         folder = self.build / "nccl"
@@ -656,14 +673,8 @@ class Steps(NamedTuple):
         return env
 
     def _report(self, name: str) -> Path:
-        """Where an installer writes URL and hash of everything that it installs."""
+        """Where the program for conda packages lists those that it has installed."""
         return self.build / f"{name}.json"
-
-    def _kept_report(self, name: str) -> Path | None:
-        return None if self._python < _OLD_PIP else self._report(name)
-
-    def _reporting(self, name: str) -> tuple[str, ...]:
-        return () if self._python < _OLD_PIP else ("--report", str(self._report(name)))
 
     def _programs(self, *names: str) -> tuple[TextFile, ...]:
         """Stand-alone programs: one, and those that it imports."""

@@ -25,7 +25,6 @@ from hvdenv.session.trust_gate import Gate
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
-    from hvdenv.model.recipe import Recipe
 
 # The lock in a directory of fetched files.
 LOCK = "lock"
@@ -35,14 +34,6 @@ def make_resolution(prepared: Prepared, folder: Path = GENERATION) -> Resolution
     """Makes the steps that resolve the packages of a lock, in a directory."""
     maker = steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder)
     return Resolution(*maker._replace(caches=find_places().cache))
-
-
-def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
-    """Packages that must be CPU builds: those with a CPU index in a recipe without GPUs."""
-    if recipe.horovod.gpu:
-        return ()
-    frameworks = ((name, recipe.frameworks[name]) for name in recipe.horovod.frameworks)
-    return tuple(each.package or name for name, each in frameworks if each.cpu_index)
 
 
 class RecipeLocks(NamedTuple):
@@ -107,10 +98,11 @@ class RecipeLocks(NamedTuple):
 def recipe_locks(request: Request, prepared: Prepared) -> RecipeLocks:
     folder = Path(prepared.resolved.file).absolute().parent
     beside = (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
+    maker = make_resolution(prepared)
     return RecipeLocks(
         request.gate,
-        make_resolution(prepared).inputs(prepared.resolved.keyed),
-        cpu_packages(prepared.resolved.recipe),
+        maker.inputs(prepared.resolved.keyed),
+        maker.cpu_packages,
         request.lockfiles or beside,
     )
 

@@ -163,7 +163,7 @@ def describe(plan: Plan, prepared: Prepared) -> str:
         lines += ["", f"{number}. {step.name}: {step.reason}"]
         if step.spared_by:
             lines.append("   (not run when a wheel of the same stack is in the cache)")
-        if step.effect == "packages":
+        if step.name == "packages" and plan.locked:
             lines.append("   (copied instead if an environment has the packages of this lock)")
         if step.modules:
             lines += [f"   {line}" for line in commands(step.modules)]

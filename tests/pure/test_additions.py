@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from hvdenv.building.run_step import attempt, perform
@@ -135,27 +133,30 @@ def step(found: Plan, name: str) -> Step:
     return next(each for each in found.steps if each.name == name)
 
 
-def test_every_pip_that_takes_from_indexes_is_held(recipe: Recipe, facts: Facts) -> None:
-    additions = chosen("tqdm>=4")
+def test_what_is_installed_keeps_its_version(recipe: Recipe, facts: Facts) -> None:
+    additions = chosen("tqdm>=4")._replace(new={"tqdm": "4.66.1", "rich": "13.0"})
     found, plain = plan(recipe, facts, additions), plan(recipe, facts)
     names = [each.name for each in found.steps]
-    assert names[names.index("installation") + 1] == "additions"
-    assert [name for name in names if name != "additions"] == [each.name for each in plain.steps]
-    for name in ("build-tools", "frameworks", "additions"):
-        words = step(found, name).commands[-1].argv
-        file = Path(words[words.index("--constraint") + 1])
-        texts = {each.path: each.text for each in step(found, name).files}
-        assert texts[file] == additions.constraints
-    words = step(found, "additions").commands[-1].argv
-    assert words[-1] == "tqdm>=4"
-    # A package for CPUs has the same index as the framework that it goes with.
-    assert "--cpu-index" in words
-    assert "--constraint" not in str(plain.steps)
+    after = names.index("installation") + 1
+    assert names[after : after + 2] == ["additions-resolution", "additions"]
+    assert names[:after] + names[after + 2 :] == [each.name for each in plain.steps]
+    for name in ("resolution", "additions-resolution"):
+        requested = step(found, name).requested
+        assert requested
+        assert requested.pins == additions.kept
+        # A package for CPUs has the same index as the framework that it goes with.
+        assert "--cpu-index" in requested.sources
+    assert requested
+    assert requested.requirements == ("tqdm==4.66.1", "rich==13.0")
+    assert str(requested.listed) in step(found, "additions").commands[0].argv
+    base = step(plain, "resolution").requested
+    assert base
+    assert not base.pins
 
 
 def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Facts) -> None:
-    one = chosen("tqdm")
-    others = [None, chosen("rich"), one._replace(earlier={"tqdm": "4.0"})]
+    one = chosen("tqdm")._replace(new={"tqdm": "4.1"})
+    others = [None, one._replace(new={"rich": "1.0"}), one._replace(earlier={"tqdm": "4.0"})]
     digests = {plan(recipe, facts, each).digest for each in (one, *others)}
     assert len(digests) == 4
     assert plan(recipe, facts).wheel_inputs == plan(recipe, facts, one).wheel_inputs

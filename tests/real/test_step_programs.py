@@ -1,4 +1,4 @@
-"""inspect_wheel.py, nccl_of_torch.py, normalise_wheel.py, pip_install.py and stack.py, run as a build runs them."""
+"""Stand-alone programs of steps, run as a build runs them."""
 
 from __future__ import annotations
 
@@ -167,47 +167,56 @@ def closed_port() -> str:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_cpu_index_that_does_not_answer_costs_seconds_and_pip_goes_on(tmp_path: Path) -> None:
+def test_a_cpu_index_that_does_not_answer_costs_seconds_and_is_left_out(tmp_path: Path) -> None:
     package(tmp_path / "wheels", "tiny")
-    with silent_port() as silent:
-        offline = ["--", "--no-index", "--find-links", str(tmp_path / "wheels"), "tiny", "--target"]
-        started = time.monotonic()
-        without, _ = run_step("pip_install.py", *offline, str(tmp_path / "u"))
-        plain = time.monotonic() - started
-        indexes = ["--cpu-index", silent, "--cpu-index", closed_port()]
-        code, printed = run_step("pip_install.py", *indexes, *offline, str(tmp_path / "t"))
-        both = time.monotonic() - started - plain
-    assert (code, without) == (0, 0)
-    assert f"hvdenv: no answer from {silent} (timed out); pip uses its own configuration" in printed
-    assert printed.count("hvdenv: no answer from ") == 2
-    assert (tmp_path / "t/tiny.py").exists()
-    assert both - plain < 60  # pip itself would wait for minutes; busy machines take their time
+    source = ["--no-index", "--find-links", str(tmp_path / "wheels")]
+    for program in ("pip_install.py", "uv_pip.py"):
+        command = ["install"] if program == "uv_pip.py" else []
+        with silent_port() as silent:
+            words = ["--cpu-index", silent, "--cpu-index", closed_port(), *source, "--", *command]
+            started = time.monotonic()
+            code, printed = run_step(program, *words, "tiny", "--target", str(tmp_path / program))
+        assert code == 0, printed
+        assert f"hvdenv: no answer from {silent} (timed out); continuing without it" in printed
+        assert printed.count("hvdenv: no answer from ") == 2
+        assert (tmp_path / program / "tiny.py").exists()
+        assert time.monotonic() - started < 60  # pip itself would wait for minutes
 
 
-def test_a_cpu_index_that_answers_is_used_and_gpu_packages_are_announced(tmp_path: Path) -> None:
-    package(tmp_path / "cpu/nvidia-tiny-cu12", "nvidia_tiny_cu12")
+@pytest.mark.parametrize("words", [("pip_install.py", "--"), ("uv_pip.py", "--", "install")])
+def test_a_cpu_index_that_answers_is_used(tmp_path: Path, words: tuple[str, ...]) -> None:
     package(tmp_path / "cpu/tiny", "tiny")
+    program, *more = words
     with served(tmp_path / "cpu") as site:
         code, printed = run_step(
-            "pip_install.py", "--cpu-index", site.url, "--", "--index-url", closed_port(), "--retries", "0",
-            "--no-cache-dir", "--target", str(tmp_path / "t"), "tiny", "nvidia-tiny-cu12",
+            program, "--cpu-index", site.url, *more, "--target", str(tmp_path / "t"), "tiny",
+            PIP_INDEX_URL=f"file://{tmp_path}/cpu",
         )  # fmt: skip
     assert code == 0, printed
-    lines = printed.splitlines()
-    (notice,) = (
-        n for n, line in enumerate(lines) if line.startswith("hvdenv: pip found no CPU build")
-    )
-    assert lines[notice + 1].startswith("Collecting nvidia-tiny-cu12")
+    assert "/tiny/" in site.asked
     assert "no answer from" not in printed
 
 
-def test_the_exit_code_is_that_of_pip(tmp_path: Path) -> None:
-    code, printed = run_step(
-        "pip_install.py", "--", "--no-index", "--target", str(tmp_path), "no-such-package"
-    )
+@pytest.mark.parametrize("words", [("pip_install.py", "--"), ("uv_pip.py", "--", "install")])
+def test_the_exit_code_is_that_of_the_installer(tmp_path: Path, words: tuple[str, ...]) -> None:
+    program, *more = words
+    source = ["--no-index", "--find-links", str(tmp_path)]
+    code, printed = run_step(program, *source, *more, "--target", str(tmp_path), "no-such-package")
     assert code == 1
-    assert "No matching distribution found" in printed
+    assert "no-such-package" in printed
     assert "hvdenv:" not in printed
+
+
+def test_constraints_of_pip_hold_for_uv(tmp_path: Path) -> None:
+    for version in ("1.0", "2.0"):
+        package(tmp_path / "wheels", "tiny", version)
+    (tmp_path / "c.txt").write_text("tiny<2\n")
+    code, printed = run_step(
+        "uv_pip.py", "--no-index", "--find-links", str(tmp_path / "wheels"), "--", "install", "tiny",
+        "--target", str(tmp_path / "t"), PIP_CONSTRAINT=str(tmp_path / "c.txt"),
+    )  # fmt: skip
+    assert code == 0, printed
+    assert (tmp_path / "t/tiny-1.0.dist-info").exists()
 
 
 def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> None:
@@ -248,26 +257,46 @@ def test_the_nccl_of_torch_can_be_linked(tmp_path: Path) -> None:
     assert (folder / "include/nccl.h").read_text() == "nccl.h"
 
 
-def test_files_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
-    wheels = [package(tmp_path / "index", name) for name in ("tiny", "other")]
-    listed, folder = tmp_path / "wheels.txt", tmp_path / "files"
-    listed.write_text(
-        "".join(
-            f"{each.name.partition('-')[0]}===1.0 --hash=sha256:{sha256(each.read_bytes()).hexdigest()}\n"
-            for each in wheels
+def test_files_are_recognised_by_their_hash(tmp_path: Path) -> None:
+    wheels = [package(tmp_path / "site/simple" / name, name) for name in ("tiny", "other")]
+    folder, listed = tmp_path / "files", tmp_path / "files.json"
+    entries = [
+        {
+            "name": name,
+            "file": each.name,
+            "url": "",
+            "sha256": sha256(each.read_bytes()).hexdigest(),
+        }
+        for name, each in zip(("tiny", "other"), wheels, strict=True)
+    ]
+    listed.write_text(json.dumps(entries))
+
+    def get(index: str = "") -> tuple[int, str]:
+        words = ("get_files.py", str(listed), str(folder))
+        if index:
+            return run_step(*words, PIP_INDEX_URL=index)
+        # Without any index, nothing can be downloaded.
+        return run_step(*words, PIP_NO_INDEX="1")
+
+    with served(tmp_path / "site") as site:
+        index = f"{site.url}/simple"
+        page = '<a href="{0}" data-yanked="bad">{0}</a>'
+        (tmp_path / "site/simple/tiny/index.html").write_text(page.format(wheels[0].name))
+        code, printed = get(index.replace("://", "://me:geheim@"))
+        assert code == 0 and printed.startswith("0 of 2 files are there\n"), printed
+        assert (
+            f"exactly {wheels[0].name} is requested, although its maintainers have yanked it: bad"
+            in printed
         )
-    )
-    words = (str(listed), "download", "--no-deps", "--require-hashes", "--no-index")
-
-    def get(*more: str) -> tuple[int, str]:
-        return run_step("get_files.py", *words, *more, PIP_DEST=str(folder))
-
-    code, printed = get("--find-links", str(tmp_path / "index"))
-    assert code == 0 and printed.startswith("0 of 2 files are there\n")
-    # Without any index: pip would find nothing.
-    assert get() == (0, "2 of 2 files are there\n")
-    (folder / wheels[0].name).write_bytes(b"damaged")
-    assert get()[0] == 1
-    code, printed = get("--find-links", str(tmp_path / "index"))
-    assert code == 0 and "other" not in printed
-    assert get() == (0, "2 of 2 files are there\n")
+        assert get() == (0, "2 of 2 files are there\n")
+        (folder / wheels[0].name).write_bytes(b"damaged")
+        code, printed = get()
+        assert code == 1 and f"no index has exactly {wheels[0].name}" in printed
+        assert get(index)[0] == 0
+        assert get() == (0, "2 of 2 files are there\n")
+        (folder / wheels[0].name).unlink()
+        wheels[0].write_bytes(b"replaced")
+        code, printed = get(index.replace("://", "://me:geheim@"))
+        assert code == 1 and f"{wheels[0].name} has sha256 " in printed
+        assert "geheim" not in printed
+        assert [each.name for each in folder.iterdir()] == [wheels[1].name]

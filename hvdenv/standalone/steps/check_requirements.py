@@ -2,11 +2,11 @@
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, with any pip.
 
-    check_requirements.py PACKAGES.txt
+    check_requirements.py [PACKAGES.txt]
 
-The file has a line NAME VERSION for each package to check; other packages, such as the
-site's and conda's, only satisfy requirements. Prints a line for each problem; the exit status is
-1 if there is one.
+The file has a line NAME===VERSION for each package to check, and its hash; other packages, such as
+the site's and conda's, only satisfy requirements. Prints a line for each problem; the exit status is
+1 if there is one. Without a file, it prints NAME==VERSION of each package of the environment.
 """
 
 import os
@@ -97,11 +97,15 @@ def problems(wanted: Dict[str, str], found: Dict[str, Package]) -> List[str]:
     return lines + sorted(unmet)
 
 
-def main(path: str) -> int:
-    with open(path, encoding="utf-8") as stream:
-        wanted = dict(line.split() for line in stream)
+def main(path: str = "") -> int:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this directory: its files must not shadow modules
+    if not path:
+        for name, package in sorted(installed().items()):
+            print("%s==%s" % (name, package.version))
+        return 0
+    with open(path, encoding="utf-8") as stream:
+        wanted = dict(line.split()[0].split("===") for line in stream)
     lines = problems(wanted, installed())
     print("\n".join(lines) or "%d packages have all that they require" % len(wanted))
     return 1 if lines else 0

@@ -1,76 +1,194 @@
-"""Write where pip is configured to look for packages, for a resolver that does not read that.
+"""Where pip is configured to look for packages, for programs that are not pip.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
-    pip_sources.py ANSWER.json [INDEX...]
+    pip_sources.py NAME [SOURCE...]
 
-ANSWER.json has pip's options by name, such as {"index-url": "https://mirror.example/simple"}. They
-can contain passwords, so they go to a file of the user and not to the output. Prints those of the
-indexes that do not answer.
+As a program, it prints the source archives that there are of a package, a line for each: name of
+the file, and which Pythons it is for.
 """
 
-import ast
-import glob
-import importlib.util
-import json
+import argparse
+import base64
+import configparser
+import html.parser
+import netrc
 import os
 import re
-import subprocess
+import ssl
 import sys
-from typing import Dict, List
+import urllib.parse
+import urllib.request
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from pip_install import why_unreachable
+DEFAULT_INDEX = "https://pypi.org/simple"
+# Of pip's configuration; later ones win.
+SECTIONS = ("global", "install")
+SECONDS = 3
+ARCHIVES = (".tar.gz", ".tar.bz2", ".zip")
 
-# Later ones win. The last has the variables PIP_*.
-SECTIONS = ("global", "install", ":env:")
 
-
-def parse(listed: str) -> Dict[str, str]:
-    """The options in the output of ``pip config list``."""
+def configuration() -> Dict[str, str]:
+    """pip's options by name: those in its files, then those in variables."""
+    environ, named = os.environ, os.environ.get("PIP_CONFIG_FILE", "")
+    folders = environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
+    own = environ.get("XDG_CONFIG_HOME", "~/.config")
+    files = [
+        *(os.path.join(folder, "pip/pip.conf") for folder in folders), "/etc/pip.conf",
+        "~/.pip/pip.conf", os.path.join(own, "pip/pip.conf"), os.path.join(sys.prefix, "pip.conf"), named,
+    ]  # fmt: skip
+    parser = configparser.RawConfigParser()
+    if named != os.devnull:
+        parser.read([os.path.expanduser(each) for each in files], encoding="utf-8")
     found = {}
-    for section in SECTIONS:
-        pattern = r"^%s\.([a-z-]+)=('.*'|\".*\")$" % re.escape(section)
-        for name, value in re.findall(pattern, listed, re.MULTILINE):
-            found[name] = str(ast.literal_eval(value))
+    for section in filter(parser.has_section, SECTIONS):
+        found.update({name.replace("_", "-"): text for name, text in parser.items(section)})
+    for name, value in environ.items():
+        if name.startswith("PIP_"):
+            found[name[len("PIP_") :].lower().replace("_", "-")] = value
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # pip reads these as well
+        if os.path.isfile(environ.get(name, "")):
+            found.setdefault("cert", environ[name])
+    for name in ("cert", "client-cert"):
+        found[name] = os.path.expanduser(found.get(name, ""))
     return found
 
 
-def find_pip() -> List[str]:
-    """This Python's pip, or the one that it brings for new environments: uv installs none."""
-    if importlib.util.find_spec("pip") is None and importlib.util.find_spec("ensurepip"):
-        import ensurepip
-
-        bundled = os.path.join(os.path.dirname(ensurepip.__file__), "_bundled", "pip-*.whl")
-        for wheel in glob.glob(bundled):
-            return [os.path.join(wheel, "pip")]
-    return ["-m", "pip"]
+def parser_of_sources() -> argparse.ArgumentParser:
+    """Where to look besides pip's configuration, by the names of pip's options."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--no-index", action="store_true")
+    for name in ("--extra-index-url", "--find-links", "--cpu-index"):
+        parser.add_argument(name, action="append", default=[])
+    return parser
 
 
-def from_variables() -> Dict[str, str]:
-    """The options in variables, where this Python has no pip."""
-    prefix = "PIP_"
-    return {
-        name[len(prefix) :].lower().replace("_", "-"): value
-        for name, value in os.environ.items()
-        if name.startswith(prefix)
-    }
+class Sources:
+    """Indexes, and other places with files.
+
+    Attributes:
+        pip: the options of pip's configuration.
+        indexes: the main one first; none where pip is to use none.
+        links: directories and pages with links to files.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.pip = configuration()
+        no_index = self.pip.get("no-index", "").lower() in ("1", "true", "yes", "on")
+        extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
+        indexes = [self.pip.get("index-url", DEFAULT_INDEX), *extra, *answering(options.cpu_index)]
+        self.indexes = [] if no_index or options.no_index else indexes
+        links = self.pip.get("find-links", "").split() + options.find_links
+        self.links = [os.path.expanduser(each) for each in links]
+        # pip passes over directories that are not there.
+        self.links = [each for each in self.links if "://" in each or os.path.exists(each)]
+
+    def files(self, name: str) -> Iterator[Tuple[str, Dict[str, str]]]:
+        """Addresses of files of a package, each with the attributes of its link."""
+        project = re.sub(r"[-_.]+", "-", name).lower()
+        for place in self.links:
+            if os.path.isdir(place):
+                for file in sorted(os.listdir(place)):
+                    yield file_url(os.path.join(os.path.abspath(place), file)), {}
+            else:
+                yield from self._page(place if "://" in place else file_url(place))
+        for index in self.indexes:
+            yield from self._page("%s/%s/" % (index.rstrip("/"), project))
+
+    def _page(self, url: str) -> Iterator[Tuple[str, Dict[str, str]]]:
+        reader = Links()
+        try:
+            with self.open(url) as answer:
+                reader.feed(answer.read().decode("utf-8", "replace"))
+        except (OSError, ValueError) as error:
+            print("hvdenv: %s: %s" % (without_password(url), error))
+        for attributes in reader.found:
+            yield urllib.parse.urljoin(url, attributes["href"]), attributes
+
+    def open(self, url: str) -> Any:
+        """Open an address with the certificates, proxy and passwords of pip's configuration."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme == "file" and os.path.isdir(urllib.request.url2pathname(parts.path)):
+            url = url.rstrip("/") + "/index.html"
+        context = ssl.create_default_context(cafile=self.pip["cert"] or None)
+        if self.pip["client-cert"]:
+            context.load_cert_chain(self.pip["client-cert"])
+        hosts = self.pip.get("trusted-host", "").split()
+        if parts.hostname in hosts or parts.netloc.rpartition("@")[2] in hosts:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        handlers = [urllib.request.HTTPSHandler(context=context)]  # type: List[Any]
+        if self.pip.get("proxy"):
+            proxies = dict.fromkeys(("http", "https"), self.pip["proxy"])
+            handlers.append(urllib.request.ProxyHandler(proxies))
+        request = urllib.request.Request(without_password(url))
+        secret = self._password(parts)
+        if secret:
+            encoded = base64.b64encode(secret.encode()).decode()
+            request.add_unredirected_header("Authorization", "Basic " + encoded)
+        return urllib.request.build_opener(*handlers).open(request, timeout=60)
+
+    def _password(self, parts: urllib.parse.SplitResult) -> str:
+        """USER:PASSWORD for an address: its own, that of an index on this host, or netrc's."""
+        host = parts.netloc.rpartition("@")[2]
+        known = [urllib.parse.urlsplit(each).netloc for each in self.indexes + self.links]
+        for netloc in [parts.netloc, *known]:
+            user, _, other = netloc.rpartition("@")
+            if user and other == host:
+                return urllib.parse.unquote(user)
+        try:
+            found = netrc.netrc().authenticators(parts.hostname or "")
+        except (OSError, netrc.NetrcParseError):
+            found = None
+        return "%s:%s" % (found[0], found[2]) if found else ""
 
 
-def main(path: str, *indexes: str) -> None:
-    command = [sys.executable, *find_pip(), "--disable-pip-version-check", "config", "list"]
-    pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    found = from_variables() if pip.returncode else parse(pip.stdout.decode("utf-8", "replace"))
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # pip reads these as well
-        if os.path.isfile(os.environ.get(name, "")):
-            found.setdefault("cert", os.environ[name])
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-        json.dump(found, stream)
-    for url in indexes:
-        if why_unreachable(url) is not None:
-            print(url)
+class Links(html.parser.HTMLParser):
+    """Reads the links of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = []  # type: List[Dict[str, str]]
+
+    def handle_starttag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        if tag == "a" and "href" in attributes:
+            self.found.append(attributes)
+
+    def error(self, message: str) -> None:
+        """Before Python 3.10, the base class demands it."""
+
+
+def answering(urls: List[str]) -> List[str]:
+    """The indexes that answer; the others are reported."""
+    found = []
+    for url in urls:
+        try:
+            with urllib.request.urlopen(url.rstrip("/") + "/", timeout=SECONDS):
+                found.append(url)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            print("hvdenv: no answer from %s (%s); continuing without it" % (url, reason))
+            sys.stdout.flush()
+    return found
+
+
+def file_url(path: str) -> str:
+    return "file://" + urllib.request.pathname2url(path)
+
+
+def file_name(url: str) -> str:
+    return urllib.parse.unquote(os.path.basename(urllib.parse.urlsplit(url).path))
+
+
+def without_password(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    PARSER = parser_of_sources()
+    PARSER.add_argument("name")
+    OPTIONS = PARSER.parse_args()
+    for address, link in Sources(OPTIONS).files(OPTIONS.name):
+        if address.partition("#")[0].endswith(ARCHIVES):
+            print("%s %s" % (file_name(address), link.get("data-requires-python", "")))

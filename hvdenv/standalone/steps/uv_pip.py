@@ -1,0 +1,91 @@
+"""Run `uv pip` with pip's configuration.
+
+Stand-alone: imports nothing of hvdenv. It needs a Python that has uv.
+
+    uv_pip.py [SOURCE...] -- COMMAND ARGUMENTS...
+
+Of pip's configuration, uv gets index-url, extra-index-url, find-links, no-index, trusted-host,
+cert, client-cert, proxy, timeout, and constraint where it chooses versions. Passwords in it are
+passed in variables, which other users cannot read.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from typing import Dict, List
+
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import index_page
+from pip_sources import Sources, parser_of_sources
+
+# What uv did not find.
+MISSING = re.compile(r"(?:no versions? of|Because) ([\w.-]+)(?:==(\S+))? (?:and|was not found in)")
+HASHED = "--require-hashes"
+
+
+def variables(sources: Sources) -> Dict[str, str]:
+    """Where uv looks, and how."""
+    pip, found = sources.pip, dict(os.environ)
+    found.update(UV_NO_CONFIG="1", UV_FIND_LINKS=",".join(sources.links), UV_SYSTEM_CERTS="1")
+    found["UV_INSECURE_HOST"] = pip.get("trusted-host", "")
+    # As pip: the best of all indexes.
+    found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    found.setdefault("UV_HTTP_TIMEOUT", pip.get("timeout", pip.get("default-timeout", "60")))
+    if sources.indexes:
+        found["UV_DEFAULT_INDEX"] = sources.indexes[0]
+        found["UV_INDEX"] = " ".join(sources.indexes[1:])
+    if pip["cert"]:
+        found["SSL_CERT_FILE"] = pip["cert"]
+    if pip["client-cert"]:
+        found["SSL_CLIENT_CERT"] = pip["client-cert"]
+    if pip.get("proxy"):
+        found.update(dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), pip["proxy"]))
+    return found
+
+
+def options(sources: Sources, words: List[str]) -> List[str]:
+    """What uv has no variables for."""
+    found = [] if sources.indexes else ["--no-index"]
+    if HASHED not in words:
+        for path in sources.pip.get("constraint", "").split():
+            found += ["--constraint", os.path.expanduser(path)]
+    return found
+
+
+def run(command: List[str], environment: Dict[str, str]) -> "tuple[int, str]":
+    """The exit status, and the output, which is printed as it comes."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout
+    lines = []
+    for raw in process.stdout:
+        lines.append(raw.decode("utf-8", "replace"))
+        sys.stdout.write(lines[-1])
+        sys.stdout.flush()
+    return process.wait(), " ".join("".join(lines).split())
+
+
+def main(arguments: List[str]) -> int:
+    split = arguments.index("--")
+    sources = Sources(parser_of_sources().parse_args(arguments[:split]))
+    words = arguments[split + 1 :]
+    if not (sources.indexes or sources.links):
+        print("hvdenv: pip is configured to use no index and no directory of packages")
+        return 1
+    command = [sys.executable, "-m", "uv", "pip", words[0], *options(sources, words), *words[1:]]
+    status, output = run(command, variables(sources))
+    missing = MISSING.search(output)
+    if status and missing:
+        name, version = missing.groups()
+        if HASHED in words and version:
+            print("hvdenv: no index has exactly %s===%s" % (name, version))
+        # uv does not say that it read the login page of a network.
+        index_page.main(name, *(each for each in sources.indexes if not each.startswith("file:")))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
