@@ -138,7 +138,7 @@ def resolve(state: State, step: Step, output: str) -> Done:
 def record_framework(_: State, step: Step, __: str) -> Done:
     """Note the wheel that a framework was installed from."""
     assert step.wheel
-    (wheel,) = step.wheel.folder.glob("*.whl")
+    (wheel,) = step.wheel.directory.glob("*.whl")
     name, version = parse_wheel_filename(wheel.name)[:2]
     sha256 = hash_file(wheel, WHEEL)[0]
     package = {"name": name, "version": str(version), "url": wheel.as_uri(), "sha256": sha256}

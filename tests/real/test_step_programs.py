@@ -168,14 +168,14 @@ def closed_port() -> str:
 
 
 def test_a_cpu_index_that_does_not_answer_costs_seconds_and_is_left_out(tmp_path: Path) -> None:
-    package(tmp_path / "wheels", "tiny")
-    source = ["--no-index", "--find-links", str(tmp_path / "wheels")]
+    package(tmp_path / "good/tiny", "tiny")
     for program in ("pip_install.py", "uv_pip.py"):
         command = ["install"] if program == "uv_pip.py" else []
-        with silent_port() as silent:
-            words = ["--cpu-index", silent, "--cpu-index", closed_port(), *source, "--", *command]
+        with silent_port() as silent, served(tmp_path / "good") as good:
+            words = ["--cpu-index", silent, "--cpu-index", closed_port(), "--", *command, "tiny"]
             started = time.monotonic()
-            code, printed = run_step(program, *words, "tiny", "--target", str(tmp_path / program))
+            target = ("--target", str(tmp_path / program))
+            code, printed = run_step(program, *words, *target, PIP_INDEX_URL=good.url)
         assert code == 0, printed
         assert f"hvdenv: no answer from {silent} (timed out); continuing without it" in printed
         assert printed.count("hvdenv: no answer from ") == 2

@@ -24,6 +24,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 DEFAULT_INDEX = "https://pypi.org/simple"
 # Of pip's configuration; later ones win.
 SECTIONS = ("global", "install")
+YES = ("1", "true", "yes", "on")
 SECONDS = 3
 ARCHIVES = (".tar.gz", ".tar.bz2", ".zip")
 
@@ -74,10 +75,11 @@ class Sources:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.pip = configuration()
-        no_index = self.pip.get("no-index", "").lower() in ("1", "true", "yes", "on")
-        extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
-        indexes = [self.pip.get("index-url", DEFAULT_INDEX), *extra, *answering(options.cpu_index)]
-        self.indexes = [] if no_index or options.no_index else indexes
+        self.indexes = []  # type: List[str]
+        if not options.no_index and self.pip.get("no-index", "").lower() not in YES:
+            extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
+            self.indexes = [self.pip.get("index-url", DEFAULT_INDEX), *extra]
+            self.indexes += answering(options.cpu_index)
         links = self.pip.get("find-links", "").split() + options.find_links
         self.links = [os.path.expanduser(each) for each in links]
         # pip passes over directories that are not there.
