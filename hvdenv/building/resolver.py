@@ -27,7 +27,7 @@ MEMORY = 4 * GIB
 # Minor versions of glibc for which uv knows the platform.
 _GLIBCS = (17, 28, *range(31, 41))
 _LOOK = (
-    "check the network and pip's configuration (pip config list), from which hvdenv takes indexes and"
+    "check the network and pip's configuration (pip config list, PIP_INDEX_URL), from which hvdenv takes indexes and"
     " passwords"
 )
 _UNANSWERED = re.compile(r"^hvdenv: (no answer from .+)$", re.MULTILINE)
@@ -148,7 +148,7 @@ class Resolver(NamedTuple):
         listed = "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
         # uv prefers the versions in the file that it replaces.
         resolved = self._file("resolved.txt", "" if strict else listed)
-        hard = ("--constraint", self._file("pins.txt", listed)) if strict else ()
+        hard = ("--constraint", self._file("pins.txt", listed)) if strict and pins else ()
         style = ("--annotation-style", "line", "--output-file", resolved)
         outcome = self.compile(requirements, apart, *words, *hard, *style)
         for line in (*unanswered(outcome.output), *withdrawn(outcome.output)):
@@ -173,7 +173,7 @@ class Resolver(NamedTuple):
             remedy = "install what its build needs, or request a version that has a wheel"
         elif known:
             kind = NetworkError if known.id in NETWORK else StepError
-            message, remedy = f"uv failed: {known.cause}", known.remedy
+            message, remedy = f"uv failed: {known.cause}", f"{known.remedy}\n{_LOOK}"
         else:
             kind, message, remedy = NetworkError, "uv cannot read what it needs", _LOOK
         if outcome.timed_out:

@@ -85,7 +85,7 @@ def test_a_definition_becomes_an_image_that_runs(
 ) -> None:
     """All of it but the frameworks and Horovod, whose compile the layer `real` has."""
     recipe, plan = recipe_and_plan()
-    steps = tuple(s for s in plan.steps if s.name in ("environment", "build-tools", "activation"))
+    steps = tuple(s for s in plan.steps if s.name in ("environment", "activation"))
     odd = "a $HOME `id` {{ x }}"
     activation = next(step for step in steps if step.name == "activation")
     script = activation.files[0].text + "ODD='" + odd + "'\nexport ODD\n"

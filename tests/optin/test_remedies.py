@@ -207,25 +207,25 @@ def test_what_lies_around_a_build(home: Path, folder: Path) -> None:
     with served(folder / "empty") as site:
         site.everywhere = LOGIN
         login = {**PLAIN, "PIP_INDEX_URL": f"{site.url}/simple"}
-        build.fails("index-proxy", "build-tools", "PIP_INDEX_URL", **login)
+        build.fails("index-proxy", "resolution", "PIP_INDEX_URL", **login)
     proxy = {**PLAIN, "https_proxy": NOBODY, "HTTPS_PROXY": NOBODY, "no_proxy": "", "NO_PROXY": ""}
-    build.fails("index-proxy", "build-tools", "unset", **proxy)
+    build.fails("index-proxy", "resolution", "unset", **proxy)
     for path, cause in (
         (other_certificates(folder), "tls-failed"),
         (folder / "nowhere.pem", "certificates-not-there"),
     ):
         bundle = {**PLAIN, "REQUESTS_CA_BUNDLE": str(path)}
-        build.fails(cause, "build-tools", "REQUESTS_CA_BUNDLE", **bundle)
+        build.fails(cause, "resolution", "REQUESTS_CA_BUNDLE", **bundle)
     gone = {**PLAIN, "PIP_INDEX_URL": f"{NOBODY}/simple"}
-    build.fails("connect-failed", "build-tools", "https_proxy", **gone)
-    build.fails("nothing-on-the-index", "build-tools", "PIP_NO_INDEX", PIP_NO_INDEX="1")
+    build.fails("connect-failed", "resolution", "https_proxy", **gone)
+    build.fails("nothing-on-the-index", "resolution", "PIP_NO_INDEX", PIP_NO_INDEX="1")
     damaged = cut_off(package(folder / "wheels", "packaging", "999.0"))
     links = f"{os.environ.get('PIP_FIND_LINKS', '')} {damaged.parent}"
-    build.fails("damaged-file", "build-tools", "remove", PIP_FIND_LINKS=links)
+    build.fails("damaged-file", "resolution", "remove", PIP_FIND_LINKS=links)
     damaged.unlink()
     temporary = folder / "tmp"
     full = {**PLAIN, "PIP_FIND_LINKS": links, "TMPDIR": str(temporary)}
-    build.fails("disk-full", "build-tools", "TMPDIR", inside=small(temporary), **full)
+    build.fails("disk-full", "resolution", "TMPDIR", inside=small(temporary), **full)
     old = str(old_libstdcxx(folder))
     build.fails("libstdcxx-too-old", "wheel", "LD_LIBRARY_PATH", LD_LIBRARY_PATH=old)
     build.fails("out-of-memory", "wheel", "ulimit", inside=limited(400_000))

@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.places import Places, find_places
 from hvdenv.wheels import downloads
 from tests.commands import Hvdenv

@@ -108,7 +108,15 @@ def neuron(
 def test_the_recipe_builds_up_to_the_compile(neuron: Neuron) -> None:
     """The compile needs CUDA's toolkit, which the cluster's module has and this machine has not."""
     said = neuron.built.stderr
-    for step in ("modules", "environment", "build-tools", "frameworks", "stack", "source"):
+    for step in (
+        "modules",
+        "environment",
+        "resolution",
+        "packages",
+        "requirements",
+        "stack",
+        "source",
+    ):
         assert f"] {step}: " in said
     assert "step wheel failed" in said
     assert "the build does not find the CUDA toolkit (CUDAToolkit)" in said
