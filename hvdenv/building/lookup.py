@@ -80,16 +80,19 @@ def look_up(questions: Questions) -> Availability:
 
 
 def _proxies() -> Availability:
-    """Proxies of this shell that do not answer."""
-    dead = set()
-    for name, value in environment().items():
+    """Proxies of this shell that do not answer; variables with the same proxy are one."""
+    named: dict[str, list[str]] = {}
+    for name, value in sorted(environment().items()):
         if re.fullmatch(r"(?i)(https?|all)_proxy", name) and value:
-            address = urlsplit(value if "//" in value else f"//{value}")
-            try:
-                place = (address.hostname or "", address.port or 80)
-                socket.create_connection(place, PROXY_SECONDS).close()
-            except (OSError, ValueError) as error:
-                dead.add(f"{name} ({address.hostname}: {error})")
+            named.setdefault(value, []).append(name)
+    dead = set()
+    for value, names in named.items():
+        address = urlsplit(value if "//" in value else f"//{value}")
+        try:
+            place = (address.hostname or "", address.port or 80)
+            socket.create_connection(place, PROXY_SECONDS).close()
+        except (OSError, ValueError) as error:
+            dead.add(f"{', '.join(names)} ({address.hostname}: {error})")
     return Availability({"proxies_dead": frozenset(dead)} if dead else {})
 
 

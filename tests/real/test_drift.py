@@ -113,6 +113,7 @@ def test_a_second_libmpi_that_is_found_first(
     finding = the_failure(found_first(built, LD_LIBRARY_PATH=other), runner)
     assert finding.subject == "libmpi.so.40"
     assert f"libmpi.so.40 is {other}/libmpi.so.40 (Open MPI v" in finding.message
+    assert " now and was venv/lib/" in finding.message
     assert finding.message.endswith("the environment's own file is not used")
 
 
