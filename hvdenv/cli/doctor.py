@@ -55,14 +55,16 @@ SCHEMA = "hvdenv.diagnosis/1"
 _WIDTH = 160
 # How long a program that is piped into doctor may print nothing before doctor says that it waits.
 _WAIT_SECONDS = 3.0
-_TITLES: dict[Kind, str] = {
-    "cause": "cause", "symptom": "no cause found; it stopped here", "consequence": "no cause found; follow-on error",
-    "warning": "no cause found; only a warning, harmless in most logs",
-}  # fmt: skip
-_OTHERS: dict[Kind, str] = {
-    "cause": "other causes:", "symptom": "other symptoms:",
-    "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
-}  # fmt: skip
+# Of what is found first, and of what else is of its kind.
+_TITLES: dict[Kind, tuple[str, str]] = {
+    "cause": ("cause", "other causes:"),
+    "symptom": ("no cause found; it stopped here", "other symptoms:"),
+    "consequence": ("no cause found; follow-on error", "follow-on errors:"),
+    "warning": (
+        "no cause found; only a warning, harmless in most logs",
+        "warnings, harmless in most logs:",
+    ),
+}
 _UNKNOWN = (
     "start with the first of these lines and those before it, of the rank that failed first;"
     " NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
@@ -191,17 +193,12 @@ def _rules(found: Found) -> list[Rule]:
 
 
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
-    def listed(kind: Kind) -> list[Table]:
-        return [each.document() for each in diagnosis.of_kind(kind)]
-
+    found = {f"{kind}s": [each.document() for each in diagnosis.of_kind(kind)] for kind in _TITLES}
     return {
         "schema": SCHEMA,
         "subject": subject,
         "recognised": diagnosis.root is not None,
-        "causes": listed("cause"),
-        "symptoms": listed("symptom"),
-        "consequences": listed("consequence"),
-        "warnings": listed("warning"),
+        **found,
         "errors": [each._asdict() for each in diagnosis.errors],
         "similar": [each._asdict() for each in diagnosis.similar],
         "rank": diagnosis.rank,
@@ -214,7 +211,7 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
 
 def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     first = next(iter(diagnosis.found), None)
-    yield f"{_TITLES[first.kind]}: {_told(first)}" if first else "not recognised"
+    yield f"{_TITLES[first.kind][0]}: {_told(first)}" if first else "not recognised"
     yield from _details(first, diagnosis.own or change is not None) if first else ()
     yield from change.lines("Suggested recipe change") if change else ()
     yield from _others(diagnosis, first)
@@ -236,8 +233,6 @@ def _told(found: Found) -> str:
 
 def _details(found: Found, own: bool) -> Iterator[str]:
     """What to do about what was found; what recipes have to do with it, for those who have any."""
-    from hvdenv.knowledge.remedies import agreed_edits
-
     yield _line(found.number, found.line)
     for each in found.quotes:
         yield f"  the message itself says: {clean(each)}"
@@ -245,12 +240,16 @@ def _details(found: Found, own: bool) -> Iterator[str]:
     rules = _rules(found) if own else []
     if rules:
         yield f"  `hvdenv check RECIPE` finds it before a build: {', '.join(r.id for r in rules)}"
-    for key, value in agreed_edits(rules).items():
-        yield (
-            f"    in the recipe: {key} = {value}" if value else f"    in the recipe, without: {key}"
-        )
+        yield from (f"    in the recipe{edit}" for edit in _edits(rules))
     if found.source:
         yield f"  source ({found.source.replace(': ', '): ', 1)}"
+
+
+def _edits(rules: list[Rule]) -> Iterator[str]:
+    from hvdenv.knowledge.remedies import agreed_edits
+
+    for key, value in agreed_edits(rules).items():
+        yield f": {key} = {value}" if value else f", without: {key}"
 
 
 def _steps(found: Found, indent: str) -> Iterator[str]:
@@ -258,13 +257,13 @@ def _steps(found: Found, indent: str) -> Iterator[str]:
         yield f"{indent}what to do: {clean(found.remedy)}"
     elif found.remedies:
         yield f"{indent}what to do, the most likely first:"
-    for number, each in enumerate(found.remedies if len(found.remedies) > 1 else (), 1):
-        yield f"{indent}  {number}. {clean(each)}"
+        for number, each in enumerate(found.remedies, 1):
+            yield f"{indent}  {number}. {clean(each)}"
 
 
 def _others(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
     """What else was found: causes with their remedies, all else in one line each."""
-    for kind, title in _OTHERS.items():
+    for kind, (_, title) in _TITLES.items():
         of_kind = [each for each in diagnosis.of_kind(kind) if each != first]
         if of_kind:
             yield title

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from time import thread_time
 from typing import BinaryIO, NamedTuple
 
@@ -24,8 +25,9 @@ BLOCK = 1 << 15
 BEFORE, AFTER, LINES = 600, 1400, 3
 # Characters before an anchor that belong to a block.
 NEAR = 2000
-# How many lines with an anchor of a query are tried: more than real logs need before one matches.
-TRIES = 500
+# How many lines may contain an anchor of a query that does not match. After ALL_TRIES for all
+# queries together, more than any real log needs, only FEW_TRIES each.
+TRIES, ALL_TRIES, FEW_TRIES = 2000, 5000, 20
 # CPU time in seconds for one query, and for all, in one log. Real logs need hundredths of
 # a second; only a crafted one comes near.
 ONE_SECONDS, ALL_SECONDS = 1.0, 10.0
@@ -35,6 +37,7 @@ IDLE = 1000
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 # Control characters other than tab, line end and escape are removed.
 _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
+_END = re.compile(rb"[\r\n]")
 _SPACES = re.compile(r"[ \t]+")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
@@ -90,9 +93,16 @@ class _Block(NamedTuple):
     number: int
 
 
-# Finds the anchors of wordings in a folded block: by number, the query of each; its wording; and
-# where it stands.
-Finder = Callable[[bytes], Iterable[tuple[int, str, int]]]
+class Finder(NamedTuple):
+    """Finds the anchors of wordings in a folded block.
+
+    Attributes:
+        wanted: the number of the query, and the wording, of each anchor.
+        find: the index of each anchor in a block, where it starts and ends.
+    """
+
+    wanted: Sequence[tuple[int, str]]
+    find: Callable[[bytes], Iterable[tuple[int, int, int]]]
 
 
 def make_finder(queries: Sequence[Query], numbers: Iterable[int]) -> Finder:
@@ -100,12 +110,9 @@ def make_finder(queries: Sequence[Query], numbers: Iterable[int]) -> Finder:
     wanted = [(number, each) for number in numbers for each in queries[number].wordings]
     anchors = [anchor(wording) for _, wording in wanted]
     if BytesAhoCorasick is None:
-        found: Callable[[bytes], Iterable[tuple[int, int, int]]]
-        found = lambda block: _one_by_one(anchors, block)  # noqa: E731
-    else:
-        automaton = BytesAhoCorasick(anchors)
-        found = lambda block: automaton.find_matches_as_indexes(block, overlapping=True)  # noqa: E731
-    return lambda block: [(*wanted[index], at) for index, at, _ in found(block)]
+        return Finder(wanted, partial(_one_by_one, anchors))
+    automaton = BytesAhoCorasick(anchors)
+    return Finder(wanted, partial(automaton.find_matches_as_indexes, overlapping=True))
 
 
 def _one_by_one(anchors: Sequence[bytes], block: bytes) -> list[tuple[int, int, int]]:
@@ -126,6 +133,7 @@ class Search:
         self.lines = 0
         self._hits: list[dict[int, Hit]] = [{} for _ in queries]  # by line number
         self._tries = [0] * len(queries)
+        self._all_tries = 0
         self._seconds = [0.0] * len(queries)
         self._all_seconds = 0.0
 
@@ -153,11 +161,17 @@ class Search:
     def _read_block(self, block: _Block) -> int:
         """Returns how many of the anchors found were no longer wanted."""
         idle = 0
-        for query, wording, at in self.finder(folded(block.text)):
+        searched: dict[int, int] = {}
+        for index, at, _ in self.finder.find(folded(block.text)):
+            query, wording = self.finder.wanted[index]
+            if at < block.start:
+                continue
             if not self._wants(query):
                 idle += 1
-            elif block.start <= at < block.end:
+            elif searched.get(index, block.start) <= at < block.end:
                 self._try(query, wording, block, at)
+                line_end = _END.search(block.text, at, at + AFTER)
+                searched[index] = line_end.start() if line_end else at + AFTER
         return idle
 
     def _try(self, query: int, wording: str, block: _Block, at: int) -> None:
@@ -167,12 +181,14 @@ class Search:
             self._hits[query].setdefault(hit.place.number, hit)
         seconds = thread_time() - began
         self._tries[query] += 1
+        self._all_tries += 1
         self._seconds[query] += seconds
         self._all_seconds += seconds
 
     def _wants(self, query: int) -> bool:
         found_all = len(self._hits[query]) >= self.queries[query].most
-        return not (found_all or self._tries[query] >= TRIES or self._out_of_time(query))
+        limit = TRIES if self._all_tries < ALL_TRIES else FEW_TRIES
+        return not (found_all or self._tries[query] >= limit or self._out_of_time(query))
 
     def _out_of_time(self, query: int) -> bool:
         return self._all_seconds >= ALL_SECONDS or self._seconds[query] >= ONE_SECONDS

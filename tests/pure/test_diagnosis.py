@@ -21,7 +21,7 @@ from hvdenv.knowledge import events, logs
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step, explain, interpret
 from hvdenv.knowledge.events import Reading, read_log
 from hvdenv.knowledge.failures import FOLDER, Failures, all_failures
-from hvdenv.knowledge.logs import BLOCK, TRIES
+from hvdenv.knowledge.logs import ALL_TRIES, BLOCK, FEW_TRIES, TRIES
 from hvdenv.knowledge.rules import all_rules, each_of
 from hvdenv.knowledge.wordings import SHORTEST, anchor, pattern
 from hvdenv.schema import decode, parse_toml
@@ -492,6 +492,14 @@ def test_a_text_that_never_fits_is_given_up() -> None:
     began = time.process_time()
     read(log)
     assert time.process_time() - began < 5
+
+
+def test_texts_that_never_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(logs, "_look", lambda block, at, wording: tried.append(at))
+    anchors = [anchor(text).decode() for each in MEANINGS for text in each.texts]
+    read("".join(f"{text}\n" for text in anchors) * 400)
+    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * 2 * len(anchors)
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
