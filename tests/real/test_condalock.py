@@ -119,19 +119,6 @@ def test_the_lock_alone_gives_the_same_environment(
     assert os.listdir(tmp_path) == ["spec.json"]
 
 
-def test_a_lock_is_the_same_each_time_and_names_no_machine(
-    channel: Channel, lock: condalock.CondaLock, tmp_path: Path
-) -> None:
-    spec = spec_of(channel.url)
-    text = condalock.render(solved(spec, tmp_path), spec)
-    assert condalock.parse(text) == lock
-    assert str(tmp_path) not in text
-    assert [each.name for each in lock.packages] == ["data", "greeter", "python", "tool"]
-    tool = lock.packages[-1]
-    assert (tool.build, tool.subdir) == ("0", "noarch")
-    assert tool.depends == ("__glibc >=2.17", "python >=3.8,<4")
-
-
 def test_from_a_folder_with_the_channel_gone(
     channel: Channel, lock: condalock.CondaLock, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`check` asks the real package index, a page with links to files, and a conda channel."""
+"""`check` asks the real package index, and a page with links to files; for conda: test_conda.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from hvdenv.building import resolver
 from hvdenv.cli.main import main
-from tests.channel import Channel
 from tests.real.conftest import Cli
 from tests.support.index import package, served
 
@@ -58,21 +57,3 @@ def test_an_index_without_end(
         )
         main([*TORCH, "--set", f"frameworks.torch.cpu_index={site.url}/simple"])
     assert "GiB of memory" in "\n".join(json.loads(capsys.readouterr().out)["not_looked_up"])
-
-
-def test_conda_packages(cli: Cli, tmp_path: Path) -> None:
-    channel = Channel(tmp_path / "channel")
-    for name, version in (("python", "3.11.7"), ("pip", "24.0"), ("greeter", "1.0")):
-        channel.add(name, version, {})
-    recipe = tmp_path / "solved.toml"
-    recipe.write_text(
-        'format = 1\nname = "solved"\nextends = "local"\npython.provider = "conda"\n'
-        f'python.version = "==3.11.*"\nconda.channels = ["{channel.index().url}"]\n'
-    )
-    words = ("check", str(recipe), "--variant", "torch", "--json", "--set")
-    good = cli(*words, 'conda.packages.greeter="1.*"').json
-    assert any(each.startswith("conda packages: ") for each in good["looked_up"])
-    bad = cli(*words, 'conda.packages.greeter="3.*"', code=3).json["findings"]
-    (message,) = (each["message"] for each in bad if each["id"] == "conda-packages-not-available")
-    assert "greeter 3.*" in message
-    assert "solved.toml" in message or "--set" in message
