@@ -52,6 +52,12 @@ def test_a_cut_text_never_gives_another_table(path: Path) -> None:
             assert parse(text) == expected
 
 
+@pytest.mark.parametrize("version", ["0.28.1rc1", "0.28.1.post1", "1.0.0+cu121"])
+def test_versions(version: str) -> None:
+    text = read(CASES / "good/0.28.1.txt").replace("0.28.1", version)
+    assert parse(text).version == version
+
+
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
 def test_a_line_left_out_is_refused(path: Path) -> None:
     lines = read(path).splitlines()
