@@ -29,7 +29,6 @@ PACKAGES = "gcc,g++,libc6-dev,ca-certificates,procps,openssh-client"
 LIBRARIES = "libbz2-1.0,libffi8,liblzma5,libsqlite3-0"
 
 pytestmark = [
-    pytest.mark.compile,
     pytest.mark.needs("root", "mounts", "debootstrap"),
     pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11"),
 ]

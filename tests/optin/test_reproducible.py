@@ -32,7 +32,6 @@ def compile_in(home: Path, words: tuple[str, ...], umask: int, cores: set[int]) 
     return wheel
 
 
-@pytest.mark.compile
 @pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS)
 def test_two_builds_make_the_same_wheel(words: tuple[str, ...], tmp_path: Path) -> None:
     """In another directory, below a link, with another umask and number of cores, and later."""

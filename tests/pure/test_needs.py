@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,11 @@ def test_the_last_line_of_make_test() -> None:
         "2 tests were skipped. As root on Debian or Ubuntu, .ci/run packages installs what they need."
         " Some need root."
     )
+
+
+def test_tests_that_ci_does_not_run_can_be_collected() -> None:
+    words = ["--collect-only", "--quiet", "-p", "no:cacheprovider", str(ROOT / "optin")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
