@@ -50,13 +50,6 @@ def judge_start(program: Program) -> Iterator[Finding]:
             )
         if trained.steps:
             yield from _start(program, trained)
-    firsts = [trained.steps[0] for trained in program.trained if trained.steps]
-    if any(len({step.buffers for step in each}) > 1 for each in firsts):
-        yield program.note(
-            "start", "the model's buffers, such as the running means of BatchNorm, differ between ranks"
-            " before its first use: broadcast model.state_dict(), which has them, rather than the"
-            " parameters",
-        )  # fmt: skip
 
 
 def _start(program: Program, trained: Trained) -> Iterator[Finding]:

@@ -170,9 +170,6 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (each(Optimizer, distributed=False), each(TrainingStep, batch="b")), "gradients", "fail", "because all ranks read the same"
     ),
     "sum": ((each(TrainingStep, reduced=[4.0, 8.0]),), "gradients", "pass", "note: all ranks apply"),
-    "buffers": (
-        (each(TrainingStep, buffers=str),), "start", "pass", "note: the model's buffers"
-    ),
     "state lost": (
         (each(Optimizer, lost=True),), "start", "fail", "lost its state, such as momentum"
     ),

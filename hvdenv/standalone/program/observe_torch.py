@@ -24,7 +24,7 @@ class Stepping:
     def __init__(self, site: str) -> None:
         self.site = site
         self.number = self.depth = 0
-        self.lost = False
+        self.restored = self.lost = False
         self.facts: Dict[str, Any] = {}
 
 
@@ -37,7 +37,6 @@ class TorchObserver:
         names: of parameters, by id.
         models: ids of modules that were called.
         descendants: the modules within these, by id.
-        buffers: checksums of the buffers of these models when they were first called.
         broadcasting: within broadcast_optimizer_state, which takes a step that trains nothing.
         directions: of projections, by the length of a sample.
     """
@@ -48,7 +47,6 @@ class TorchObserver:
         self.names: Dict[int, str] = {}
         self.models: Set[int] = set()
         self.descendants: Dict[int, Any] = {}
-        self.buffers: List[int] = []
         self.optimizers: List[Any] = []
         self.broadcasting = False
         self.directions: Dict[int, Any] = {}
@@ -109,15 +107,18 @@ class TorchObserver:
                 self.watch_steps(kind)
 
     def wrapped(self, optimizer: Any, distributed: Any) -> None:
-        """Horovod has made an optimizer of another one, whose state it does not take over."""
-        tensors = self.parameters(optimizer)
-        had, has = (any(each.state.get(p) for p in tensors) for each in (optimizer, distributed))
-        distributed._hvdenv.lost = had and not has
+        """Horovod has made an optimizer of another one, whose state it does not take over.
+
+        Only a state that was loaded counts: a broadcast makes one, too, of zeros.
+        """
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        had = any(map(self.torch.is_tensor, values))
+        distributed._hvdenv.lost = had and optimizer._hvdenv.restored and not distributed.state
 
     def restored(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """An optimizer gets a state."""
-        if hasattr(optimizer, "_hvdenv"):
-            optimizer._hvdenv.lost = False
+        if hasattr(optimizer, "_hvdenv") and not self.broadcasting:
+            optimizer._hvdenv.restored, optimizer._hvdenv.lost = True, False
 
     def watch_steps(self, kind: Any) -> None:
         """Watch when the step() of a class begins and ends."""
@@ -150,8 +151,6 @@ class TorchObserver:
         if not observer.observes(state.number):
             return
         first = not observer.steps[state.number]
-        if first and self.buffers:
-            state.facts["buffers"] = digest(self.buffers)
         if first and state.depth == 1 and not hasattr(optimizer, "_starting_models"):
             state.facts["before"] = digest(list(self.checksums(tensors)))
             sums = list(self.checksums([optimizer.state.get(each, {}) for each in tensors]))
@@ -246,7 +245,6 @@ class TorchObserver:
             self.models.add(id(module))
             self.descendants.update((id(child), child) for child in module.modules())
             del self.descendants[id(module)]
-            self.buffers += self.checksums(list(module.buffers()))
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
         if module.training and not observer.fed:

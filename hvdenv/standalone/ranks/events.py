@@ -282,7 +282,7 @@ class Optimizer(NamedTuple):
         distributed: whether Horovod wraps it.
         operation: of its reduction: ``Average``, ``Sum`` or ``Adasum``; empty if unknown.
         names: of its first 500 tensors.
-        lost: whether the optimizer that Horovod wraps had a state, which this one lacks.
+        lost: whether a state was loaded into the optimizer that Horovod wraps, which this one lacks.
     """
 
     number: int
@@ -309,7 +309,6 @@ class TrainingStep(NamedTuple):
         own, reduced: projections of the gradients before and after their reduction, on the same
             directions; empty if they were not seen.
         tensors: the digest of each parameter after the step, in some steps.
-        buffers: digest of the models' buffers before their first use, in the first step.
     """
 
     optimizer: int
@@ -324,7 +323,6 @@ class TrainingStep(NamedTuple):
     own: List[float] = []
     reduced: List[float] = []
     tensors: List[str] = []
-    buffers: str = ""
 
 
 class DataSource(NamedTuple):

@@ -73,12 +73,6 @@ WRONG = (
         ((_WRAP, _OLD + "optimizer.load_state_dict(old.state_dict())\n" + _WRAP),),
         "program-start", says="lost its state",
     ),
-    _torch(
-        "parameters without buffers",
-        ((_BROADCAST, "if hvd.rank() == 0:\n    model[1].running_mean.fill_(3)\n"
-          "hvd.broadcast_parameters(list(model.named_parameters()), root_rank=0)\n"),),
-        "program-start", "pass", "buffers",
-    ),
     _torch("no broadcast", ((_BROADCAST, ""),), "program-start", says="differ between ranks"),
     _torch(
         "same seed", ((_BROADCAST, ""), ("hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", ""),
@@ -191,6 +185,11 @@ RIGHT = (
     ),
     _torch(
         "state loaded after wrapping", ((_WRAP, _OLD + _WRAP + "optimizer.load_state_dict(old.state_dict())\n"),),
+    ),
+    _torch(
+        "broadcast before wrapping",
+        ((_WRAP, "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n" + _WRAP),
+         (_BROADCAST + "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", _BROADCAST)),
     ),
     _torch("frozen layer", ((_WRAP, "model[0].weight.requires_grad_(False)\n" + _WRAP),)),
     _torch(
