@@ -33,6 +33,8 @@ from hvdenv.runner import Runner, environment
 
 _ROUNDS = 12
 PROXY_SECONDS = 5.0
+# Where a proxy's URL names none; also of socks4, socks5h and the like.
+_PROXY_PORTS = {"http": 80, "https": 443, "socks": 1080}
 _LONGEST = 400
 _OUT_OF_MEMORY = (
     f"uv needs more than {MEMORY // GIB} GiB of memory for what the indexes answer; see whether one of"
@@ -87,12 +89,14 @@ def _proxies() -> Availability:
             named.setdefault(value, []).append(name)
     dead = set()
     for value, names in named.items():
-        address = urlsplit(value if "//" in value else f"//{value}")
+        host: str | None = "not a URL"
         try:
-            place = (address.hostname or "", address.port or 80)
-            socket.create_connection(place, PROXY_SECONDS).close()
+            address = urlsplit(value if "//" in value else f"http://{value}")
+            host = address.hostname
+            port = address.port or _PROXY_PORTS.get(address.scheme[:5], 80)
+            socket.create_connection((host or "", port), PROXY_SECONDS).close()
         except (OSError, ValueError) as error:
-            dead.add(f"{', '.join(names)} ({address.hostname}: {error})")
+            dead.add(f"{', '.join(names)} ({host}: {error})")
     return Availability({"proxies_dead": frozenset(dead)} if dead else {})
 
 

@@ -215,7 +215,7 @@ _BRINGS = {
     "NCCL": re.compile("(?i)nccl|nvhpc|hpc-?sdk|^nvidia|prgenv-nvidia|pytorch"),
     "CUDA's toolkit": re.compile("(?i)cuda|nvcc|nvhpc|hpc-?sdk|nvidia"),
     "ROCm": re.compile("(?i)rocm|amd"),
-    "MPI": re.compile("(?i)mpi|mvapich|hpcx|foss|intel|prgenv|cray"),
+    "MPI": re.compile("(?i)(?<!co)mpi|mvapich|hpcx|foss|intel|prgenv|cray"),
     "oneCCL": re.compile("(?i)(^|[^nr])ccl|oneapi"),
     "torch": re.compile("(?i)torch|open-ce|wml-ce"),
     "tensorflow": re.compile("(?i)tensorflow|open-ce|wml-ce"),
@@ -339,28 +339,35 @@ def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
 
 
 _MPI_MODULE = re.compile(
-    r"(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi)2?(?:-.*)?"
+    r"(?:[a-z][\w.+-]*-)?(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi)2?(?:-.*)?"
 )
+_MPI_OF_TOOLCHAINS = {"foss": "openmpi", "gompi": "openmpi", "intel": "intel", "iimpi": "intel"}
 _MPI_KINDS = {"hpcx": "openmpi", "impi": "intel", "intelmpi": "intel"}
 
 
-def _mpis_named(recipe: Recipe) -> set[str]:
-    """The kinds of MPI among the modules; with the toolchains of EasyBuild."""
-    parts = (part for each in _modules(recipe) for part in each.lower().split("/"))
-    found = map(_MPI_MODULE.fullmatch, parts)
-    kinds = {each[1] for each in found if each}
-    toolchains = {name for each in _modules(recipe) for name, _ in _TOOLCHAIN.findall(each)}
-    kinds |= {"openmpi" for _ in toolchains & {"foss", "gompi"}}
-    kinds |= {"intel" for _ in toolchains & {"intel", "iimpi"}}
-    return {_MPI_KINDS.get(each, each.removesuffix("-mpi")) for each in kinds}
+def _mpis_named(recipe: Recipe) -> dict[str, str]:
+    """The kinds of MPI among the modules, with their modules; with the toolchains of EasyBuild."""
+    found: dict[str, str] = {}
+    for module in _modules(recipe):
+        kinds = [each[1] for each in map(_MPI_MODULE.fullmatch, module.lower().split("/")) if each]
+        kinds += [_MPI_OF_TOOLCHAINS.get(name, "") for name, _ in _TOOLCHAIN.findall(module)]
+        for kind in filter(None, kinds):
+            found.setdefault(_MPI_KINDS.get(kind, kind.removesuffix("-mpi")), module)
+    return found
 
 
 def _modules_twice(recipe: Recipe) -> frozenset[str]:
     """What the modules name in two versions, or of two kinds."""
-    named = {**_versions_named(recipe), "MPI:": sorted(_mpis_named(recipe))}
+    versions = {name: _without_prefixes([*each]) for name, each in _versions_named(recipe).items()}
+    named = {**versions, "MPI:": sorted(_mpis_named(recipe))}
     return frozenset(
         f"{name} {' and '.join(each)}" for name, each in named.items() if len(each) > 1
     )
+
+
+def _without_prefixes(versions: list[str]) -> list[str]:
+    """Versions without those that others say more exactly: gcc/12 and gcc/12.3 can be the same."""
+    return [one for one in versions if not any(each.startswith(f"{one}.") for each in versions)]
 
 
 def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
@@ -372,8 +379,8 @@ def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
         "build_variables": _assignments(recipe.environment.build),
     }
     if recipe.modules:
-        named = [*_versions_named(recipe)["gcc"].values()]
-        return {**found, "cxx": "of the modules", "gcc": named[-1] if named else None}
+        named = ["", *_versions_named(recipe)["gcc"].values()]
+        return {**found, "cxx": "of the modules", "gcc": _exact(named[-1])}
     if facts.cxx is None:
         return found
     return {**found, "cxx": facts.cxx.path, "gcc": facts.cxx.version}
@@ -417,7 +424,7 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     home = (gpu.cuda_home or "").rpartition("cuda")[2]
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
     inside = base.partition("cuda:")[2] if facts.host == base else ""
-    version = min(versions, default="") or _number(home) or _number(inside)
+    version = min(filter(_exact, versions), default="") or _exact(_number(home)) or _number(inside)
     conda = recipe.conda.packages if recipe.conda else ()
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(re.search("nvcc|cuda-toolkit|cudatoolkit-dev", each) for each in packages)
@@ -447,13 +454,15 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
     module = found[1] if found else None
     if module and module.startswith(f"{mpi.version}."):
         module = mpi.version
+    kind = mpi.kind if mpi.kind in named else min(named, default=None)
     return {
         "mpi": mpi.kind,
         mpi.kind: mpi.version,
         "mpi_package": mpi.package,
         "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
         "openmpi_module": module,
-        "mpi_module": mpi.kind if mpi.kind in named else min(named, default=None),
+        "mpi_module": kind,
+        "mpi_module_name": named.get(kind or ""),
         "host_mpirun": host,
     }
 
@@ -550,6 +559,11 @@ def _module_version(recipe: Recipe, family: str) -> str:
 def _number(text: str) -> str:
     found = re.match(r"\D{0,2}(\d+(?:\.\d+)*)", text)
     return found[1] if found else ""
+
+
+def _exact(version: str) -> str:
+    """A version that bounds can be applied to: 11 can be 11.0 or 11.8."""
+    return version if "." in version else ""
 
 
 def minor(version: str) -> str:

@@ -113,9 +113,7 @@ def choose_python(
         return incomplete
     needed = resolved.recipe.python.version
     there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
-    remedy = (
-        f"install Python {needed} (for example with `uv python install 3.11`), or load a module"
-    )
+    remedy = f"install it (for example with `uv python install '{needed}'`), or load a module"
     if other := _variant_for(resolved, facts, wanted):
         remedy += f"; or use --variant {other}, which supports a Python of this machine"
     asked_for = f", --python requests {wanted}" if wanted else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -228,3 +229,20 @@ def test_a_proxy_that_does_not_answer_is_named_without_its_password(
     monkeypatch.setenv("no_proxy", "localhost")
     (dead,) = lookup._proxies().wrong["proxies_dead"]
     assert dead.startswith("HTTPS_PROXY (127.0.0.1: ") and "secret" not in dead
+
+
+def test_a_proxy_may_be_no_url_and_has_the_port_of_its_scheme(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HTTP_PROXY", "http://[bad")
+    (dead,) = lookup._proxies().wrong["proxies_dead"]
+    assert dead.startswith("HTTP_PROXY (not a URL: ")
+    connect = mock.Mock()
+    monkeypatch.setattr(socket, "create_connection", connect)
+    ports = {"http://p": 80, "p": 80, "https://p": 443, "socks5h://p": 1080, "p:3128": 3128}
+    for value, port in ports.items():
+        monkeypatch.setenv("HTTP_PROXY", value)
+        assert lookup._proxies() == Availability()
+        assert connect.call_args.args[0] == ("p", port)

@@ -223,6 +223,7 @@ def test_only_a_newer_python_is_refused_with_the_variant_that_works(
         choose_python(load_recipe(str(path)), newer, Runner(), None)
     said = str(caught.value)
     assert "the recipe needs Python >=3.10,<3.13; this machine has 3.13.1" in said
+    assert "`uv python install '>=3.10,<3.13'`" in said
     assert "--variant torch, which supports a Python of this machine" in said
     assert (
         choose_python(load_recipe(str(path), variants=["torch"]), newer, Runner(), None)
