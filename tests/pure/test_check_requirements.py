@@ -52,6 +52,12 @@ def test_an_environment_that_has_everything(folder: Path) -> None:
     assert judged(folder, "app===1\nlib===2.1\ndeep===1.5.0\n")[0] == 0
 
 
+def test_metadata_that_cannot_be_parsed_is_passed_over(folder: Path) -> None:
+    install(folder, "old-1.0", "pytz (!!)")
+    assert judged(folder)[0] == 0
+    assert judged(folder, "app===1.0\nold===1.0\n")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("gone", "made", "packages", "printed"),
     [

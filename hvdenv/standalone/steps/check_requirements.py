@@ -13,9 +13,9 @@ import os
 import re
 import sys
 from email.parser import HeaderParser
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 from pip._vendor.packaging.version import parse
 
@@ -25,26 +25,43 @@ class Package:
 
     Attributes:
         version: from its metadata, or from the name of its directory.
-        requires: its requirements.
+        requires: its requirements, as its metadata states them.
     """
 
     def __init__(self, version: str, folder: str) -> None:
-        self.version, self.requires = version, []
+        self.version = version
+        self.requires = []  # type: List[str]
         try:
             with open(os.path.join(folder, "METADATA"), encoding="utf-8") as stream:
                 stated = HeaderParser().parse(stream)
         except OSError:
             return  # an egg, which states its requirements elsewhere
         self.version = stated["Version"] or version
-        self.requires = [Requirement(text) for text in stated.get_all("Requires-Dist", ())]
+        self.requires = [*map(str, stated.get_all("Requires-Dist", ()))]
 
     def required(self, extras: Set[str]) -> Iterator[Requirement]:
         """The requirements that apply on this machine, with these extras of the package."""
-        for each in self.requires:
+        for each in filter(None, map(parsed, self.requires)):
             if each.marker is None or any(
                 each.marker.evaluate({"extra": extra}) for extra in ("", *sorted(extras))
             ):
                 yield each
+
+
+def parsed(text: str) -> Optional[Requirement]:
+    """A requirement; None if it is not written as the standard demands, as in some old packages."""
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def satisfies(version: str, required: Requirement) -> bool:
+    """Whether a version is one of those required, or cannot be compared with them."""
+    try:
+        return bool(required.specifier.contains(version, prereleases=True))
+    except ValueError:
+        return True
 
 
 def installed() -> Dict[str, Package]:
@@ -92,7 +109,7 @@ def problems(wanted: Dict[str, str], found: Dict[str, Package]) -> List[str]:
         stated = "%s %s requires %s%s" % (name, found[name].version, each.name, each.specifier)
         if other is None:
             unmet.add(stated + ", which is not installed")
-        elif not each.specifier.contains(other.version, prereleases=True):
+        elif not satisfies(other.version, each):
             unmet.add(stated + ", and %s is installed" % other.version)
     return lines + sorted(unmet)
 
