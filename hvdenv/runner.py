@@ -119,6 +119,7 @@ class Runner:
         seen = {**self._base, **dict(command.env), TOKEN_VARIABLE: self.token}
         made = {name: _filled_in(name, value, seen) for name, value in command.derived}
         if OWN_PYTHON in command.argv[:1]:  # may need libraries that the recipe's modules purge
+            made["HVDENV_STEP_LIBRARY_PATH"] = seen.get("LD_LIBRARY_PATH", "")  # for what it starts
             made["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         seen |= made
         learn(seen.items())

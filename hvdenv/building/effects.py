@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from hvdenv.building.resolver import Resolver, here
 from hvdenv.building.state import LOGS, Done, Record, State
@@ -24,14 +25,15 @@ from hvdenv.environments.installation import is_version
 from hvdenv.environments.package_records import find_problems
 from hvdenv.errors import StepError
 from hvdenv.locks import compare, pypi
-from hvdenv.locks.resolved import Target
+from hvdenv.locks.resolved import Target, all_hashes
 from hvdenv.masking import holds_secret
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import make_folder, reporting
 from hvdenv.plans.plan import site_python
 from hvdenv.plans.step import Step
-from hvdenv.reading import WHEEL, hash_file
+from hvdenv.plans.steps import UV_PYTHON
+from hvdenv.reading import LOCK, WHEEL, hash_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import Table, encode
 from hvdenv.sites import module_shell
@@ -131,7 +133,10 @@ def resolve(state: State, step: Step, output: str) -> Done:
             " CPU build (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS)"
         )
     with reporting(asked.listed, inside=True):
-        asked.listed.write_text(pypi.requirements(found))
+        # An old pip knows fewer platforms than uv, and installs another file of the same version.
+        old = Version(plan.python.version).release[:2] < UV_PYTHON
+        hashes = all_hashes(read_text(resolver.pylock, LOCK)) if old else {}
+        asked.listed.write_text(pypi.requirements(found, hashes))
     return Done(f"{len(found)} packages", {"packages": [each._asdict() for each in found]})
 
 

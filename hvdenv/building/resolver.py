@@ -11,7 +11,7 @@ from typing import NamedTuple
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.building.run_step import NETWORK, withdrawn
+from hvdenv.building.run_step import NETWORK, learn_from_pip, withdrawn
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
@@ -85,6 +85,11 @@ class Resolver(NamedTuple):
     log: Path | None = None
     note: Callable[[str], None] = lambda text: None
 
+    @property
+    def pylock(self) -> Path:
+        """Where uv writes what it finds for lock()."""
+        return self.work / "pylock.toml"
+
     def compile(self, requirements: Iterable[str], apart: Iterable[str], *words: str) -> Outcome:
         """Resolve requirements, without packages that are there already and what they require."""
         required = self._file("required.in", "".join(f"{each}\n" for each in requirements))
@@ -116,6 +121,7 @@ class Resolver(NamedTuple):
         )  # fmt: skip
         hasty = self.end < float("inf")
         env = (("UV_HTTP_TIMEOUT", "15"), ("UV_HTTP_RETRIES", "1")) if hasty else ()
+        learn_from_pip()
         left = max(1.0, min(self.end - time.monotonic(), 3600.0))
         return self.runner.run(Command(argv, env, timeout=left, memory=MEMORY), log=self.log)
 
@@ -154,7 +160,7 @@ class Resolver(NamedTuple):
         for line in (*unanswered(outcome.output), *withdrawn(outcome.output)):
             self.note(line)
         self._refuse(outcome)
-        pylock = str(self.work / "pylock.toml")
+        pylock = str(self.pylock)
         written = ("--constraint", resolved, "--format", "pylock.toml", "--output-file", pylock)
         self._refuse(self.compile(requirements, apart, *words, *written))
         return from_uv(read_text(pylock, LOCK), read_text(resolved, LOCK), target)

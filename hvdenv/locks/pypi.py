@@ -7,7 +7,7 @@ or of fetched files can provide it as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -184,11 +184,19 @@ def listed(text: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", text, re.MULTILINE))
 
 
-def requirements(packages: Iterable[Package]) -> str:
+def requirements(
+    packages: Iterable[Package], hashes: Mapping[str, Iterable[str]] | None = None
+) -> str:
     """A requirements file for pip's --require-hashes.
 
     It has ``===``, since ``==`` treats 2.13.0 and 2.13.0+cpu as the same.
+
+    Args:
+        hashes: by name of the package, those of further files of the same version.
     """
-    return "".join(
-        f"{each.name}==={each.version} --hash=sha256:{each.sha256}\n" for each in packages
-    )
+    lines = []
+    for each in packages:
+        others = sorted({*(hashes or {}).get(each.name, ())} - {each.sha256})
+        allowed = (f" --hash=sha256:{sha256}" for sha256 in (each.sha256, *others))
+        lines.append(f"{each.name}==={each.version}{''.join(allowed)}\n")
+    return "".join(lines)

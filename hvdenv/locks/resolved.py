@@ -104,3 +104,14 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
         )
         found.append(package)
     return tuple(sorted(found, key=lambda each: each.name))
+
+
+def all_hashes(pylock_text: str) -> dict[str, list[str]]:
+    """The hashes of all files that uv has found of each package, by name."""
+    document = Pylock.from_dict(parse_toml(pylock_text))
+    found: dict[str, list[str]] = {}
+    for entry in document.packages:
+        files = [*(entry.wheels or ()), *([entry.sdist] if entry.sdist else ())]
+        hashes = (file.hashes.get("sha256") for file in files)
+        found[entry.name] = [each for each in hashes if each]
+    return found

@@ -35,7 +35,7 @@ CONDA_ENV = (
 _UV_PROGRAMS = ("uv_pip.py", "index_page.py", "pip_sources.py")
 _PIP_PROGRAMS = ("pip_install.py", "pip_sources.py")
 # Below it, uv installs nothing.
-_UV_PYTHON = (3, 8)
+UV_PYTHON = (3, 8)
 # The time of every file in the wheel: the earliest that the format knows, 1980-01-01.
 _EPOCH = "315532800"
 
@@ -279,7 +279,8 @@ class Steps(NamedTuple):
             if framework.wheelhouse:
                 words += ["--no-index", "--find-links", framework.wheelhouse]
             for links in framework.find_links:
-                words += ["--find-links", links]
+                if not self.offline or links.startswith("file:") or "://" not in links:
+                    words += ["--find-links", links]
         return tuple(words)
 
     @property
@@ -415,7 +416,7 @@ class Steps(NamedTuple):
 
     @property
     def _uv_installs(self) -> bool:
-        return not self.alone and self._python >= _UV_PYTHON
+        return not self.alone and self._python >= UV_PYTHON
 
     @property
     def _installers(self) -> tuple[TextFile, ...]:

@@ -154,6 +154,7 @@ def test_programs_stand_alone_and_are_old_python(path: Path) -> None:
         "rattler",
         "pip",
         "pkg_resources",
+        "uv",
         "pytest",
         *(each.stem for each in path.parents[1].rglob("*.py")),
     }

@@ -63,6 +63,17 @@ def from_uv(*entries: str, graph: str = "") -> tuple[Package, ...]:
     return resolved.from_uv(head + "".join(entries), graph, TARGET)
 
 
+def test_an_old_pip_may_take_any_file_of_a_version() -> None:
+    urls = ("https://x.org/ninja-1.13.2.tar.gz", "https://x.org/ninja-1.13.2-py3-none-any.whl")
+    one = entry("ninja", "1.13.2", urls[0], sha256="b" * 64)
+    both = one + "wheels = " + f'[{{ url = "{urls[1]}", hashes = {{ sha256 = "{HASH}" }} }}]\n'
+    head = 'lock-version = "1.0"\ncreated-by = "uv"\n'
+    hashes = resolved.all_hashes(head + both)
+    assert pypi.requirements([NINJA], hashes) == (
+        f"ninja===1.13.2 --hash=sha256:{HASH} --hash=sha256:{'b' * 64}\n"
+    )
+
+
 def test_what_uv_resolves_becomes_packages_sorted_by_name() -> None:
     old, new = (
         f"https://x.org/ninja-1.13.2-py3-none-{tag}_x86_64.whl"
@@ -616,6 +627,17 @@ def test_a_python_that_uv_does_not_know_is_served_by_pip(
     for step in (from_indexes, from_lock):
         (install,) = step.commands
         assert {"/g/build/pip_install.py", "--require-hashes"} < set(install.argv)
+
+
+def test_pages_with_links_are_not_asked_offline(
+    recipe: Recipe, facts: Facts, python: Interpreter
+) -> None:
+    links = ("https://x.org/links.html", "/wheels", "file:///more")
+    torch = recipe.frameworks["torch"]._replace(find_links=links)
+    linked = recipe._replace(frameworks={**recipe.frameworks, "torch": torch})
+    maker = steps_of(linked, facts, python)
+    assert {*links} < {*maker.sources}
+    assert {*links} & {*maker._replace(offline=True).sources} == {*links[1:]}
 
 
 def test_where_files_come_from_does_not_make_another_environment(

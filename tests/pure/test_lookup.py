@@ -16,8 +16,10 @@ from hvdenv.building import lookup
 from hvdenv.building.availability import Availability
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
+from hvdenv.building.run_step import learn_from_pip
 from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
+from hvdenv.masking import forgotten, mask
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
@@ -26,7 +28,7 @@ from hvdenv.runner import Runner
 from hvdenv.session.progress import Silent
 from tests.standalone import load
 
-pip_sources, uv_pip = map(load, ("pip_sources", "uv_pip"))
+pip_sources, uv_pip, index_page = map(load, ("pip_sources", "uv_pip", "index_page"))
 
 FAILED = "error: No solution found when resolving dependencies\n  cause: "
 CONCLUDED = "we can conclude that your requirements are unsatisfiable."
@@ -194,7 +196,7 @@ def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
     with mock.patch.dict(os.environ, {}, clear=True):
         variables = uv_pip.variables(found)
     assert variables == {
-        "UV_NO_CONFIG": "1", "UV_SYSTEM_CERTS": "1", "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_NO_CONFIG": "1", "UV_SYSTEM_CERTS": "1", "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_WRAP": "1",
         "UV_DEFAULT_INDEX": "https://me:geheim-1@mirror/simple", "UV_INDEX": "", "UV_FIND_LINKS": "",
         "UV_INSECURE_HOST": "mirror", "UV_HTTP_TIMEOUT": "7", "SSL_CERT_FILE": "/none/ca.pem",
         "SSL_CLIENT_CERT": "/me.pem", "HTTP_PROXY": "http://proxy:3128", "HTTPS_PROXY": "http://proxy:3128",
@@ -203,6 +205,47 @@ def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
     assert uv_pip.options(found, ["compile"]) == ["--constraint", "/c.txt"]
     assert uv_pip.options(found, ["install", "--require-hashes"]) == []
     assert uv_pip.options(sources(tmp_path, PIP_NO_INDEX="1"), ["compile"])[0] == "--no-index"
+
+
+def test_the_main_index_comes_first(tmp_path: Path) -> None:
+    found = sources(
+        tmp_path, PIP_INDEX_URL="https://main", PIP_EXTRA_INDEX_URL="https://a https://b"
+    )
+    with mock.patch.dict(os.environ, {}, clear=True):
+        variables = uv_pip.variables(found)
+    assert variables["UV_INDEX"] == "https://main https://a"
+    assert variables["UV_DEFAULT_INDEX"] == "https://b"
+
+
+def test_the_password_of_an_index_is_sent_but_not_part_of_the_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = "http://alice:hunter%232@127.0.0.1:9/simple"
+    request = index_page.request_of(url)
+    assert request.full_url == "http://127.0.0.1:9/simple"
+    assert request.unredirected_hdrs["Authorization"] == "Basic YWxpY2U6aHVudGVyIzI="
+    index_page.main("tiny", url, "http://alice:hunter2@[bad/simple")
+    with mock.patch.object(index_page, "read", return_value="<title>Log in</title>"):
+        index_page.main("tiny", url)
+    printed = capsys.readouterr().out
+    assert (
+        printed.startswith("hvdenv: http://127.0.0.1:9/simple answers") and "hunter" not in printed
+    )
+
+
+def test_passwords_in_the_configuration_of_pip_are_masked(
+    tmp_path: Path, pip_conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
+    pip_conf.write_text(
+        "[global]\nextra-index-url =\n  https://x\n  https://alice:hunter2a@y/simple\n"
+    )
+    with forgotten():
+        learn_from_pip()
+        assert mask("nonnumeric port: 'hunter2a@y'") == "nonnumeric port: '***@y'"
+        pip_conf.write_text("no section")
+        learn_from_pip()
 
 
 def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:

@@ -336,6 +336,9 @@ def test_its_own_python_has_its_own_libraries() -> None:
     """Modules may have taken away what hvdenv's interpreter is linked with."""
     runner = Runner({"PATH": "/usr/bin:/bin"}).changed({"LD_LIBRARY_PATH": "/none"})
     code = "import os, sys; print(sys.executable, os.environ['LD_LIBRARY_PATH'])"
+    # uv starts the environment's Python, which needs them.
+    seen = runner.environment(Command((OWN_PYTHON, "-c", code)))
+    assert seen["HVDENV_STEP_LIBRARY_PATH"] == "/none"
     outcome = runner.run(Command((OWN_PYTHON, "-c", code)))
     assert (
         outcome.output.strip()

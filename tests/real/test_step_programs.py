@@ -219,6 +219,21 @@ def test_constraints_of_pip_hold_for_uv(tmp_path: Path) -> None:
     assert (tmp_path / "t/tiny-1.0.dist-info").exists()
 
 
+def test_uv_starts_a_python_that_needs_the_libraries_of_modules(tmp_path: Path) -> None:
+    package(tmp_path / "wheels", "tiny")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /needed ] && exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    words = ("--no-index", "--find-links", str(tmp_path / "wheels"), "--", "install", "tiny")
+    code, printed = run_step(
+        "uv_pip.py", *words, "--python", str(python), "--target", str(tmp_path / "t"),
+        HVDENV_STEP_LIBRARY_PATH="/needed", UV_CACHE_DIR=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert code == 0, printed
+
+
 def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> None:
     made = []
     for umask in (0o002, 0o022, 0o077):

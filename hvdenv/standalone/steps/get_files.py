@@ -18,7 +18,7 @@ from typing import Dict, Iterator, List
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from digest import sha256_of
-from pip_sources import Sources, file_name, parser_of_sources, without_password
+from pip_sources import FAILURES, Sources, file_name, parser_of_sources, without_password
 
 File = Dict[str, str]
 DOWNLOADS_AT_ONCE = 8
@@ -52,10 +52,11 @@ def get(file: File, folder: str, sources: Sources) -> List[str]:
                 os.replace(arriving, path)
                 return []
             problems.append("%s has sha256 %s, expected %s" % (shown, found, file["sha256"]))
-        except (OSError, ValueError) as error:
+        except FAILURES as error:
             problems.append("%s: %s" % (shown, error))
-        if os.path.exists(arriving):
-            os.unlink(arriving)
+        finally:
+            if os.path.exists(arriving):
+                os.unlink(arriving)
     return problems or ["no index has exactly %(file)s" % file]
 
 

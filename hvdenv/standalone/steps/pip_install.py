@@ -12,14 +12,14 @@ from typing import List
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from pip_sources import answering, parser_of_sources
+from pip_sources import Sources, parser_of_sources
 
 
 def main(arguments: List[str]) -> int:
     split = arguments.index("--")
     options = parser_of_sources().parse_args(arguments[:split])
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-    for url in options.extra_index_url + answering(options.cpu_index):
+    for url in options.extra_index_url + Sources(options).cpu_indexes:
         command += ["--extra-index-url", url]
     for place in options.find_links:
         command += ["--find-links", place]

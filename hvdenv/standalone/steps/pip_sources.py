@@ -12,6 +12,7 @@ import argparse
 import base64
 import configparser
 import html.parser
+import http.client
 import netrc
 import os
 import re
@@ -27,6 +28,8 @@ SECTIONS = ("global", "install")
 YES = ("1", "true", "yes", "on")
 SECONDS = 3
 ARCHIVES = (".tar.gz", ".tar.bz2", ".zip")
+# Of opening and reading an address.
+FAILURES = (OSError, ValueError, http.client.HTTPException)
 
 
 def configuration() -> Dict[str, str]:
@@ -70,16 +73,19 @@ class Sources:
     Attributes:
         pip: the options of pip's configuration.
         indexes: the main one first; none where pip is to use none.
+        cpu_indexes: those of CPU builds that answer; they are among the indexes.
         links: directories and pages with links to files.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.pip = configuration()
-        self.indexes = []  # type: List[str]
+        self.indexes, self.links = [], []  # type: Tuple[List[str], List[str]]
+        self.cpu_indexes = []  # type: List[str]
         if not options.no_index and self.pip.get("no-index", "").lower() not in YES:
             extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
             self.indexes = [self.pip.get("index-url", DEFAULT_INDEX), *extra]
-            self.indexes += answering(options.cpu_index)
+            self.cpu_indexes = [each for each in options.cpu_index if self._answers(each)]
+            self.indexes += self.cpu_indexes
         links = self.pip.get("find-links", "").split() + options.find_links
         self.links = [os.path.expanduser(each) for each in links]
         # pip passes over directories that are not there.
@@ -102,12 +108,23 @@ class Sources:
         try:
             with self.open(url) as answer:
                 reader.feed(answer.read().decode("utf-8", "replace"))
-        except (OSError, ValueError) as error:
+        except FAILURES as error:
             print("hvdenv: %s: %s" % (without_password(url), error))
         for attributes in reader.found:
             yield urllib.parse.urljoin(url, attributes["href"]), attributes
 
-    def open(self, url: str) -> Any:
+    def _answers(self, url: str) -> bool:
+        """Whether an index answers; one that does not is reported."""
+        try:
+            with self.open(url.rstrip("/") + "/", SECONDS):
+                return True
+        except FAILURES as error:
+            reason, shown = getattr(error, "reason", error), without_password(url)
+            print("hvdenv: no answer from %s (%s); continuing without it" % (shown, reason))
+            sys.stdout.flush()
+            return False
+
+    def open(self, url: str, seconds: int = 60) -> Any:
         """Open an address with the certificates, proxy and passwords of pip's configuration."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme == "file" and os.path.isdir(urllib.request.url2pathname(parts.path)):
@@ -127,7 +144,7 @@ class Sources:
         if secret:
             encoded = base64.b64encode(secret.encode()).decode()
             request.add_unredirected_header("Authorization", "Basic " + encoded)
-        return urllib.request.build_opener(*handlers).open(request, timeout=60)
+        return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
 
     def _password(self, parts: urllib.parse.SplitResult) -> str:
         """USER:PASSWORD for an address: its own, that of an index on this host, or netrc's."""
@@ -158,20 +175,6 @@ class Links(html.parser.HTMLParser):
 
     def error(self, message: str) -> None:
         """Before Python 3.10, the base class demands it."""
-
-
-def answering(urls: List[str]) -> List[str]:
-    """The indexes that answer; the others are reported."""
-    found = []
-    for url in urls:
-        try:
-            with urllib.request.urlopen(url.rstrip("/") + "/", timeout=SECONDS):
-                found.append(url)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            print("hvdenv: no answer from %s (%s); continuing without it" % (url, reason))
-            sys.stdout.flush()
-    return found
 
 
 def file_url(path: str) -> str:

@@ -7,6 +7,9 @@ Stand-alone: imports nothing of hvdenv. It needs a Python that has uv.
 Of pip's configuration, uv gets index-url, extra-index-url, find-links, no-index, trusted-host,
 cert, client-cert, proxy, timeout, and constraint where it chooses versions. Passwords in it are
 passed in variables, which other users cannot read.
+
+HVDENV_STEP_LIBRARY_PATH is LD_LIBRARY_PATH for the Python of --python, if that is not this one, which
+may not start with it.
 """
 
 import os
@@ -19,23 +22,27 @@ if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this dir
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import index_page
 from pip_sources import Sources, parser_of_sources
+from uv import find_uv_bin
 
 # What uv did not find.
 MISSING = re.compile(r"(?:no versions? of|Because) ([\w.-]+)(?:==(\S+))? (?:and|was not found in)")
 HASHED = "--require-hashes"
+LIBRARIES = "HVDENV_STEP_LIBRARY_PATH"
 
 
 def variables(sources: Sources) -> Dict[str, str]:
     """Where uv looks, and how."""
     pip, found = sources.pip, dict(os.environ)
     found.update(UV_NO_CONFIG="1", UV_FIND_LINKS=",".join(sources.links), UV_SYSTEM_CERTS="1")
+    found["UV_NO_WRAP"] = "1"  # hvdenv recognises whole lines
     found["UV_INSECURE_HOST"] = pip.get("trusted-host", "")
     # As pip: the best of all indexes.
     found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     found.setdefault("UV_HTTP_TIMEOUT", pip.get("timeout", pip.get("default-timeout", "60")))
     if sources.indexes:
-        found["UV_DEFAULT_INDEX"] = sources.indexes[0]
-        found["UV_INDEX"] = " ".join(sources.indexes[1:])
+        # uv asks its default index last, and of equal versions takes the first.
+        found["UV_INDEX"] = " ".join(sources.indexes[:-1])
+        found["UV_DEFAULT_INDEX"] = sources.indexes[-1]
     if pip["cert"]:
         found["SSL_CERT_FILE"] = pip["cert"]
     if pip["client-cert"]:
@@ -75,8 +82,14 @@ def main(arguments: List[str]) -> int:
     if not (sources.indexes or sources.links):
         print("hvdenv: pip is configured to use no index and no directory of packages")
         return 1
-    command = [sys.executable, "-m", "uv", "pip", words[0], *options(sources, words), *words[1:]]
-    status, output = run(command, variables(sources))
+    environment = variables(sources)
+    uv = [sys.executable, "-m", "uv"]
+    if "--python" in words and words[words.index("--python") + 1] != sys.executable:
+        if LIBRARIES in environment:
+            environment["LD_LIBRARY_PATH"] = environment[LIBRARIES]
+        uv = [find_uv_bin()]  # needs no libraries of this Python
+    command = [*uv, "pip", words[0], *options(sources, words), *words[1:]]
+    status, output = run(command, environment)
     missing = MISSING.search(output)
     if status and missing:
         name, version = missing.groups()
