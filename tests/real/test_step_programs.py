@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -162,6 +163,21 @@ def silent_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@contextmanager
+def answering(content: bytes) -> Iterator[str]:
+    """A server that says this once, whatever it is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(content)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
 def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -181,6 +197,15 @@ def test_a_cpu_index_that_does_not_answer_costs_seconds_and_is_left_out(tmp_path
         assert printed.count("hvdenv: no answer from ") == 2
         assert (tmp_path / program / "tiny.py").exists()
         assert time.monotonic() - started < 60  # pip itself would wait for minutes
+
+
+def test_a_cpu_index_is_asked_with_the_proxy_of_pip() -> None:
+    with served(Path("/none")) as proxy:
+        proxy.everywhere = b"<a>"
+        words = ("pip_install.py", "--cpu-index", "http://no-such-host/cpu", "--", "--help")
+        code, printed = run_step(*words, PIP_PROXY=proxy.url)
+    assert code == 0 and "no answer from" not in printed
+    assert proxy.asked == ["http://no-such-host/cpu/"]
 
 
 @pytest.mark.parametrize("words", [("pip_install.py", "--"), ("uv_pip.py", "--", "install")])
@@ -315,3 +340,18 @@ def test_files_are_recognised_by_their_hash(tmp_path: Path) -> None:
         assert code == 1 and f"{wheels[0].name} has sha256 " in printed
         assert "geheim" not in printed
         assert [each.name for each in folder.iterdir()] == [wheels[1].name]
+
+
+def test_an_answer_that_is_no_http_is_a_line_and_leaves_no_file(tmp_path: Path) -> None:
+    """An answer that ends before its time, and an address with a port that is none."""
+    listed, folder = tmp_path / "files.json", tmp_path / "files"
+    cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"
+    with answering(cut) as url:
+        entry = {"name": "tiny", "file": "tiny.whl", "sha256": "0" * 64, "url": f"{url}/tiny.whl"}
+        listed.write_text(json.dumps([entry]))
+        code, printed = run_step(
+            "get_files.py", str(listed), str(folder), PIP_INDEX_URL="http://me:geheim@host:port/"
+        )
+    assert code == 1 and "IncompleteRead" in printed, printed
+    assert "geheim" not in printed and "Traceback" not in printed
+    assert not [*folder.iterdir()]
