@@ -216,12 +216,17 @@ def _acquire(
     """Take the lock; the tokens of those who held it and are gone."""
     deadline = time.monotonic() + wait
     pause = 0.02
-    condemned: set[Path] | None = None if break_lock else set()
+    # A heartbeat makes the file of a holder as new as our own: what was there before counts, too.
+    condemned = {*path.parent.glob(f"{PREFIX}*")} if break_lock else set[Path]()
+    if condemned:
+        time.sleep(0.02)  # so that our announcement is later by the clock, too
+    is_first = True
     while True:
         others = _announce(path, mine)
-        if condemned is None:
+        if break_lock and is_first:
             # Of two builds that take over at the same time, the later one does so.
-            condemned = {each.path for each in others if not each.is_later}
+            condemned |= {each.path for each in others if not each.is_later}
+        is_first = False
         running = [o for o in others if o.path not in condemned and not o.is_gone(stale)]
         if not running:
             for each in others:

@@ -297,6 +297,22 @@ def test_a_build_whose_lock_was_broken_notices_and_leaves_the_new_one(store: Pat
     assert os.listdir(store) == []
 
 
+def test_a_heartbeat_during_a_takeover_does_not_prevent_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, look = write_lock(store), prefix_lock._look
+
+    def look_after_a_heartbeat(*words: Any) -> Any:
+        if lock.exists():
+            os.utime(lock, (time.time() + 1, time.time() + 1))
+        return look(*words)
+
+    monkeypatch.setattr(prefix_lock, "_look", look_after_a_heartbeat)
+    with hold(store, wait=0, break_lock=True) as held:
+        held.check()
+    assert os.listdir(store) == []
+
+
 def test_of_builds_that_take_over_at_the_same_time_one_goes_on(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
