@@ -89,6 +89,14 @@ def holds_secret(name: str, value: str) -> bool:
     return is_secret(name) and bool(_parts(value, shortest=1))
 
 
+def has_password(value: str) -> bool:
+    """Whether a value contains a URL with a password, which is none where it names a variable."""
+    return any(
+        found["password"] and not found["password"].startswith("$")
+        for found in _USER_INFO.finditer(value)
+    )
+
+
 def learn(variables: Iterable[tuple[str, str]]) -> None:
     """Mask the secrets among these variables, and those in their URLs, from now on."""
     pairs = [*variables]

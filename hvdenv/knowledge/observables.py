@@ -515,7 +515,8 @@ def _observe_packages(recipe: Recipe) -> Found:
     conda, python = recipe.conda, recipe.python
     # What conda or the site has brought already, pip leaves as it is.
     brought = conda.packages if conda else {}
-    asked = {} if python.system_site_packages or python.provider == "clone" else recipe.packages
+    hidden = python.system_site_packages or python.provider == "clone"
+    asked = {} if hidden else recipe.packages
     wanted = {name: spec for name, spec in asked.items() if name not in brought}
     wanted |= recipe.build_tools
     return {
@@ -523,6 +524,7 @@ def _observe_packages(recipe: Recipe) -> Found:
         "build_modules": frozenset(recipe.modules.build) if recipe.modules else None,
         "ofi_module": next((name for name in _modules(recipe) if "ofi" in name), None),
         "packages": frozenset(name.lower() for name in recipe.packages),
+        "protobuf_of": "others" if "protobuf" in brought or hidden else "pip",
         **{f"wanted_{name.lower()}": specifier for name, specifier in wanted.items()},
         "channels": conda and frozenset(conda.channels),
         "conda_packages": conda and frozenset(conda.packages),

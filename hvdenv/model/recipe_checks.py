@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from hvdenv.masking import holds_secret
+from hvdenv.masking import has_password, holds_secret
 from hvdenv.model import horovodrun, template
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
@@ -103,7 +103,7 @@ def _unknown(what: str, name: str, known: tuple[str, ...], adds: str) -> str:
 
 
 def _secrets(recipe: Recipe) -> Problems:
-    """Variables whose names say that they are secret: other users read recipes and records."""
+    """Variables that are secret, by their names or by a password in a URL."""
     build, run = recipe.environment.build, recipe.environment.run
     tables = {"environment.build": build, "environment.run": run}
     for name, package in recipe.frameworks.items():
@@ -115,6 +115,12 @@ def _secrets(recipe: Recipe) -> Problems:
                 f"{table}.{variable}",
                 "other users read recipes and the records of environments, so neither may contain"
                 f" a secret: remove {variable} here, and export it in your shell",
+            )
+        for variable in (each for each, value in variables.items() if has_password(value)):
+            yield _problem(
+                f"{table}.{variable}",
+                "other users read recipes and the records of environments, so no URL in them may"
+                f" contain a password: remove {variable} here, and export it in your shell",
             )
 
 

@@ -139,6 +139,22 @@ def test_a_recipe_with_a_secret_is_refused(
         hvdenv("show", str(recipe))
 
 
+@pytest.mark.parametrize("table", ["run", "build"])
+def test_a_recipe_with_a_password_in_a_proxy_is_refused(
+    table: str, tmp_path: Path, unseen: Callable[..., str], hvdenv: Hvdenv
+) -> None:
+    head = 'format = 1\nname = "mine"\nextends = "local"\nsummary = "x"\nstatus = "tested"\n'
+    key, recipe = f"environment.{table}.https_proxy", tmp_path / "mine.toml"
+    write(recipe, f'{head}{key} = "http://hans:pw@proxy:3128"\n')
+    for command in ("show", "plan", "check"):
+        said = unseen(command, str(recipe))
+        assert f"{recipe}:6: {key}: other users read recipes" in said, said
+        assert "remove https_proxy here, and export it in your shell" in said
+        assert "hans" not in said
+    write(recipe, f'{head}{key} = "http://proxy:3128"\n')
+    hvdenv("show", str(recipe))
+
+
 def test_what_modules_set_is_recorded_without_secrets() -> None:
     loaded = Loaded({"A_LICENSE_KEY": "q1-w2-e3", "CC": "gcc", "B_KEY": "1"}, (), ("x/1",))
     assert _recorded(loaded) == encode(loaded._replace(set={"CC": "gcc", "B_KEY": "1"}))
