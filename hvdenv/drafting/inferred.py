@@ -26,6 +26,8 @@ _FRAMEWORK_NAMES = {
 }
 _PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
+# After the name of an MPI, not of the compiler behind it: openmpi/4.0.5/gnu-10.2.0.
+_MPI_VERSION = re.compile(r"(?:-|/|/.*/)v?(\d+(?:\.\d+)+)")
 _VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
 _GPU_REQUEST = re.compile(r"\s(?:--gpus|--gres|--tres-|-G)")
@@ -67,7 +69,7 @@ def _module_facts(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
     found = _VERSION.search(name.rpartition("/")[2])
     version = found[1] if found else ""
     if role == "MPI":
-        yield from _mpi(each, version)
+        yield from _mpi(each)
     elif kinds := [kind for kind, known in _TOOLCHAINS.items() if known.search(name)]:
         yield _follows("mpi.kind", kinds[0], each, "the MPI of this toolchain of EasyBuild")
     elif role == "Python" and _PYTHON.search(name) and venv:
@@ -79,15 +81,16 @@ def _module_facts(each: Value, *, builds: bool, venv: bool) -> Iterator[Value]:
         yield from _horovod_module(each, version)
 
 
-def _mpi(each: Value, version: str) -> Iterator[Value]:
+def _mpi(each: Value) -> Iterator[Value]:
     found = OFFERS["MPI"].search(str(each.value))
     name = found[2].lower() if found else ""
-    if name in _KINDS:
+    if found and name in _KINDS:
+        version = _MPI_VERSION.match(str(each.value)[found.end(2) :])
         yield _follows("mpi.kind", _KINDS[name], each)
         if name == "cray-mpich":
             yield _follows("mpi.cxx", "CC", each, "the wrapper of Cray's compilers")
         if version and name != "hpcx":  # it has versions of its own
-            yield _follows("mpi.version", version, each)
+            yield _follows("mpi.version", version[1], each)
 
 
 def _horovod_module(each: Value, version: str) -> Iterator[Value]:

@@ -272,6 +272,10 @@ class OwnLauncher(NamedTuple):
     by_ssh: bool = False
 
 
+# As in `srun --mpi=list`.
+SrunMpi = Literal["pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "cray_shasta", "none"]
+
+
 class LaunchSettings(NamedTuple):
     """How to start ranks on this cluster.
 
@@ -290,7 +294,7 @@ class LaunchSettings(NamedTuple):
     """
 
     launcher: Label = "mpirun"
-    srun_mpi: Literal["pmix", "pmi2", "cray_shasta", "none"] | None = None
+    srun_mpi: SrunMpi | None = None
     cpu_bind: Label | None = None
     threads_per_core: int | None = None
     exports: tuple[VariableName, ...] = ("PATH", "LD_LIBRARY_PATH")

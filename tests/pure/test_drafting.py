@@ -179,6 +179,9 @@ def test_code_is_found_in_every_kind_of_page(page: str) -> None:
 
 
 VALUES: dict[str, dict[str, Any]] = {
+    "module load openmpi/4.0.5/gnu-10.2.0": {"mpi.version": "4.0.5"},
+    "module load mpi/openmpi/4.1.2/gcc-11.2": {"mpi.version": "4.1.2"},
+    "srun --mpi=pmix_v3 -n 8 python t.py": {"launch.srun_mpi": "pmix_v3"},
     "module --force purge; ml PrgEnv-gnu/8 -darshan": {
         "modules.purge": "force", "modules.load": ["PrgEnv-gnu/8"], "modules.unload": ["darshan"],
     },
@@ -262,6 +265,7 @@ NO_VALUES = {
     "LOG=/tmp/$NAME/$ID/logs": "environment",
     "CC=x ./configure": "environment",
     "module load hpcx/2.12": "mpi.version",
+    "module load openmpi/gnu-10.2.0": "mpi.version",
     "module load open-ce/1.5.0": "horovod.version",
     "export OMP_NUM_THREADS=$((8 / 2))": "environment",
     "#SBATCH -p $QUEUE": "job.partition",
