@@ -126,7 +126,12 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
         "noexec": "yes" if facts.noexec else "no",
         "memory_per_core_mb": facts.memory // facts.cores // 1_000_000 if facts.memory else None,
         "variables": frozenset(facts.variables),
-        "shell_libraries": frozenset(facts.shell_libraries),
+        # Of the machine's MPI, a recipe without another one uses the library.
+        "shell_libraries": frozenset(
+            each
+            for each in facts.shell_libraries
+            if not (recipe.mpi and not recipe.mpi.package and "/libmpi.so" in each)
+        ),
     }
 
 
