@@ -344,7 +344,7 @@ def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
 
 
 _MPI_MODULE = re.compile(
-    r"(?:[a-z][\w.+-]*-)?(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi)2?(?:-.*)?"
+    r"(?:^|-)(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi)2?(?:-|$)"
 )
 _MPI_OF_TOOLCHAINS = {"foss": "openmpi", "gompi": "openmpi", "intel": "intel", "iimpi": "intel"}
 _MPI_KINDS = {"hpcx": "openmpi", "impi": "intel", "intelmpi": "intel"}
@@ -354,7 +354,9 @@ def _mpis_named(recipe: Recipe) -> dict[str, str]:
     """The kinds of MPI among the modules, with their modules; with the toolchains of EasyBuild."""
     found: dict[str, str] = {}
     for module in _modules(recipe):
-        kinds = [each[1] for each in map(_MPI_MODULE.fullmatch, module.lower().split("/")) if each]
+        # A part that begins with a number is a version: hdf5/1.14.3-openmpi-4.1.4.
+        names = [part for part in module.lower().split("/") if part[:1].isalpha()]
+        kinds = [each[1] for each in map(_MPI_MODULE.search, names) if each]
         kinds += [_MPI_OF_TOOLCHAINS.get(name, "") for name, _ in _TOOLCHAIN.findall(module)]
         for kind in filter(None, kinds):
             found.setdefault(_MPI_KINDS.get(kind, kind.removesuffix("-mpi")), module)
