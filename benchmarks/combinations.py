@@ -52,11 +52,25 @@ BUILD_SECONDS, QUESTION_SECONDS, VERIFY_SECONDS = 7200.0, 300.0, 1500.0
 PACKAGES = ("numpy", "keras", "tf-keras", "protobuf", "setuptools", "cmake")
 # Signatures of failures that are not due to the combination.
 MACHINES_FAULT = frozenset(
-    {"disk-full", "permission-denied", "out-of-memory", "out-of-memory-in-compiler", "killed",
-     "time-limit", "limit-reached", "too-many-processes", "shared-memory-full", "map-failed",
-     "file-system-fails", "host-unknown", "connect-failed", "tls-failed", "index-proxy",
-     "download-broken-off"}
-)  # fmt: skip
+    {
+        "disk-full",
+        "permission-denied",
+        "out-of-memory",
+        "out-of-memory-in-compiler",
+        "killed",
+        "time-limit",
+        "limit-reached",
+        "too-many-processes",
+        "shared-memory-full",
+        "map-failed",
+        "file-system-fails",
+        "host-unknown",
+        "connect-failed",
+        "tls-failed",
+        "index-proxy",
+        "download-broken-off",
+    }
+)
 # The worst first; `skip` says nothing.
 WORST: tuple[Status, ...] = ("error", "fail", "unproven", "pass")
 CONTROLLERS: dict[Controller, str] = {"mpi": "MPI", "gloo": "Gloo"}
@@ -230,9 +244,14 @@ def hvdenv(
         subprocess.TimeoutExpired: it took too long. hvdenv ended what it had started.
     """
     process = subprocess.Popen(
-        [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, errors="replace", env={**os.environ, "HVDENV_HOME": str(home)},
-    )  # fmt: skip
+        [*PROGRAM, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "HVDENV_HOME": str(home)},
+    )
     try:
         output, errors = process.communicate(timeout=timeout)
     except BaseException:

@@ -77,10 +77,17 @@ def compile_once(python: Path, plan: Plan, folder: Path, *, lean: bool) -> Run:
     ]
     (folder / "patches.json").write_text(json.dumps(patches))
     subprocess.run(
-        [python, STEP_PROGRAMS / "prepare_source.py", archive(python, plan), plan.wheel_inputs["source"],
-         source, folder / "patches.json"],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            python,
+            STEP_PROGRAMS / "prepare_source.py",
+            archive(python, plan),
+            plan.wheel_inputs["source"],
+            source,
+            folder / "patches.json",
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     step = next(step for step in plan.steps if step.name == "wheel")
     variables = {name: value for name, value in step.commands[0].env if lean or name not in LEAN}
     variables["PATH"] = f"{python.parent}:/usr/local/bin:/usr/bin:/bin"
@@ -110,11 +117,23 @@ def archive(python: Path, plan: Plan) -> Path:
     path = folder / f"horovod-{plan.versions['horovod']}.tar.gz"
     if not path.exists():
         subprocess.run(
-            [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation",
-             "--disable-pip-version-check", "--no-binary", "horovod", "--dest", folder,
-             f"horovod=={plan.versions['horovod']}"],
+            [
+                python,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--disable-pip-version-check",
+                "--no-binary",
+                "horovod",
+                "--dest",
+                folder,
+                f"horovod=={plan.versions['horovod']}",
+            ],
             check=True,
-        )  # fmt: skip
+        )
     return path
 
 

@@ -81,9 +81,11 @@ def build(folder: Path, packages: int) -> Iterator[tuple[str, Taken]]:
     wheels = [make_wheel(folder, name) for name in names]
     requirements.write_text("".join(wheels))
     variables = {
-        **os.environ, "UV_CACHE_DIR": f"{folder}/cache", "UV_FIND_LINKS": str(folder),
+        **os.environ,
+        "UV_CACHE_DIR": f"{folder}/cache",
+        "UV_FIND_LINKS": str(folder),
         "UV_LINK_MODE": "clone",
-    }  # fmt: skip
+    }
     for turn in ("first", "second"):
         run([*UV, "venv", "--quiet", folder / turn], variables)
         words = [*INSTALL, "--python", folder / turn, "--requirement", requirements]
@@ -94,9 +96,18 @@ def build(folder: Path, packages: int) -> Iterator[tuple[str, Taken]]:
 UV = (sys.executable, "-m", "uv")
 # As the step "packages" of a plan with a lock.
 INSTALL = (
-    *UV, "pip", "install", "--no-config", "--offline", "--no-index", "--compile-bytecode",
-    "--no-deps", "--require-hashes", "--only-binary", ":all:",
-)  # fmt: skip
+    *UV,
+    "pip",
+    "install",
+    "--no-config",
+    "--offline",
+    "--no-index",
+    "--compile-bytecode",
+    "--no-deps",
+    "--require-hashes",
+    "--only-binary",
+    ":all:",
+)
 
 
 def make_wheel(folder: Path, name: str) -> str:
@@ -266,9 +277,13 @@ def proportional(x: int, lines: Lines) -> Iterator[str]:
         first, value = next(iter(at.items()))
         end = min(max(at), first * up.greatest / value)
         yield line(
-            across.at(first), up.at(value), across.at(end), up.at(value * end / first), colour,
+            across.at(first),
+            up.at(value),
+            across.at(end),
+            up.at(value * end / first),
+            colour,
             'stroke-dasharray="3 4"',
-        )  # fmt: skip
+        )
 
 
 def scales(x: int, lines: Lines) -> tuple[Scale, Scale]:
@@ -311,12 +326,19 @@ def line(x: float, y: float, to_x: float, to_y: float, colour: str, style: str =
 def rows(curve: Curve, found: Measured) -> Iterator[str]:
     for name, at in found.items():
         *_, before, last = at
-        yield "| " + " | ".join((
-            f"{curve.title}: {name}", f"{curve.axis}: {listed(at)}",
-            listed(each.seconds for each in at.values()),
-            listed(each.mebibytes for each in at.values()),
-            f"{figure(at[last].seconds / at[before].seconds)} times the seconds for {figure(last / before)} times the size",
-        )) + " |"  # fmt: skip
+        yield (
+            "| "
+            + " | ".join(
+                (
+                    f"{curve.title}: {name}",
+                    f"{curve.axis}: {listed(at)}",
+                    listed(each.seconds for each in at.values()),
+                    listed(each.mebibytes for each in at.values()),
+                    f"{figure(at[last].seconds / at[before].seconds)} times the seconds for {figure(last / before)} times the size",
+                )
+            )
+            + " |"
+        )
 
 
 def listed(values: Iterable[float]) -> str:

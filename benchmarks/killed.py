@@ -39,7 +39,16 @@ class Build(NamedTuple):
 
 
 def words(home: Path, options: list[str]) -> list[str]:
-    return ["env", f"HVDENV_HOME={home}", sys.executable, "-m", "hvdenv", "build", "local", *options]  # fmt: skip
+    return [
+        "env",
+        f"HVDENV_HOME={home}",
+        sys.executable,
+        "-m",
+        "hvdenv",
+        "build",
+        "local",
+        *options,
+    ]
 
 
 def build(home: Path, options: list[str]) -> Build:

@@ -53,7 +53,7 @@ def run(context: Any, option: str) -> None:
                     if number % BULK_EVERY == 0 or not is_bulky(case)
                 ]
                 for batch in batches
-            ]  # fmt: skip
+            ]
             try:
                 add(total, caller.try_all(name, [batch for batch in chosen if batch]))
             except collectives.Ended as error:

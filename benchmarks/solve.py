@@ -61,11 +61,19 @@ def records(number: int) -> Iterator[dict[str, Any]]:
 def record(name: str, version: str, build: str, depends: list[str]) -> dict[str, Any]:
     stem = f"{name}-{version}-{build}"
     return {
-        "name": name, "version": version, "build": build, "build_number": 0, "subdir": "linux-64",
-        "depends": depends, "constrains": [], "license": "MIT", "timestamp": 1_700_000_000_000,
-        "size": len(stem) * 1000, "md5": hashlib.md5(stem.encode()).hexdigest(),
+        "name": name,
+        "version": version,
+        "build": build,
+        "build_number": 0,
+        "subdir": "linux-64",
+        "depends": depends,
+        "constrains": [],
+        "license": "MIT",
+        "timestamp": 1_700_000_000_000,
+        "size": len(stem) * 1000,
+        "md5": hashlib.md5(stem.encode()).hexdigest(),
         "sha256": hashlib.sha256(stem.encode()).hexdigest(),
-    }  # fmt: skip
+    }
 
 
 def make_channel(folder: Path, number: int) -> int:
@@ -103,9 +111,13 @@ print(f"\\n{status} {time.monotonic() - began} {usage.ru_maxrss / 1024}")
 def run(words: Sequence[str | Path], environment: Mapping[str, str]) -> Taken:
     """Run a program that must succeed."""
     done = subprocess.run(
-        [sys.executable, "-S", "-c", WATCH, *words], env=environment, check=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [sys.executable, "-S", "-c", WATCH, *words],
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     *output, found = done.stdout.splitlines()
     status, seconds, mebibytes = map(float, found.split())
     if status:
@@ -131,11 +143,22 @@ def by_conda_lock(channel: str, folder: Path, program: Path) -> Taken:
     asked = {"channels": [channel], "dependencies": SPECS, "platforms": ["linux-64"]}
     (folder / "environment.yml").write_text(json.dumps(asked))
     return run(
-        [sys.executable, "-m", "conda_lock", "lock", "--no-mamba", "--no-micromamba",
-         "--conda", program, "--file", folder / "environment.yml",
-         "--lockfile", folder / "conda-lock.yml"],
+        [
+            sys.executable,
+            "-m",
+            "conda_lock",
+            "lock",
+            "--no-mamba",
+            "--no-micromamba",
+            "--conda",
+            program,
+            "--file",
+            folder / "environment.yml",
+            "--lockfile",
+            folder / "conda-lock.yml",
+        ],
         with_home(folder),
-    )  # fmt: skip
+    )
 
 
 def locked(folder: Path) -> set[tuple[str, str]]:
@@ -166,8 +189,10 @@ def main() -> None:
                 folder.mkdir()
                 channel = (top / "channel").as_uri()
                 taken[way].append(
-                    by_conda_lock(channel, folder, program) if program else by_hvdenv(channel, folder)
-                )  # fmt: skip
+                    by_conda_lock(channel, folder, program)
+                    if program
+                    else by_hvdenv(channel, folder)
+                )
                 packages[way] = locked(folder)
     print(f"{number} records, load {os.getloadavg()[0]:.0f}")
     first = statistics.median(each.seconds for each in taken["hvdenv"])

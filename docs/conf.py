@@ -9,8 +9,11 @@ release = version = __version__
 extensions = ["myst_parser"]
 # Other pages include the first three; the others are files to download.
 exclude_patterns = [
-    "generated/exit-codes.md", "generated/horovod-api.md", "explanation/curves.md", "tarn/*",
-]  # fmt: skip
+    "generated/exit-codes.md",
+    "generated/horovod-api.md",
+    "explanation/curves.md",
+    "tarn/*",
+]
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 # Commands and options are pasted: their quotes and dashes stay as they are.

@@ -68,10 +68,20 @@ def check(texts: Iterable[tuple[Path, str]], words: Mapping[str, str]) -> int:
         os.chdir(folder)
         try:
             return codespell(
-                "--dictionary", str(dictionary), "--dictionary", "-", "--skip", "./dictionary",
-                "--regex", rf"\b(?:{'|'.join(longest_first)})\b|[\w'-]+",
-                "--ignore-words-list", IGNORED, "--quiet-level", "2", "."
-            )  # fmt: skip
+                "--dictionary",
+                str(dictionary),
+                "--dictionary",
+                "-",
+                "--skip",
+                "./dictionary",
+                "--regex",
+                rf"\b(?:{'|'.join(longest_first)})\b|[\w'-]+",
+                "--ignore-words-list",
+                IGNORED,
+                "--quiet-level",
+                "2",
+                ".",
+            )
         finally:
             os.chdir(ROOT)
 

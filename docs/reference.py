@@ -206,7 +206,7 @@ def _tables(kind: Any, prefix: str, *, since: bool) -> Iterator[str]:
                 *([SINCE.get(f"{prefix}{path}", FIRST_RELEASE)] if since else []),
                 plain(meanings.get(name) or _about(inner)),
             )
-        )  # fmt: skip
+        )
     yield table(titles, rows)
     for inner, path in below:
         yield from _tables(inner, path, since=since)
@@ -375,8 +375,21 @@ def combinations(rows: Sequence[Row]) -> str:
         "\n".join(f"{number}. {each}" for number, each in enumerate(machines, 1)),
         table(
             (
-                "row", "frameworks", "Python", "MPI", "CUDA", "Horovod", "further patches", "with",
-                "over MPI", "over Gloo", "build", "verify", "date", "hvdenv", "machine",
+                "row",
+                "frameworks",
+                "Python",
+                "MPI",
+                "CUDA",
+                "Horovod",
+                "further patches",
+                "with",
+                "over MPI",
+                "over Gloo",
+                "build",
+                "verify",
+                "date",
+                "hvdenv",
+                "machine",
             ),
             (_combination(row, common, machines) for row in rows),
         ),
@@ -384,7 +397,7 @@ def combinations(rows: Sequence[Row]) -> str:
         "```console\n" + "\n".join(commands) + "\n```",
         "## What failed",
         *(_combination_failure(row) for row in rows if row.failure),
-    ]  # fmt: skip
+    ]
     return "\n\n".join(parts)
 
 

@@ -95,10 +95,15 @@ def main():
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
-    model = keras.Sequential([
-        keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
-        keras.layers.Flatten(), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10),
-    ])  # fmt: skip
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
 
     # 3. Scale the learning rate: a step now uses the images of all ranks.
     learning_rate = arguments.lr * hvd.size()
@@ -142,9 +147,13 @@ def main():
         callbacks.append(PrintMetrics())
 
     model.fit(
-        train.batch(arguments.batch_size), validation_data=test.batch(256), callbacks=callbacks,
-        initial_epoch=done, epochs=arguments.epochs, verbose=0,
-    )  # fmt: skip
+        train.batch(arguments.batch_size),
+        validation_data=test.batch(256),
+        callbacks=callbacks,
+        initial_epoch=done,
+        epochs=arguments.epochs,
+        verbose=0,
+    )
 
 
 if __name__ == "__main__":

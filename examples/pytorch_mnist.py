@@ -74,9 +74,13 @@ def main():
         torch.cuda.set_device(device)
 
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 16, kernel_size=5, stride=2), torch.nn.ReLU(), torch.nn.Flatten(),
-        torch.nn.Linear(16 * 12 * 12, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
-    ).to(device)  # fmt: skip
+        torch.nn.Conv2d(1, 16, kernel_size=5, stride=2),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 12 * 12, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    ).to(device)
 
     # 3. Scale the learning rate: a step now uses the images of all ranks.
     learning_rate = arguments.lr * hvd.size()
@@ -119,8 +123,10 @@ def main():
         # 7. Save on rank 0 only. Rename the file when it is complete.
         if hvd.rank() == 0 and arguments.checkpoint:
             state = {
-                "epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-            }  # fmt: skip
+                "epoch": epoch,
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
             torch.save(state, arguments.checkpoint + ".tmp")
             os.replace(arguments.checkpoint + ".tmp", arguments.checkpoint)
 

@@ -77,10 +77,15 @@ def main():
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
-    model = tf.keras.Sequential([
-        tf.keras.Input((28, 28, 1)), tf.keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
-        tf.keras.layers.Flatten(), tf.keras.layers.Dense(64, activation="relu"), tf.keras.layers.Dense(10),
-    ])  # fmt: skip
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((28, 28, 1)),
+            tf.keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(64, activation="relu"),
+            tf.keras.layers.Dense(10),
+        ]
+    )
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     # 3. Scale the learning rate: a step now uses the images of all ranks.

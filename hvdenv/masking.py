@@ -122,9 +122,10 @@ def _parts(value: str, shortest: int = SHORTEST) -> list[str]:
     """What to mask of a value: all of it, and each of its lines, since logs are read in lines."""
     parts = {value.strip(), *(line.strip() for line in value.splitlines())}
     return [
-        each for each in parts
+        each
+        for each in parts
         if len(each) >= shortest and not _ORDINARY.fullmatch(each) and each.lower() not in _WORDS
-    ]  # fmt: skip
+    ]
 
 
 def _is_secret_parameter(found: re.Match[str]) -> bool:

@@ -282,8 +282,13 @@ def _is_string(kind: Any) -> bool:
 
 
 _NAMES: dict[type, str] = {
-    str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table",
-}  # fmt: skip
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 
 
 # Also those of C1, line separators, and what makes a text look like another (bidi).
@@ -423,9 +428,12 @@ def _refuse_long_keys(text: str) -> None:
 _TOKEN = re.compile(r"\"{3}|'{3}|[\"'#\[\]{}\n]")
 # What ends strings and comments; an escaped character is passed over.
 _ENDS = {
-    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL), '"': re.compile(r'\\.|"', re.DOTALL),
-    "'''": re.compile("'{3,5}"), "'": re.compile("'"), "#": re.compile("(?=\n)"),
-}  # fmt: skip
+    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "'''": re.compile("'{3,5}"),
+    "'": re.compile("'"),
+    "#": re.compile("(?=\n)"),
+}
 
 
 def _tokens(text: str) -> Iterator[tuple[int, int]]:

@@ -113,10 +113,17 @@ class Channel:
         """
         subdir = "noarch" if noarch else subdir
         index: dict[str, object] = {
-            "name": name, "version": version, "build": build, "build_number": 0,
-            "depends": list(depends), "constrains": [], "subdir": subdir,
-            "timestamp": _TIME * 1000, "license": "MIT", **more,
-        }  # fmt: skip
+            "name": name,
+            "version": version,
+            "build": build,
+            "build_number": 0,
+            "depends": list(depends),
+            "constrains": [],
+            "subdir": subdir,
+            "timestamp": _TIME * 1000,
+            "license": "MIT",
+            **more,
+        }
         info = {"about": {}, "index": index, "paths": _paths(files)}
         if noarch:
             index["noarch"] = noarch
@@ -152,9 +159,11 @@ def _paths(files: Mapping[str, File]) -> dict[str, object]:
     entries = []
     for path, file in files.items():
         entry: dict[str, object] = {
-            "_path": path, "path_type": "softlink" if file.link else "hardlink",
-            "sha256": hashlib.sha256(file.data).hexdigest(), "size_in_bytes": len(file.data),
-        }  # fmt: skip
+            "_path": path,
+            "path_type": "softlink" if file.link else "hardlink",
+            "sha256": hashlib.sha256(file.data).hexdigest(),
+            "size_in_bytes": len(file.data),
+        }
         if file.prefix:
             entry |= {"prefix_placeholder": file.prefix, "file_mode": file.mode}
         entries.append(entry)
@@ -228,9 +237,14 @@ def python_channel(home: Path, minor: str = "") -> Channel:
         channel = Channel(folder)
         channel.add("python", python.version, python_files(python))
         channel.add(
-            "pip", metadata.version("pip"), pip_files(), depends=["python >=3.8"], noarch="python",
-            entry_points=[_PIP], packed=".tar.bz2",
-        )  # fmt: skip
+            "pip",
+            metadata.version("pip"),
+            pip_files(),
+            depends=["python >=3.8"],
+            noarch="python",
+            entry_points=[_PIP],
+            packed=".tar.bz2",
+        )
         channel.index()
 
     return Channel(_made_once(home / f"channel-{python.version}", fill))
@@ -272,9 +286,11 @@ def _packed(path: Path, root: Path) -> File:
     prefix = str(root).encode()
     executable = os.access(path, os.X_OK)
     if b"\0" not in data:
-        return File(data.replace(prefix, PLACEHOLDER.encode()), executable, PLACEHOLDER) if (
-            prefix in data
-        ) else File(data, executable)  # fmt: skip
+        return (
+            File(data.replace(prefix, PLACEHOLDER.encode()), executable, PLACEHOLDER)
+            if (prefix in data)
+            else File(data, executable)
+        )
     # A program that asks for libpython by its path would find the original.
     own = b"$ORIGIN/" + os.path.relpath(root / "lib", path.parent).encode()
     asked = re.escape(prefix + b"/lib\0")
@@ -323,10 +339,15 @@ def _publish(folder: Path, path: str, more: dict[str, Any], python: Interpreter)
     elif plain:
         files = _only_metadata(name, version, "" if noarch else f"lib/python{python.minor}/")
     Channel(folder / channel).add(
-        name, version, files, build=build, subdir=subdir,
+        name,
+        version,
+        files,
+        build=build,
+        subdir=subdir,
         noarch="" if not noarch else "python" if plain else "generic",
-        entry_points=[_PIP] if name == "pip" else [], **more,
-    )  # fmt: skip
+        entry_points=[_PIP] if name == "pip" else [],
+        **more,
+    )
 
 
 def _only_metadata(name: str, version: str, folder: str) -> dict[str, File]:

@@ -39,11 +39,13 @@ def virtual_packages() -> list[rattler.GenericVirtualPackage]:
     found = {n.removeprefix(prefix): v for n, v in os.environ.items() if n.startswith(prefix) and v}
     return [
         rattler.GenericVirtualPackage(
-            rattler.PackageName(f"__{name.lower()}"), rattler.Version(text), rattler.BuildString("0")
+            rattler.PackageName(f"__{name.lower()}"),
+            rattler.Version(text),
+            rattler.BuildString("0"),
         )
         for name, text in found.items()
         if name != "ARCHSPEC"
-    ]  # fmt: skip
+    ]
 
 
 def solve(options: argparse.Namespace) -> list[rattler.RepoDataRecord]:
@@ -61,14 +63,27 @@ def record_of(record: rattler.RepoDataRecord) -> dict[str, object]:
     assert record.sha256
     assert record.md5
     return {
-        "name": record.name.normalized, "version": str(record.version), "build": str(record.build),
-        "build_number": record.build_number, "channel": record.url.rsplit("/", 1)[0],
-        "subdir": record.subdir, "fn": record.file_name, "url": record.url,
-        "md5": record.md5.hex(), "sha256": record.sha256.hex(), "size": record.size,
-        "depends": record.depends, "constrains": record.constrains,
-        "license": record.license, "timestamp": int(record.timestamp.timestamp() * 1000) if record.timestamp else 0,
-        "noarch": "python" if record.noarch.python else "generic" if record.noarch.generic else None,
-    }  # fmt: skip
+        "name": record.name.normalized,
+        "version": str(record.version),
+        "build": str(record.build),
+        "build_number": record.build_number,
+        "channel": record.url.rsplit("/", 1)[0],
+        "subdir": record.subdir,
+        "fn": record.file_name,
+        "url": record.url,
+        "md5": record.md5.hex(),
+        "sha256": record.sha256.hex(),
+        "size": record.size,
+        "depends": record.depends,
+        "constrains": record.constrains,
+        "license": record.license,
+        "timestamp": int(record.timestamp.timestamp() * 1000) if record.timestamp else 0,
+        "noarch": "python"
+        if record.noarch.python
+        else "generic"
+        if record.noarch.generic
+        else None,
+    }
 
 
 def fetched(listing: Path, packages: Path) -> list[Path]:

@@ -27,8 +27,20 @@ from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
 
 HOST, CLIENTS = "127.0.0.1", 4
 METHODS = ("GET", "PUT", "DELETE", "HEAD", "POST", "OPTIONS", "X", "", "\0", "PUT" * 400)
-PATHS = ("/worker_addresses/a:0", "/runfunc/func", "/rank_and_size/a:0", "/global/0", "/", "//",
-         "/a/b/c", "/../../etc/passwd", "*", "http://x/a/b", "/a/%00", "/" + "a" * 70000)  # fmt: skip
+PATHS = (
+    "/worker_addresses/a:0",
+    "/runfunc/func",
+    "/rank_and_size/a:0",
+    "/global/0",
+    "/",
+    "//",
+    "/a/b/c",
+    "/../../etc/passwd",
+    "*",
+    "http://x/a/b",
+    "/a/%00",
+    "/" + "a" * 70000,
+)
 LENGTHS = ("0", "1", "-1", "99999999999", "2147483648", "x", "", "0x10", "\u00b2")
 VALUES = ("", "0" * 64, "\xff" * 64, "a" * 70000)
 

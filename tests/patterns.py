@@ -26,9 +26,13 @@ UNBOUNDED = 1 << 30
 # Longer repetitions are loops, and shorter ones of groups are written out.
 COPIES = 3
 _CATEGORIES = {
-    sre.CATEGORY_DIGIT: r"\d", sre.CATEGORY_NOT_DIGIT: r"\D", sre.CATEGORY_SPACE: r"\s",
-    sre.CATEGORY_NOT_SPACE: r"\S", sre.CATEGORY_WORD: r"\w", sre.CATEGORY_NOT_WORD: r"\W",
-}  # fmt: skip
+    sre.CATEGORY_DIGIT: r"\d",
+    sre.CATEGORY_NOT_DIGIT: r"\D",
+    sre.CATEGORY_SPACE: r"\s",
+    sre.CATEGORY_NOT_SPACE: r"\S",
+    sre.CATEGORY_WORD: r"\w",
+    sre.CATEGORY_NOT_WORD: r"\W",
+}
 _REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
 
 
@@ -419,11 +423,13 @@ def _two_ways_around(automaton: _Automaton, loop: frozenset[int]) -> bool:
     following = [
         [
             number[c, d]
-            for c in follow[a] if c in loop
-            for d in follow[b] if d in loop and reads[c] & reads[d]
+            for c in follow[a]
+            if c in loop
+            for d in follow[b]
+            if d in loop and reads[c] & reads[d]
         ]
         for a, b in pairs
-    ]  # fmt: skip
+    ]
     for component in _components_of(following, frozenset(range(len(pairs)))):
         kinds = {pairs[index][0] == pairs[index][1] for index in component}
         if len(kinds) == 2:

@@ -35,17 +35,28 @@ def started(rank: int, host: str = "n1") -> Received:
 def result(rank: int, size: int = 2, *, host: str = "n1", pid: int = 0, **changed: Any) -> Received:
     """Of the allreduces, on one host."""
     values = {
-        "rank": rank, "size": size, "local_rank": rank, "local_size": size, "tests": 30,
-        "failed": 0, "mpi_enabled": True, "gloo_enabled": False,
+        "rank": rank,
+        "size": size,
+        "local_rank": rank,
+        "local_size": size,
+        "tests": 30,
+        "failed": 0,
+        "mpi_enabled": True,
+        "gloo_enabled": False,
         "logged": {"controller": "MPI", "cpu": "MPI"},
-    }  # fmt: skip
+    }
     return event(rank, Result(**{**values, **changed}), host, pid or 100 + rank)
 
 
 def exited(rank: int, *, host: str = "n1", **changed: Any) -> Received:
     values = {
-        "stage": "shutdown", "detail": "", "code": 0, "signal": "", "ended_by": "", "seconds": 4.0
-    }  # fmt: skip
+        "stage": "shutdown",
+        "detail": "",
+        "code": 0,
+        "signal": "",
+        "ended_by": "",
+        "seconds": 4.0,
+    }
     return event(rank, Exited(**{**values, **changed}), host)
 
 
@@ -56,9 +67,14 @@ def overdue(rank: int, tail: str, **changed: Any) -> Received:
 
 def extension(rank: int, **changed: Any) -> Received:
     facts = {
-        "framework": "torch", "installed": "2.1.0", "version": "0.28.1", "built_with": "2.1.0",
-        "size": 100, "python": "/env/bin/python", "gpus": rank,
-    }  # fmt: skip
+        "framework": "torch",
+        "installed": "2.1.0",
+        "version": "0.28.1",
+        "built_with": "2.1.0",
+        "size": 100,
+        "python": "/env/bin/python",
+        "gpus": rank,
+    }
     return event(rank, ExtensionFacts(**{**facts, **changed}))
 
 

@@ -17,10 +17,14 @@ from hvdenv import (
 FOLDERS = [
     str(folder)
     for folder in (
-        IMAGE_PROGRAMS, STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROGRAMS, WHEEL_PROGRAMS,
+        IMAGE_PROGRAMS,
+        STEP_PROGRAMS,
+        INSPECT_PROGRAMS,
+        RANK_PROGRAMS,
+        WHEEL_PROGRAMS,
         RANK_PROGRAMS.with_name("program"),
     )
-]  # fmt: skip
+]
 
 
 def load(name: str) -> ModuleType:

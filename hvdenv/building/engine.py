@@ -193,10 +193,12 @@ def _not_closed(locked: Locked | None, outcome: Outcome) -> StepError | LockErro
         remedy = "request versions that fit together, under `packages` in the recipe"
         return StepError(problem, where="packages", detail=lines, remedy=remedy)
     return LockError(
-        problem, where=str(locked.folder), detail=lines,
+        problem,
+        where=str(locked.folder),
+        detail=lines,
         remedy="the lock was edited by hand, or an index had other metadata:"
         " `hvdenv lock --upgrade RECIPE` writes a new one",
-    )  # fmt: skip
+    )
 
 
 def _failed(step: Step, outcome: Outcome, log: Path, state: State) -> StepError:

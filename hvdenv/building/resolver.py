@@ -116,9 +116,17 @@ class Resolver(NamedTuple):
         never = "".join(f"{name} ; python_version < '0'\n" for name in sorted(apart))
         program = (OWN_PYTHON, str(STEP_PROGRAMS / "uv_pip.py"), *self.sources, "--", command)
         argv = (
-            *program, "--color", "never", "--cache-dir", str(self.cache), *self.target,
-            *(() if self.builds else ("--no-build",)), "--override", self._file("apart.in", never), *words,
-        )  # fmt: skip
+            *program,
+            "--color",
+            "never",
+            "--cache-dir",
+            str(self.cache),
+            *self.target,
+            *(() if self.builds else ("--no-build",)),
+            "--override",
+            self._file("apart.in", never),
+            *words,
+        )
         hasty = self.end < float("inf")
         env = (("UV_HTTP_TIMEOUT", "15"), ("UV_HTTP_RETRIES", "1")) if hasty else ()
         learn_from_pip()

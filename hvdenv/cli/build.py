@@ -38,10 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(parser, "--dry-run", "show what would be built, or the script of the job, and do nothing")
     add_options(parser, "allow", "locked")
     add(
-        parser, "--accept-drift NAME",
+        parser,
+        "--accept-drift NAME",
         "continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
-        " be repeated", action="append", default=[],
-    )  # fmt: skip
+        " be repeated",
+        action="append",
+        default=[],
+    )
     add(parser, "--rebuild", "build a new generation even if nothing changed")
     add_options(parser, "take-over", "trust")
 
@@ -82,11 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
         for each in built.drift:
             report(f"drift from the lock: {each}")
     give(
-        arguments, encode(built),
+        arguments,
+        encode(built),
         f"{_result(built, prepared)}: {built.prefix}",
         f"use it with: . {built.prefix}/activate.sh",
         *([] if arguments.json or arguments.quiet else _dropped(target, before)),
-    )  # fmt: skip
+    )
     return 0
 
 

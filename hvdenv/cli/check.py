@@ -60,10 +60,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "facts", "allow", "trust")
     add(parser, "--offline", "do not ask package indexes and conda channels")
     add(
-        parser, "--timeout SECONDS",
+        parser,
+        "--timeout SECONDS",
         "how long indexes and channels may take in all (default: %(default)g)",
-        type=seconds, default=LOOKUP_SECONDS,
-    )  # fmt: skip
+        type=seconds,
+        default=LOOKUP_SECONDS,
+    )
 
 
 class Checked(NamedTuple):
@@ -113,9 +115,14 @@ def _checked(arguments: argparse.Namespace) -> Checked:
     edits = edits_of(rule for rule in rules if rule.severity != "note")
     change = propose(prepared.resolved, edits) if edits else None
     return Checked(
-        prepared=prepared, answer=answer, rules=rules, change=change, modules=modules,
-        unseen=unseen, tried=_tried(prepared),
-    )  # fmt: skip
+        prepared=prepared,
+        answer=answer,
+        rules=rules,
+        change=change,
+        modules=modules,
+        unseen=unseen,
+        tried=_tried(prepared),
+    )
 
 
 def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:

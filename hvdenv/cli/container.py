@@ -63,27 +63,34 @@ _PROGRESS = r"\s*(STEP \d|#\d+ \[|INFO: |== |\[\d+/\d+\])"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe?", "python", "json", "loudness")
     add(
-        parser, "--format",
+        parser,
+        "--format",
         "singularity: a definition file for Apptainer and Singularity (default); docker: a"
-        " Dockerfile", choices=tuple(TOOLS), default="singularity",
-    )  # fmt: skip
+        " Dockerfile",
+        choices=tuple(TOOLS),
+        default="singularity",
+    )
     add(parser, "--to FILE", "write the definition to a file instead of standard output", type=Path)
     add(
-        parser, "--image FILE",
+        parser,
+        "--image FILE",
         "image file (for docker: tag) to use instead of the recipe's container.image",
-    )  # fmt: skip
+    )
     add_options(parser, "allow", "trust")
     add(
-        parser, "--dry-run",
+        parser,
+        "--dry-run",
         "build nothing: show the definition and the tool",
-    )  # fmt: skip
+    )
     building = parser.add_argument_group("building")
     add(building, "--build", "build the image")
     add(
-        building, "--bind HOST[:IMAGE]",
+        building,
+        "--bind HOST[:IMAGE]",
         "make a file or directory of this machine visible to the build, such as /etc/pip.conf",
-        action="append", default=[],
-    )  # fmt: skip
+        action="append",
+        default=[],
+    )
     hosts = parser.add_argument_group("checking hosts")
     add(hosts, "--preflight", "check that hosts can run the image")
     add(hosts, "--hosts HOST:SLOTS,...", "hosts to check, with their slots")
@@ -122,10 +129,16 @@ def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
         write_text(named_file(arguments.to), text)
     image = _build(arguments, resolved, text) if arguments.build else ""
     if arguments.json:
-        print_json({
-            "recipe": plan.recipe, "variants": list(plan.variants), "plan": plan.digest,
-            "format": arguments.format, "definition": text, "image": image,
-        })  # fmt: skip
+        print_json(
+            {
+                "recipe": plan.recipe,
+                "variants": list(plan.variants),
+                "plan": plan.digest,
+                "format": arguments.format,
+                "definition": text,
+                "image": image,
+            }
+        )
     elif image:
         print(f"built {image}")
     elif not arguments.to:
@@ -158,9 +171,12 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
         return ""
     with TemporaryDirectory(prefix="hvdenv-") as folder:
         build = Build(
-            tool=tool, definition=Path(folder, "definition"), image=image,
-            root=os.geteuid() == 0, binds=tuple(arguments.bind),
-        )  # fmt: skip
+            tool=tool,
+            definition=Path(folder, "definition"),
+            image=image,
+            root=os.geteuid() == 0,
+            binds=tuple(arguments.bind),
+        )
         section = mount_points(build.binds) if is_file else ""
         build.definition.write_text(text + section, encoding="utf-8")
         (_build_file if is_file else _run_build)(arguments, build)

@@ -74,9 +74,11 @@ _NO_ERROR = "if the program failed, its error is not in this log: include standa
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add(
-        parser, "log LOG",
-        "output of a build or run, also as .gz; - for standard input (default: what is piped in, or the last failure)", nargs="?",
-    )  # fmt: skip
+        parser,
+        "log LOG",
+        "output of a build or run, also as .gz; - for standard input (default: what is piped in, or the last failure)",
+        nargs="?",
+    )
     add(parser, "--recipe RECIPE", "show the change as a diff of this recipe (its name or path)")
     add_options(parser, "json")
 
@@ -145,9 +147,10 @@ def _read(log: BinaryIO, name: str) -> Diagnosis:
             return diagnose(cast("BinaryIO", unpacked))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(
-            f"its gzip data are damaged: {error}", where=name,
+            f"its gzip data are damaged: {error}",
+            where=name,
             remedy=f"`gzip -t {shlex.quote(name)}` tests the file; copy it again",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _refuse_binary(start: bytes, name: str) -> None:
@@ -156,9 +159,10 @@ def _refuse_binary(start: bytes, name: str) -> None:
     controls = len(letters) - len(letters.translate(None, _CONTROLS))
     if controls > len(letters) * _MOST_CONTROLS:
         raise UsageError(
-            "it is a binary file, not a log", where=name,
+            "it is a binary file, not a log",
+            where=name,
             remedy="name a text file, or one compressed by gzip; decompress other formats first",
-        )  # fmt: skip
+        )
 
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
@@ -169,8 +173,9 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
     if failure is None:
         raise UsageError(
             "no failed build or verify is recorded here",
-            where=str(places.home), remedy="name a log, or - for standard input",
-        )  # fmt: skip
+            where=str(places.home),
+            remedy="name a log, or - for standard input",
+        )
     with reporting(Path(failure.file), "read"):
         diagnosis = failure.diagnosis()
     return (failure.what, *failure.messages, failure.file), diagnosis

@@ -57,14 +57,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(prune, "environment NAME_OR_PREFIX", nargs="?")
     add(
-        prune, "--keep N",
-        "number of newest generations to keep beside the active one (default: 1; 0 with an"
-        " age)", type=int,
-    )  # fmt: skip
+        prune,
+        "--keep N",
+        "number of newest generations to keep beside the active one (default: 1; 0 with an age)",
+        type=int,
+    )
     add(
-        prune, "--older-than AGE",
-        "only generations built longer ago than this, such as 90d, 12h or 8w", type=age,
-    )  # fmt: skip
+        prune,
+        "--older-than AGE",
+        "only generations built longer ago than this, such as 90d, 12h or 8w",
+        type=age,
+    )
     add(prune, "--unused-for AGE", "only generations not used for this long, such as 60d", type=age)
     add(prune, "--dry-run", "print what would be removed, and remove nothing")
 
@@ -172,14 +175,20 @@ def _report(
 def _list(places: Places, json: bool) -> None:
     runner = Runner()
     entries = [
-        (each, storage.list_generations(each.environment, places), storage.warnings(each.environment, runner))
+        (
+            each,
+            storage.list_generations(each.environment, places),
+            storage.warnings(each.environment, runner),
+        )
         for each in registry.list_environments(places)
-    ]  # fmt: skip
+    ]
     if json:
-        print_json([
-            {**listed._asdict(), "sizes": [each._asdict() for each in size], "warnings": warned}
-            for listed, size, warned in entries
-        ])  # fmt: skip
+        print_json(
+            [
+                {**listed._asdict(), "sizes": [each._asdict() for each in size], "warnings": warned}
+                for listed, size, warned in entries
+            ]
+        )
         return
     if not entries:
         print("no environments yet; build one with `hvdenv build local`")
@@ -194,10 +203,12 @@ def _storage(places: Places, json: bool) -> None:
     rooms = storage.room([places.home, *folders], Runner())
     if json:
         # Fields that are None stay.
-        print_json({
-            "caches": [each._asdict() for each in caches],
-            "filesystems": [each._asdict() for each in rooms],
-        })  # fmt: skip
+        print_json(
+            {
+                "caches": [each._asdict() for each in caches],
+                "filesystems": [each._asdict() for each in rooms],
+            }
+        )
         return
     for cache in caches:
         print(f"cache {cache.name}: {_bytes(cache.bytes)}, {cache.files} files  {cache.path}")

@@ -50,10 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     files = [path for path in to.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     give(
-        arguments, {"directory": str(to), "files": len(files), "bytes": size, "wheels": compiled},
+        arguments,
+        {"directory": str(to), "files": len(files), "bytes": size, "wheels": compiled},
         f"{len(files)} files, {size / 1e9:.2f} GB: {to}",
         f"compiled wheels of Horovod among them: {compiled or 'none was in the cache'}",
-    )  # fmt: skip
+    )
     return 0
 
 

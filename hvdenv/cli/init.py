@@ -58,26 +58,36 @@ _ROUNDS = 2
 def configure(parser: argparse.ArgumentParser) -> None:
     add(parser, "name NAME", "name of the recipe", nargs="?")
     add(
-        parser, "--from FILE",
+        parser,
+        "--from FILE",
         "page to read: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml,"
-        " requirements.txt or a Dockerfile; - is standard input; may be repeated", action="append", default=[], dest="pages",
-    )  # fmt: skip
+        " requirements.txt or a Dockerfile; - is standard input; may be repeated",
+        action="append",
+        default=[],
+        dest="pages",
+    )
     add(parser, "--lines A-B", "read only these lines of the page", type=_lines)
     add(parser, "--here", "look at this machine and its modules")
     add(
-        parser, "--where",
+        parser,
+        "--where",
         "with --here. compute: also ask a compute node, in a job of at most 10 minutes with"
-        " one GPU if the job has any (default: here)", choices=("here", "compute"), default="here",
-    )  # fmt: skip
+        " one GPU if the job has any (default: here)",
+        choices=("here", "compute"),
+        default="here",
+    )
     add(
         parser, "--dry-run", "with --where compute: print the script of the job, and submit nothing"
     )
     add(parser, "--interactive", "ask for missing values and where sources differ")
     add(
-        parser, "--set KEY=VALUE",
+        parser,
+        "--set KEY=VALUE",
         "a value of the recipe, such as horovod.version=0.28.1; may be repeated",
-        action="append", default=[], dest="overrides",
-    )  # fmt: skip
+        action="append",
+        default=[],
+        dest="overrides",
+    )
     add(parser, "-o --to FILE", "file to write, - for standard output (default: NAME.toml)")
     add_options(parser, "json")
 
@@ -95,8 +105,11 @@ def run(arguments: argparse.Namespace) -> int:
     name = _name(arguments)
     target = arguments.to or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
-        raise UsageError("this file exists, and init overwrites no file", where=target,
-                         remedy="name another one with -o FILE")  # fmt: skip
+        raise UsageError(
+            "this file exists, and init overwrites no file",
+            where=target,
+            remedy="name another one with -o FILE",
+        )
     seen = here.look(Runner(), _report) if arguments.here else None
     found = _collect(arguments, seen)
     if arguments.where == "compute":

@@ -77,11 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
         request = request._replace(accept_drift=tuple(record.lock.accepted))
     built = build_prepared(request, prepared, prepared.plan(), take_over=arguments.take_over)
     give(
-        arguments, {"added": added, **encode(built)},
+        arguments,
+        {"added": added, **encode(built)},
         f"added: {_versions(added)}",
         f"built in {built.seconds:.0f} s: {built.prefix}",
         f"use it with: . {built.prefix}/activate.sh",
-    )  # fmt: skip
+    )
     return 0
 
 

@@ -135,20 +135,25 @@ def _batch(
         name, recipe, placement.Requested(), recipe.scheduler, job.nodes, recipe.name
     )
     launch = placement.place(
-        recipe._replace(job=job), entry.words, placement.Requested(), Allocation(nodes=job.nodes),
+        recipe._replace(job=job),
+        entry.words,
+        placement.Requested(),
+        Allocation(nodes=job.nodes),
         root=os.geteuid() == 0,
-    )  # fmt: skip
+    )
     # The hosts are known only in the job.
     no_hostfile = dialect.launch_host or dialect.columns
     launch = launch._replace(
         exports=variables.exported(
-            recipe.launch.exports, activated(chosen), dict.fromkeys(recipe.launch.exports, ""),
+            recipe.launch.exports,
+            activated(chosen),
+            dict.fromkeys(recipe.launch.exports, ""),
             placement.Requested(),
         ),
         host_list=batch.HOSTS,
         host_names=batch.HOST_NAMES,
         hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
-    )  # fmt: skip
+    )
     launch = with_mpi(launch, chosen)
     # The script runs on the first host of the job.
     start = start_in_image(name, launch, chosen.inside, os.uname().nodename)

@@ -60,9 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(what, "--update NAME", "update this package to its newest version")
     add(what, "--upgrade", "update all packages")
     add(
-        parser, "--platform PLATFORM",
-        "lock for another machine, such as linux-aarch64", choices=PLATFORMS,
-    )  # fmt: skip
+        parser,
+        "--platform PLATFORM",
+        "lock for another machine, such as linux-aarch64",
+        choices=PLATFORMS,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,9 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     changed = folders.write(locked)
     state = "built" if locked.lock.built else "resolved, not built yet"
     give(
-        arguments, {"directory": str(locked.folder), "changed": changed},
+        arguments,
+        {"directory": str(locked.folder), "changed": changed},
         f"{'written' if changed else 'nothing to do'}: {locked.folder} ({state})",
-    )  # fmt: skip
+    )
     return 0
 
 

@@ -117,10 +117,13 @@ class _Parser(argparse.ArgumentParser):
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of one command, or of all of them (None)."""
     parser = _Parser(
-        prog="hvdenv", usage="hvdenv [-h] [--version] COMMAND ...",
-        description=_listed_commands(), epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+        prog="hvdenv",
+        usage="hvdenv [-h] [--version] COMMAND ...",
+        description=_listed_commands(),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"hvdenv {__version__}")
     # The description lists the commands; a parser of all of them is for completion scripts.
     shown = None if only is None else argparse.SUPPRESS
@@ -128,9 +131,13 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     for name in COMMANDS if only is None else filter(None, [only]):
         module = importlib.import_module(f"hvdenv.cli.{name}")
         command = commands.add_parser(
-            name, help=COMMANDS[name], description=module.__doc__, epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        )  # fmt: skip
+            name,
+            help=COMMANDS[name],
+            description=module.__doc__,
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         command._positionals.title = "arguments"
         module.configure(command)
         command.set_defaults(run=module.run, parser=command)

@@ -36,15 +36,18 @@ _OWN = "Written by hvdenv"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe?", "prefix", "trust")
     add(
-        parser, "--format",
-        "lua for Lmod, tcl for Environment Modules (default: the module system of this"
-        " machine)", choices=("lua", "tcl"),
-    )  # fmt: skip
+        parser,
+        "--format",
+        "lua for Lmod, tcl for Environment Modules (default: the module system of this machine)",
+        choices=("lua", "tcl"),
+    )
     add(parser, "--to DIR", "write the modulefile below this directory, as NAME/VERSION", type=Path)
     add(
-        parser, "--name NAME/VERSION",
-        "name of the module (default: horovod/VERSION-RECIPE-VARIANTS)", default="",
-    )  # fmt: skip
+        parser,
+        "--name NAME/VERSION",
+        "name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",
+        default="",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,9 +81,10 @@ def _write(path: Path, text: str) -> None:
         head = read_text(path, OWN, errors="replace")[:100] if path.exists() else _OWN
     if _OWN not in head:
         raise UsageError(
-            "this modulefile was not written by hvdenv", where=str(path),
+            "this modulefile was not written by hvdenv",
+            where=str(path),
             remedy="move it away, or choose another version with --name",
-        )  # fmt: skip
+        )
     make_folder(path.parent)
     write_text(named_file(path), text)
 

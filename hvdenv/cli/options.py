@@ -54,28 +54,37 @@ def add_action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 def _add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     add(
-        parser, "recipe RECIPE",
+        parser,
+        "recipe RECIPE",
         "a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
-        nargs="?" if optional else None, default="",
-    )  # fmt: skip
+        nargs="?" if optional else None,
+        default="",
+    )
     add(
-        parser, "--variant VARIANT",
-        "use this variant of the recipe; may be repeated", action="append", default=[],
-    )  # fmt: skip
+        parser,
+        "--variant VARIANT",
+        "use this variant of the recipe; may be repeated",
+        action="append",
+        default=[],
+    )
     add(
-        parser, "--set KEY=VALUE",
+        parser,
+        "--set KEY=VALUE",
         "override a value of the recipe, such as mpi.version=5.0.11; may be repeated",
-        action="append", default=[], dest="overrides",
-    )  # fmt: skip
+        action="append",
+        default=[],
+        dest="overrides",
+    )
     add_options(parser, "site")
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     add(
-        where, "--hosts HOST:SLOTS,...",
+        where,
+        "--hosts HOST:SLOTS,...",
         "hosts and their slots, such as gpu32:4,gpu33:4 (default: those of the allocation)",
-    )  # fmt: skip
+    )
     add(where, "--hostfile FILE", "file with one host per line", type=Path)
 
 
@@ -99,10 +108,11 @@ def add_requests(group: argparse._ActionsContainer) -> None:
 def _add_image(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     add(
-        group, "--image FILE",
+        group,
+        "--image FILE",
         "run from this image (default: the one that `hvdenv pack` made beside the environment)",
         type=Path,
-    )  # fmt: skip
+    )
     add(group, "--no-image", "run from the environment's files, not its image")
 
 
@@ -203,9 +213,11 @@ def _add_locked(parser: argparse.ArgumentParser) -> None:
     add(parser, "--locked", "build exactly what the lock lists, or exit with 4")
     add_options(parser, "lockfiles", "lock")
     add(
-        parser, "--fetched DIR", "use the files that `hvdenv fetch` downloaded",
+        parser,
+        "--fetched DIR",
+        "use the files that `hvdenv fetch` downloaded",
         type=Path,
-    )  # fmt: skip
+    )
     add(parser, "--offline", "use no network")
 
 
@@ -240,35 +252,41 @@ _OPTIONS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "json": ("--json", "print the result as JSON, and nothing else, on standard output", {}),
     "color": ("--color", None, {"choices": ("auto", "always", "never"), "default": "auto"}),
     "prefix": (
-        "--prefix PREFIX", "path of the environment (a symbolic link that hvdenv manages)",
+        "--prefix PREFIX",
+        "path of the environment (a symbolic link that hvdenv manages)",
         {"type": Path},
     ),
     "python": ("--python X.Y", "Python version to use, such as 3.11", {"type": _python}),
     "site": ("--site FILE", f"site file (default: ${SITE_VARIABLE})", {"type": Path}),
     "trust": ("--trust", "use files that other users can change, for this command only", {}),
     "allow": (
-        "--allow RULE", "continue although this rule blocks; may be repeated",
+        "--allow RULE",
+        "continue although this rule blocks; may be repeated",
         {"action": "append", "default": []},
     ),
     "clean": (
         "--clean",
         "unset the variables of your shell that change results, such as LD_PRELOAD,"
-        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*", {},
+        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
+        {},
     ),
     "where": (
         "--where",
         "compute: submit it as a job with the resources of the recipe, and follow it"
-        " (default: here)", {"choices": ("here", "compute"), "default": "here"},
+        " (default: here)",
+        {"choices": ("here", "compute"), "default": "here"},
     ),
     "lock": ("--lock DIR", "use this lock, if there are several", {"type": Path}),
     "lockfiles": (
         "--lockfiles DIR",
         "directory of the locks (default: lockfiles beside the recipe, or beside its directory if"
-        " that is named recipes)", {"type": Path},
+        " that is named recipes)",
+        {"type": Path},
     ),
     "facts": (
-        "--facts FILE", "facts of another machine: JSON, as under `facts` in `plan --json` there",
+        "--facts FILE",
+        "facts of another machine: JSON, as under `facts` in `plan --json` there",
         {"type": Path},
     ),
     "take-over": ("--take-over", "take the prefix over from another build, whoever runs it", {}),
-}  # fmt: skip
+}

@@ -33,16 +33,18 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe?", "prefix")
     add(
-        parser, "--to FILE",
+        parser,
+        "--to FILE",
         "file of the image (default: beside the environment, where other commands find it)",
         type=Path,
-    )  # fmt: skip
+    )
     add(
-        parser, "--copy-to DIR",
+        parser,
+        "--copy-to DIR",
         "directory in which each host keeps a copy of the image while a job runs, such as /dev/shm"
         " or '$TMPDIR'; nothing is left of it after a crash (default: hosts read the image where it is)",
         default="",
-    )  # fmt: skip
+    )
     add_options(parser, "trust", "json")
     add(parser, "-q --quiet", "print errors only")
 
@@ -51,9 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.copy_to
     if folder and not folder.startswith(("/", "$")):
         raise UsageError(
-            f"{folder!r} is not an absolute path", where="--copy-to",
+            f"{folder!r} is not an absolute path",
+            where="--copy-to",
             remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
-        )  # fmt: skip
+        )
     environment, identity, record = choose_built(read_request(arguments))
     last_used.note(find_places(), environment.prefix)
     packed = image.default(environment, identity)

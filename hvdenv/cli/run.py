@@ -67,15 +67,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdenv run [RECIPE] [options] -- CMD [ARG ...]"
     add_options(parser, "recipe?", "prefix")
     add(
-        parser, "-n --ranks N",
-        "number of ranks (default: all slots of the allocation, otherwise 1)", type=int,
-    )  # fmt: skip
+        parser,
+        "-n --ranks N",
+        "number of ranks (default: all slots of the allocation, otherwise 1)",
+        type=int,
+    )
     add_options(parser, "hosts")
     add(parser, "--launcher LAUNCHER", f"{', '.join(LAUNCHERS)} (default: the recipe's)")
     add(
-        parser, "-x --export NAME[=VALUE]",
-        "set a variable for every rank; may be repeated", action="append", default=[],
-    )  # fmt: skip
+        parser,
+        "-x --export NAME[=VALUE]",
+        "set a variable for every rank; may be repeated",
+        action="append",
+        default=[],
+    )
     add_options(parser, "clean", "image")
     add(parser, "--dry-run", "print the command line without running it")
     add_options(parser, "trust")
@@ -96,9 +101,13 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_unknown(environ, f"hvdenv run {request.named}")
     name = placement.choose_launcher(recipe, requested.launcher)
     launch = placement.place(
-        recipe, tuple(arguments.program), requested, allocation,
-        cores=len(os.sched_getaffinity(0)), root=os.geteuid() == 0,
-    )  # fmt: skip
+        recipe,
+        tuple(arguments.program),
+        requested,
+        allocation,
+        cores=len(os.sched_getaffinity(0)),
+        root=os.geteuid() == 0,
+    )
     # A dry run prints the command for an allocation of the site's scheduler.
     scheduler = allocation.scheduler or (recipe.scheduler if arguments.dry_run else None)
     placement.refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), request.named)
@@ -135,9 +144,10 @@ def _requested(arguments: argparse.Namespace) -> placement.Requested:
     for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
             raise UsageError(
-                f"{name!r} is not the name of a variable", where="-x",
+                f"{name!r} is not the name of a variable",
+                where="-x",
                 remedy="write NAME, or NAME=VALUE",
-            )  # fmt: skip
+            )
     return requested._replace(
         launcher=arguments.launcher or "",
         variables=tuple((name, value) for name, equals, value in pairs if equals),

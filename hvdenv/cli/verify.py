@@ -96,28 +96,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, "trust")
     add(
-        parser, "-n --ranks N",
+        parser,
+        "-n --ranks N",
         "number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
-        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)", type=int,
-    )  # fmt: skip
+        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
+        type=int,
+    )
     add_options(parser, "hosts")
     add(
-        parser, "--timeout SECONDS",
-        "limit for the whole command (default: 600; more with --bench)", type=seconds,
-    )  # fmt: skip
+        parser,
+        "--timeout SECONDS",
+        "limit for the whole command (default: 600; more with --bench)",
+        type=seconds,
+    )
     add(
-        parser, "--launcher LAUNCHER",
+        parser,
+        "--launcher LAUNCHER",
         f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
-        " (default: the recipe's, and horovodrun-gloo)", action="append",
-    )  # fmt: skip
+        " (default: the recipe's, and horovodrun-gloo)",
+        action="append",
+    )
     add_options(parser, "clean", "image")
     _add_extent(parser)
     add_files(parser)
     program = parser.add_argument_group("a training program, after --")
     add(
-        program, "--steps N",
-        f"how many training steps are observed (default: {start.DEFAULT_STEPS})", type=int,
-    )  # fmt: skip
+        program,
+        "--steps N",
+        f"how many training steps are observed (default: {start.DEFAULT_STEPS})",
+        type=int,
+    )
     add(program, "--program-only", "do not verify the environment before the program")
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
     add(stated, "--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
@@ -129,19 +137,23 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     extent = parser.add_mutually_exclusive_group()
     add(extent, "--quick", "test allreduce only: no other operations, no training")
     add(
-        extent, "--full",
+        extent,
+        "--full",
         "train with each framework over every controller, and also start ranks with"
         " horovodrun --mpi",
-    )  # fmt: skip
+    )
     add(
-        parser, "--bench",
+        parser,
+        "--bench",
         "measure allreduce and training, and compare with MPI or NCCL alone and with the"
         " recipe's references",
-    )  # fmt: skip
+    )
     add(
-        parser, "--bench-time SECONDS",
-        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=seconds,
-    )  # fmt: skip
+        parser,
+        "--bench-time SECONDS",
+        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
+        type=seconds,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -216,9 +228,10 @@ def _program(arguments: argparse.Namespace) -> start.Request | None:
             if getattr(arguments, option):
                 name = f"--{option.replace('_', '-')}"
                 raise UsageError(
-                    f"{name} needs a training program", where=name,
+                    f"{name} needs a training program",
+                    where=name,
                     remedy="write it after --: hvdenv verify RECIPE -- python train.py",
-                )  # fmt: skip
+                )
         return None
     steps = start.DEFAULT_STEPS if arguments.steps is None else arguments.steps
     if steps < 2:
@@ -234,10 +247,12 @@ def _proven(
     recent = None if only else recently_passed(setup.installation, places)
     if only or recent:
         found = Report(
-            recipe=setup.installation.recipe, prefix=setup.installation.prefix,
-            host=socket.gethostname(), seconds=0.0,
+            recipe=setup.installation.recipe,
+            prefix=setup.installation.prefix,
+            host=socket.gethostname(),
+            seconds=0.0,
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        )  # fmt: skip
+        )
         if recent:
             report(f"the environment passed verify at {recent}")
     else:

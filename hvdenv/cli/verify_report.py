@@ -36,10 +36,12 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     add(group, "--junit FILE", "write it as JUnit XML", type=Path)
     add(group, "--html FILE", "write it as a self-contained HTML page", type=Path)
     add(
-        group, "--report FILE",
+        group,
+        "--report FILE",
         "read the report from a JSON file that verify wrote, instead of verifying",
-        dest="kept", type=Path,
-    )  # fmt: skip
+        dest="kept",
+        type=Path,
+    )
 
 
 def show(report: Report, arguments: argparse.Namespace) -> int:

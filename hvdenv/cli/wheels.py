@@ -48,26 +48,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune = add_action(actions, "prune", "remove unusable and least recently used wheels of yours")
     add_options(prune, "site")
     add(
-        prune, "--max-size SIZE",
+        prune,
+        "--max-size SIZE",
         "remove wheels until the cache is this small, such as 500MB or 2GB (default, without"
-        " --older-than: places.wheels.own_gb)", type=_size,
-    )  # fmt: skip
+        " --older-than: places.wheels.own_gb)",
+        type=_size,
+    )
     add(
-        prune, "--older-than AGE",
-        "remove wheels not used for this long, such as 90d or 8w", type=age,
-    )  # fmt: skip
+        prune,
+        "--older-than AGE",
+        "remove wheels not used for this long, such as 90d or 8w",
+        type=age,
+    )
     add(
-        prune, "--downloads",
+        prune,
+        "--downloads",
         "prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
-    )  # fmt: skip
+    )
     publish = add_action(actions, "publish", "add compiled wheels to an index")
     add(publish, "folder DIR", "directory of the index", type=Path)
     add_options(publish, "site")
     add(
-        publish, "recipes RECIPE",
+        publish,
+        "recipes RECIPE",
         "only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
-        nargs="*", default=[],
-    )  # fmt: skip
+        nargs="*",
+        default=[],
+    )
     add(publish, "--dry-run", "print which wheels would be published, and change nothing")
     verify = add_action(
         actions,
@@ -216,9 +223,10 @@ def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
         name = wheelcache.key(generations.read_record(prefix / generations.RECORD).stack)
         if name not in found:
             raise UsageError(
-                "no cache has the Horovod wheel of this environment", where=str(prefix),
+                "no cache has the Horovod wheel of this environment",
+                where=str(prefix),
                 remedy="build it again with --rebuild: the build stores the wheel",
-            )  # fmt: skip
+            )
         wanted[name] = found[name]
     if not found:
         remedy = "build an environment: hvdenv build RECIPE"

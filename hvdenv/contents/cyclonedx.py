@@ -47,11 +47,13 @@ def _bill(contents: Contents) -> Bom:
                 "machine": contents.machine,
                 "python": contents.python,
                 **{f"toolchain:{name}": value for name, value in contents.toolchain.items()},
-                **{f"module:{name}": f"sha256:{digest}" if digest else "hash not known"
-                   for name, digest in contents.modules.items()},
+                **{
+                    f"module:{name}": f"sha256:{digest}" if digest else "hash not known"
+                    for name, digest in contents.modules.items()
+                },
             }
         ),
-    )  # fmt: skip
+    )
     tool = Component(name="hvdenv", version=contents.hvdenv or None, bom_ref="hvdenv")
     metadata = BomMetaData(component=root)
     metadata.tools.components.add(tool)

@@ -72,8 +72,11 @@ def combine(name: str, found: Found) -> Draft:
     choices += [Choice(each.key, (each,)) for each in alternatives]
     pending = {each.key for each in choices}
     partition = _find(chosen, "job.partition")
-    described = any(partition and each.key[1] == partition.value for each in chosen
-                    if each.key[0] == "partitions")  # fmt: skip
+    described = any(
+        partition and each.key[1] == partition.value
+        for each in chosen
+        if each.key[0] == "partitions"
+    )
     return Draft(
         name=name,
         values=tuple(chosen),
@@ -196,10 +199,12 @@ def _alternatives(
         for value in choice.values
     }
     return [
-        each for each in values
-        if each.key[0] == "packages" and each.origin in lines
+        each
+        for each in values
+        if each.key[0] == "packages"
+        and each.origin in lines
         and not lines <= {other.origin for other in every if other[:2] == each[:2]}
-    ]  # fmt: skip
+    ]
 
 
 def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
@@ -248,8 +253,7 @@ def _every_line(
     """
     shown = [*values, *(each for choice in choices for each in choice.values)]
     named = {each.origin for each in shown}
-    kept = [each for each in left
-            if not each.understood or each.table or each.origin not in named]  # fmt: skip
+    kept = [each for each in left if not each.understood or each.table or each.origin not in named]
     named |= {each.origin for each in kept}
     places = {(each.key, str(each.value)): each.origin.place for each in values}
     for origin, place in {

@@ -28,13 +28,17 @@ _KINDS = {
     "Python": re.compile(r"(?:^|/)(?:python|cray-python|anaconda|miniconda)\d?/", re.IGNORECASE),
     "compiler": re.compile(r"(?:^|/)(?:gcc|gcccore|gnu)\d{0,2}/", re.IGNORECASE),
     "CUDA": re.compile(r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/", re.IGNORECASE),
-    "MPI": None, "NCCL": None, "Horovod": None,
-}  # fmt: skip
+    "MPI": None,
+    "NCCL": None,
+    "Horovod": None,
+}
 _SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
 _QUEUES = {
-    "slurm": ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l"), "pbs": ("qstat", "-Q"),
-    "lsf": ("bqueues", "-w"), "gridengine": ("qconf", "-sql"),
-}  # fmt: skip
+    "slurm": ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l"),
+    "pbs": ("qstat", "-Q"),
+    "lsf": ("bqueues", "-w"),
+    "gridengine": ("qconf", "-sql"),
+}
 # A partition in the output of sinfo.
 _PARTITION = re.compile(
     r"(?P<name>[^|\n]{1,200})\|(?P<nodes>\d{1,9})\|(?P<cores>\d{1,9})\+?\|(?P<memory>\d{1,9})\+?"
@@ -77,9 +81,13 @@ def drafted(seen: Seen, runner: Runner, report: Report, loads: Collection[str] =
     machine = _Machine(runner, report)
     of_host = node.drafted(seen, compute=False)
     parts = [
-        *_scheduler_facts(machine), *_module_facts(machine, tuple(loads)), *of_host.values, *of_host.left,
-        *_mpi(machine, ""), *_file_systems(),
-    ]  # fmt: skip
+        *_scheduler_facts(machine),
+        *_module_facts(machine, tuple(loads)),
+        *of_host.values,
+        *of_host.left,
+        *_mpi(machine, ""),
+        *_file_systems(),
+    ]
     return Found(
         tuple(each for each in parts if isinstance(each, Value)),
         tuple(each for each in parts if isinstance(each, Left)),
@@ -192,9 +200,10 @@ def folders(variables: dict[str, str]) -> Iterator[Value]:
     """Variables of modules that name the directories of CUDA and NCCL."""
     for key, file in (("nccl_home", "include/nccl.h"), ("cuda_home", "bin/nvcc")):
         fitting = [
-            name for name, value in variables.items()
+            name
+            for name, value in variables.items()
             if value.startswith("/") and ":" not in value and Path(value, file).is_file()
-        ]  # fmt: skip
+        ]
         if fitting:
             name = min(fitting, key=lambda each: (not re.search(r"EBROOT|HOME|ROOT", each), each))
             source = f"module show: {name} is a directory with {file}"

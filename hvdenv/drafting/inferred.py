@@ -12,9 +12,13 @@ from hvdenv.sites.modules import OFFERS, module_family
 
 # By the name that a module of an MPI has.
 _KINDS = {
-    "hpcx": "openmpi", "spectrum-mpi": "spectrum", "impi": "intel", "intelmpi": "intel",
-    "intel-mpi": "intel", **{each: each for each in ("openmpi", "mpich", "mvapich", "cray-mpich")},
-}  # fmt: skip
+    "hpcx": "openmpi",
+    "spectrum-mpi": "spectrum",
+    "impi": "intel",
+    "intelmpi": "intel",
+    "intel-mpi": "intel",
+    **{each: each for each in ("openmpi", "mpich", "mvapich", "cray-mpich")},
+}
 # Toolchains of EasyBuild contain an MPI.
 _TOOLCHAINS = {
     "openmpi": re.compile(r"(?:^|/)(?:gompic?(?:/|$)|foss(?:cuda)?/20\d\d[ab])"),
@@ -55,8 +59,12 @@ def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
             found.append(_follows("modules.purge", "no", each, why))
     found += _horovod_facts(values, items)
     first: dict[Key, Value] = {}
-    return [each for each in found if each.item or each.key not in stated
-            if each.item or first.setdefault(each.key, each) is each]  # fmt: skip
+    return [
+        each
+        for each in found
+        if each.item or each.key not in stated
+        if each.item or first.setdefault(each.key, each) is each
+    ]
 
 
 def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:

@@ -28,9 +28,10 @@ _DIFFERENT: dict[str, dict[str, tuple[str, ...]]] = {
     "project": {"-A ": ("-P {account}",)},
     "totals": {
         "-l select=": ("-l ncpus={cpus}", "-l ngpus={gpus}"),
-        "{!exclusive}-l place": (), "{?exclusive}-l place": (),
+        "{!exclusive}-l place": (),
+        "{?exclusive}-l place": (),
     },
-}  # fmt: skip
+}
 # Types of nodes that are requested by number: rt_F=2 at ABCI, f_node=2 at TSUBAME.
 _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
@@ -94,9 +95,10 @@ def option_fields(
     table = tables()[scheduler]
     # An unknown option may be followed by its value.
     unknown = [
-        word for word, following in pairwise(words)
+        word
+        for word, following in pairwise(words)
         if word.startswith("-") and word not in table and not following.startswith("-")
-    ]  # fmt: skip
+    ]
     options = split(words, {**table, **dict.fromkeys(unknown, Option("", 1))})
     for option, value in options.given:
         meaning = table[option].meaning if option in table else ""
@@ -126,8 +128,14 @@ def job_values(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement,
 
 # Resources of PBS and Grid Engine; of one chunk of PBS, or of `nodes=` in TORQUE.
 _RESOURCES = {"walltime": "time", "h_rt": "time", "place": "place"}
-_CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_on_node", "mpiprocs": "ranks_per_node", "mem": "memory",
-          "ppn": "ncpus", "gpus": "gpus_on_node"}  # fmt: skip
+_CHUNK = {
+    "ncpus": "ncpus",
+    "ngpus": "gpus_on_node",
+    "mpiprocs": "ranks_per_node",
+    "mem": "memory",
+    "ppn": "ncpus",
+    "gpus": "gpus_on_node",
+}
 # Without chunks and nodes, these are sizes of the whole job.
 _JOB_TOTALS = {"resource ncpus": "cpus_in_all", "resource ngpus": "gpus_in_all"}
 # Fields of a launcher, which only say how large the job is.
@@ -225,11 +233,16 @@ def _number(text: str) -> int:
 
 # Fields that are numbers: the key, and the size by which they are divided.
 _NUMBERS = {
-    "nodes": ("nodes", ""), "ranks_per_node": ("ranks_per_node", ""), "cpus_per_rank": ("cpus_per_rank", ""),
-    "gpus_on_node": ("gpus_per_node", ""), "gpus": ("gpus_per_node", "nodes"),
-    "gpus_in_all": ("gpus_per_node", "nodes"), "gpus_per_rank": ("gpus_per_node", "of each rank"),
-    "ncpus": ("cpus_per_rank", "per_node"), "cpus_in_all": ("cpus_per_rank", "ranks"),
-}  # fmt: skip
+    "nodes": ("nodes", ""),
+    "ranks_per_node": ("ranks_per_node", ""),
+    "cpus_per_rank": ("cpus_per_rank", ""),
+    "gpus_on_node": ("gpus_per_node", ""),
+    "gpus": ("gpus_per_node", "nodes"),
+    "gpus_in_all": ("gpus_per_node", "nodes"),
+    "gpus_per_rank": ("gpus_per_node", "of each rank"),
+    "ncpus": ("cpus_per_rank", "per_node"),
+    "cpus_in_all": ("cpus_per_rank", "ranks"),
+}
 # Other values of resources are written as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 

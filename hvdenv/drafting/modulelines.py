@@ -85,8 +85,10 @@ _ACTIONS: dict[str, Callable[[list[str], Page, bool], Iterator[Read]]] = {
     **dict.fromkeys(("load", "add", "try-load"), _load),
     **dict.fromkeys(("unload", "rm", "del"), _unload),
     **dict.fromkeys(("swap", "switch"), _swap),
-    "reset": _reset, "purge": _purge, "use": _use,
-}  # fmt: skip
+    "reset": _reset,
+    "purge": _purge,
+    "use": _use,
+}
 _KNOWN = _LISTS | _ACTIONS.keys() | {"unuse", "restore", "refresh", "update"}
 
 

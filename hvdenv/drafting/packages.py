@@ -16,11 +16,20 @@ _CREATES = leave("hvdenv creates and activates the environment itself", understo
 _BUILDS = leave("hvdenv builds it with its own commands", understood=True)
 _PAGE_PROGRAM = leave("a program of the page", understood=True)
 # What the index and conda call the frameworks, and where their sources are.
-_FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "tensorflow-gpu": "tensorflow",
-               "tensorflow-cpu": "tensorflow", "tensorflow-rocm": "tensorflow",
-               "intel-tensorflow": "tensorflow"}  # fmt: skip
-_CONDA_FRAMEWORKS = {"pytorch": "torch", "pytorch-gpu": "torch", "tensorflow": "tensorflow",
-                     "tensorflow-gpu": "tensorflow"}  # fmt: skip
+_FRAMEWORKS = {
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "tensorflow-gpu": "tensorflow",
+    "tensorflow-cpu": "tensorflow",
+    "tensorflow-rocm": "tensorflow",
+    "intel-tensorflow": "tensorflow",
+}
+_CONDA_FRAMEWORKS = {
+    "pytorch": "torch",
+    "pytorch-gpu": "torch",
+    "tensorflow": "tensorflow",
+    "tensorflow-gpu": "tensorflow",
+}
 _REPOSITORIES = {"pytorch/pytorch": "torch", "tensorflow/tensorflow": "tensorflow"}
 _EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow"}
 # Of a channel that has an address for each release, such as open-ce/1.7.2.
@@ -34,9 +43,19 @@ _PIP_VALUES = (
     "-e", "--editable", "-b", "--build", "-p", "--python",
 )  # fmt: skip
 _CONDA_VALUES = (
-    "-c", "--channel", "-n", "--name", "-p", "--prefix", "-f", "--file", "--clone", "--solver", "-m",
+    "-c",
+    "--channel",
+    "-n",
+    "--name",
+    "-p",
+    "--prefix",
+    "-f",
+    "--file",
+    "--clone",
+    "--solver",
+    "-m",
     "--revision",
-)  # fmt: skip
+)
 _GIT_VALUES = ("-b", "--branch", "--depth", "-C", "-j", "--jobs", "-o", "--origin")
 
 

@@ -165,9 +165,10 @@ def _literals(lines: Sequence[str]) -> Iterator[Block]:
         if _LITERAL.match(opening):
             margin = _indent(opening)
             ends = (
-                n for n in range(number, len(lines))
+                n
+                for n in range(number, len(lines))
                 if lines[n].strip() and _indent(lines[n]) <= margin
-            )  # fmt: skip
+            )
             end = next(ends, len(lines))
             body = ["" if _OPTION.fullmatch(line) else line for line in lines[number:end]]
             if any(line.strip() for line in body):

@@ -52,8 +52,12 @@ _NO_EFFECT = (
     " python3-config kill let"
 )
 _PROGRAMS: dict[str, Program] = {
-    **dict.fromkeys(_NO_EFFECT.split(), Program("", _means("it changes nothing that a recipe describes"))),
-    **dict.fromkeys(_INTERACTIVE.split(), Program("", _means("for an interactive job: hvdenv shell"))),
+    **dict.fromkeys(
+        _NO_EFFECT.split(), Program("", _means("it changes nothing that a recipe describes"))
+    ),
+    **dict.fromkeys(
+        _INTERACTIVE.split(), Program("", _means("for an interactive job: hvdenv shell"))
+    ),
     **dict.fromkeys(_LAUNCHERS, Program("launch", launching.launch)),
     "srun": Program("launch", launching.srun),
     **dict.fromkeys(jobs.REQUESTS, Program("job", launching.request)),
@@ -65,7 +69,7 @@ _PROGRAMS: dict[str, Program] = {
     "git": Program("", packages.git),
     **dict.fromkeys(("singularity", "apptainer"), Program("container", launching.container)),
     **dict.fromkeys(EXPORTS, Program("environment.run", _export)),
-}  # fmt: skip
+}
 _VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
 
 

@@ -104,9 +104,12 @@ class _Reader:
         other = leave("the page starts ranks in another script", understood=True)
         for statement, read in self.held:
             self._keep(statement, other if self.has_launched else read)
-        values = jobs.with_scheduler([
-            *modulelines.drafted(self.page), *self._without_other_ways(),
-        ])  # fmt: skip
+        values = jobs.with_scheduler(
+            [
+                *modulelines.drafted(self.page),
+                *self._without_other_ways(),
+            ]
+        )
         return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:

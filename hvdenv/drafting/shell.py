@@ -47,11 +47,20 @@ _MENTION = re.compile(
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _COMMANDS = ("command", "declaration_command", "unset_command", "variable_assignment")
-_EXPANSIONS = frozenset({
-    "simple_expansion", "expansion", "command_substitution", "process_substitution",
-    "arithmetic_expansion", "ansi_c_string", "translated_string", "array", "file_redirect",
-    "herestring_redirect",
-})  # fmt: skip
+_EXPANSIONS = frozenset(
+    {
+        "simple_expansion",
+        "expansion",
+        "command_substitution",
+        "process_substitution",
+        "arithmetic_expansion",
+        "ansi_c_string",
+        "translated_string",
+        "array",
+        "file_redirect",
+        "herestring_redirect",
+    }
+)
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(

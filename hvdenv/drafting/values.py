@@ -112,9 +112,11 @@ class Found(NamedTuple):
 def joined(parts: Iterable[Found]) -> Found:
     values, left, lines, commands = zip(Found(), *parts, strict=True)
     return Found(
-        tuple(chain.from_iterable(values)), tuple(chain.from_iterable(left)),
-        tuple(chain.from_iterable(lines)), sum(commands),
-    )  # fmt: skip
+        tuple(chain.from_iterable(values)),
+        tuple(chain.from_iterable(left)),
+        tuple(chain.from_iterable(lines)),
+        sum(commands),
+    )
 
 
 def at(*parts: str) -> Key:

@@ -129,9 +129,12 @@ def contents_of_lock(locked: Locked) -> Contents:
     if built is None:
         return found
     tools = {
-        "compiler": built.compiler, "mpi": built.mpi, "cuda": built.nvcc, "glibc": built.glibc,
+        "compiler": built.compiler,
+        "mpi": built.mpi,
+        "cuda": built.nvcc,
+        "glibc": built.glibc,
         "driver": built.driver,
-    }  # fmt: skip
+    }
     return found._replace(
         python=built.python,
         modules=built.modules,
@@ -178,9 +181,13 @@ def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _conda_package(record: Table) -> Package:
     return Package(
-        kind="conda", name=record["name"], version=record["version"], build=record.get("build", ""),
-        sha256=record.get("sha256") or "", url=hint(record.get("url", "")),
-    )  # fmt: skip
+        kind="conda",
+        name=record["name"],
+        version=record["version"],
+        build=record.get("build", ""),
+        sha256=record.get("sha256") or "",
+        url=hint(record.get("url", "")),
+    )
 
 
 def _python_package(name: str, version: str, folder: Path) -> Package:

@@ -164,8 +164,12 @@ def all_rows() -> tuple[Row, ...]:
 
 
 _STATUS: dict[Verdict, Status] = {
-    "pass": "proven", "unproven": "built", "fail": "failed", "error": "failed", "not built": "failed",
-}  # fmt: skip
+    "pass": "proven",
+    "unproven": "built",
+    "fail": "failed",
+    "error": "failed",
+    "not built": "failed",
+}
 
 
 def ask(asked: Combination, rows: Sequence[Row]) -> Answer:

@@ -26,13 +26,22 @@ _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter
 # its release notes; of TensorFlow: its table of tested build configurations.
 _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
     "torch": (
-        ("2.11", "13.0"), ("2.8", "12.8"), ("2.7", "12.6"), ("2.5", "12.4"), ("2.1", "12.1"),
-        ("1.13", "11.7"), ("1.5", "10.2"),
+        ("2.11", "13.0"),
+        ("2.8", "12.8"),
+        ("2.7", "12.6"),
+        ("2.5", "12.4"),
+        ("2.1", "12.1"),
+        ("1.13", "11.7"),
+        ("1.5", "10.2"),
     ),
     "tensorflow": (
-        ("2.18", "12.5"), ("2.16", "12.3"), ("2.15", "12.2"), ("2.12", "11.8"), ("2.5", "11.2"),
+        ("2.18", "12.5"),
+        ("2.16", "12.3"),
+        ("2.15", "12.2"),
+        ("2.12", "11.8"),
+        ("2.5", "11.2"),
     ),
-}  # fmt: skip
+}
 
 
 # What only a look at the machine's directories, at indexes and channels can tell.
@@ -315,10 +324,19 @@ def _build_of(
 
 # GCC of the common toolchains of EasyBuild, and their MPI.
 _GCC_OF_TOOLCHAINS = {
-    "2019a": "8.2.0", "2019b": "8.3.0", "2020a": "9.3.0", "2020b": "10.2.0", "2021a": "10.3.0",
-    "2021b": "11.2.0", "2022a": "11.3.0", "2022b": "12.2.0", "2023a": "12.3.0", "2023b": "13.2.0",
-    "2024a": "13.3.0", "2025a": "14.2.0",
-}  # fmt: skip
+    "2019a": "8.2.0",
+    "2019b": "8.3.0",
+    "2020a": "9.3.0",
+    "2020b": "10.2.0",
+    "2021a": "10.3.0",
+    "2021b": "11.2.0",
+    "2022a": "11.3.0",
+    "2022b": "12.2.0",
+    "2023a": "12.3.0",
+    "2023b": "13.2.0",
+    "2024a": "13.3.0",
+    "2025a": "14.2.0",
+}
 _TOOLCHAIN = re.compile(r"(?:^|-)(foss|gompi|gfbf|intel|iimpi)[/-](20[0-9]{2}[ab])\b")
 # Spack's lower-case names say what built a module, which goes with others, too.
 _PART = re.compile(r"-(GCC|GCCcore|CUDA)-(\d[\d.]*)")

@@ -23,9 +23,13 @@ Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cra
 Variables = tuple[tuple[str, str], ...]
 
 _LIBRARIES: dict[str, Kind] = {
-    "Open MPI": "Open MPI", "Spectrum": "Spectrum MPI", "Intel": "Intel MPI",
-    "CRAY MPICH": "Cray MPICH", "MVAPICH": "MVAPICH", "MPICH": "Hydra",
-}  # fmt: skip
+    "Open MPI": "Open MPI",
+    "Spectrum": "Spectrum MPI",
+    "Intel": "Intel MPI",
+    "CRAY MPICH": "Cray MPICH",
+    "MVAPICH": "MVAPICH",
+    "MPICH": "Hydra",
+}
 _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("Spectrum MPI", re.compile(r"\(IBM Spectrum MPI\) (?P<version>[\d.]+)")),
     ("Open MPI", re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[\d.]+)")),

@@ -44,11 +44,13 @@ def end(hosts: Sequence[str], runner: Runner, seconds: float) -> Iterator[Findin
             else answer.tail(3) or f"exit code {answer.returncode}"
         )
         yield Finding(
-            check="orphans", subject=host, status="unproven",
+            check="orphans",
+            subject=host,
+            status="unproven",
             message=f"unconfirmed whether ranks still run on {host}: {why}",
             remedy=f"ranks end themselves at their deadline; once {host} is reachable, check it for"
             " processes named rank.py and rank_work.py",
-        )  # fmt: skip
+        )
     ended[os.uname().nodename] = len(end_marked(runner.token))
     found = [f"{count} on {host}" for host, count in ended.items() if count]
     message = f"no processes of this run are left on {', '.join(ended)}"

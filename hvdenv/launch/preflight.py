@@ -67,8 +67,9 @@ def node_query(host: str, required: Requirements) -> Command:
     """The command that asks a host, by ssh unless it is this host."""
     script = _SCRIPT.format(
         path=shlex.quote(environment().get("PATH", "")),  # mpirun passes it on to its ranks
-        image=shlex.quote(required.image), mark=_MARK,
-    )  # fmt: skip
+        image=shlex.quote(required.image),
+        mark=_MARK,
+    )
     # One word without line breaks and exclamation marks, since the login shell may be csh.
     encoded = base64.b64encode(script.encode("utf-8", "surrogateescape")).decode("ascii")
     words = ("sh", "-c", f"echo {encoded} | base64 -d | sh")
@@ -93,10 +94,14 @@ def judge_nodes(required: Requirements, answers: Mapping[str, Node | str]) -> It
     for host, answer in answers.items():
         if isinstance(answer, str):
             yield Finding(
-                "host", host, "fail", "no answer", evidence=answer,
+                "host",
+                host,
+                "fail",
+                "no answer",
+                evidence=answer,
                 remedy="make `ssh -o BatchMode=yes HOST true` work without a password; many sites allow"
                 " that only in an allocation",
-            )  # fmt: skip
+            )
             continue
         yield Finding("host", host, "pass", "answers")
         yield _judge_runtime(required.container.runtime, host, answer)

@@ -92,17 +92,25 @@ def render(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> str
     digest = sha256("".join(each["sha256"] for each in ordered))
     with _malformed(where):
         meta = LockMeta(
-            content_hash={platform: digest}, channels=list(spec["channels"]), platforms=[platform],
+            content_hash={platform: digest},
+            channels=list(spec["channels"]),
+            platforms=[platform],
             sources=[],
-        )  # fmt: skip
+        )
         packages = [
             LockedDependency(
-                name=each["name"], version=each["version"], manager="conda", platform=platform,
-                dependencies=_merged(each["depends"]), url=each["url"],
-                hash={"md5": each["md5"], "sha256": each["sha256"]}, category="main", optional=False,
+                name=each["name"],
+                version=each["version"],
+                manager="conda",
+                platform=platform,
+                dependencies=_merged(each["depends"]),
+                url=each["url"],
+                hash={"md5": each["md5"], "sha256": each["sha256"]},
+                category="main",
+                optional=False,
             )
             for each in ordered
-        ]  # fmt: skip
+        ]
     document = Lockfile(package=packages, metadata=meta).dict_for_output()
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text = str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True))
@@ -171,9 +179,13 @@ def _package(found: LockedDependency, platform: str) -> CondaPackage:
         raise schema.Problem((), f"expected manager conda, platform {platform}, category main")
     depends = [f"{name} {text}".strip() for name, text in sorted(found.dependencies.items())]
     values = {
-        "name": found.name, "version": found.version, "url": found.url, "depends": depends,
-        "sha256": found.hash.sha256 or "", "md5": found.hash.md5 or "",
-    }  # fmt: skip
+        "name": found.name,
+        "version": found.version,
+        "url": found.url,
+        "depends": depends,
+        "sha256": found.hash.sha256 or "",
+        "md5": found.hash.md5 or "",
+    }
     package = schema.decode(CondaPackage, values)
     if package.subdir not in (platform, "noarch"):
         raise schema.Problem(("url",), f"{package.url} is not for {platform}")

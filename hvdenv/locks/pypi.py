@@ -138,9 +138,13 @@ def _package(entry: pylock.Package) -> Package:
         raise ValueError(f"{entry.name}: hvdenv writes no markers")
     own = (entry.tool or {}).get("hvdenv", {})
     values = {
-        "name": entry.name, "version": str(entry.version), "file": files[0].name,
-        "sha256": files[0].hashes.get("sha256"), "url": files[0].url, "requires": own.get("requires"),
-    }  # fmt: skip
+        "name": entry.name,
+        "version": str(entry.version),
+        "file": files[0].name,
+        "sha256": files[0].hashes.get("sha256"),
+        "url": files[0].url,
+        "requires": own.get("requires"),
+    }
     try:
         return decode(Package, {key: each for key, each in values.items() if each is not None})
     except Problem as problem:

@@ -191,9 +191,17 @@ class JobOf(NamedTuple):
 
 # Fields of a job that have an option of their own.
 JOB_OPTIONS = (
-    "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "time", "partition",
-    "account", "name", "comment", "output",
-)  # fmt: skip
+    "nodes",
+    "ranks_per_node",
+    "cpus_per_rank",
+    "gpus_per_node",
+    "time",
+    "partition",
+    "account",
+    "name",
+    "comment",
+    "output",
+)
 
 
 class Job(NamedTuple):
@@ -409,9 +417,13 @@ class Reference(NamedTuple):
 
     measure: Literal["allreduce bandwidth", "allreduce latency", "training speed"]
     subject: Literal[
-        "torch over MPI", "torch over Gloo", "tensorflow over MPI", "tensorflow over Gloo",
-        "MPI alone", "NCCL alone",
-    ]  # fmt: skip
+        "torch over MPI",
+        "torch over Gloo",
+        "tensorflow over MPI",
+        "tensorflow over Gloo",
+        "MPI alone",
+        "NCCL alone",
+    ]
     value: float
     unit: Literal["GB/s", "us", "samples/s"]
     size: Size | None = None

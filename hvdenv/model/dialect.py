@@ -16,9 +16,17 @@ from hvdenv.schema import Pattern, Problem, decode, parse_toml
 Shipped = Literal["slurm", "cobalt", "pbs", "lsf", "gridengine"]
 SHIPPED: tuple[str, ...] = get_args(Shipped)
 State = Literal[
-    "waiting", "running", "completed", "failed", "timeout", "cancelled", "node failure",
-    "out of memory", "preempted", "gone",
-]  # fmt: skip
+    "waiting",
+    "running",
+    "completed",
+    "failed",
+    "timeout",
+    "cancelled",
+    "node failure",
+    "out of memory",
+    "preempted",
+    "gone",
+]
 # A job that has ended, in a way that only its exit code tells.
 AnyState = Literal[State, "ended"]
 Variable = Annotated[
@@ -168,10 +176,22 @@ OF_JOBS = (
 )  # fmt: skip
 # Fields of launchers.
 OF_LAUNCHERS = (
-    "ranks", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "cpu_bind",
-    "threads_per_core", "hosts", "host_names", "hostfile", "interface", "placed", "nested",
-    "exports", "program",
-)  # fmt: skip
+    "ranks",
+    "nodes",
+    "ranks_per_node",
+    "cpus_per_rank",
+    "gpus_per_node",
+    "cpu_bind",
+    "threads_per_core",
+    "hosts",
+    "host_names",
+    "hostfile",
+    "interface",
+    "placed",
+    "nested",
+    "exports",
+    "program",
+)
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "submit": ("script",),
     "cancel": ("id", "cluster"),
@@ -180,9 +200,18 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "interactive": ("options", "program", "command"),
 }
 _REQUIRED = (
-    "label", "prefix", "directives", "job_id", "program", "submit", "submitted", "cancel",
-    "query.command", "query.state", "query.states",
-)  # fmt: skip
+    "label",
+    "prefix",
+    "directives",
+    "job_id",
+    "program",
+    "submit",
+    "submitted",
+    "cancel",
+    "query.command",
+    "query.state",
+    "query.states",
+)
 
 
 @cache

@@ -27,10 +27,16 @@ _WITH_VALUE = frozenset({
 })  # fmt: skip
 # hvdenv sets these from other keys and options.
 _OWN = {
-    "--np": "-n", "--num-proc": "-n", "--hosts": "--hosts", "--hostfile": "--hostfile",
-    "--network-interface": "network.use", "--network-interfaces": "network.use",
-    "--mpi-args": "launch.mca", "--gloo": "launch.launcher", "--mpi": "launch.launcher",
-}  # fmt: skip
+    "--np": "-n",
+    "--num-proc": "-n",
+    "--hosts": "--hosts",
+    "--hostfile": "--hostfile",
+    "--network-interface": "network.use",
+    "--network-interfaces": "network.use",
+    "--mpi-args": "launch.mca",
+    "--gloo": "launch.launcher",
+    "--mpi": "launch.launcher",
+}
 
 
 def problems(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -322,9 +322,10 @@ def _errors_of_variants(recipe: Layer) -> Iterator[RecipeError]:
     variants = recipe.values.get("variants", {})
     if not isinstance(variants, dict):
         yield recipe.error(
-            f"expected a table for each variant, found {variants!r}", ("variants",),
+            f"expected a table for each variant, found {variants!r}",
+            ("variants",),
             remedy="write each variant as a table: [variants.NAME]",
-        )  # fmt: skip
+        )
         return
     for variant in variants:
         layer = recipe
@@ -371,12 +372,13 @@ def _site_layer(path: Path) -> Layer:
     _refuse(
         [
             layer.error(
-                f"a site file cannot set this{nearest(key, _OF_A_SITE)}", (key,),
+                f"a site file cannot set this{nearest(key, _OF_A_SITE)}",
+                (key,),
                 remedy=f"it can set {', '.join(_OF_A_SITE)}",
             )
             for key in unknown[:MOST_PROBLEMS]
         ]
-    )  # fmt: skip
+    )
     return layer
 
 

@@ -126,9 +126,12 @@ def _secrets(recipe: Recipe) -> Problems:
 
 # Packages that require exactly one release of a framework.
 _COMPANIONS: Mapping[str, Framework] = {
-    "torchvision": "torch", "torchaudio": "torch", "torchtext": "torch",
-    "tensorflow-text": "tensorflow", "tensorflow-addons": "tensorflow",
-}  # fmt: skip
+    "torchvision": "torch",
+    "torchaudio": "torch",
+    "torchtext": "torch",
+    "tensorflow-text": "tensorflow",
+    "tensorflow-addons": "tensorflow",
+}
 
 
 def _second_frameworks(recipe: Recipe) -> Problems:

@@ -176,13 +176,15 @@ def with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         if any(os.path.realpath(base.file) == os.path.realpath(each.file) for each in found):
             raise found[0].error(
                 f"{found[0].values['extends']} extends this recipe, too: that is a cycle",
-                _EXTENDS, remedy="remove `extends` here or there",
-            )  # fmt: skip
+                _EXTENDS,
+                remedy="remove `extends` here or there",
+            )
         if len(found) > _MOST_BASES:
             raise found[0].error(
                 f"more than {_MOST_BASES} recipes extend one another",
-                _EXTENDS, remedy="copy the keys of some of them into this recipe",
-            )  # fmt: skip
+                _EXTENDS,
+                remedy="copy the keys of some of them into this recipe",
+            )
         found.insert(0, base)
     return found
 
@@ -205,9 +207,10 @@ def _base(layer: Layer, folders: Sequence[str]) -> Layer | None:
         return None
     if not isinstance(name, str):
         raise layer.error(
-            f"expected the name or path of a recipe, found {name!r}", _EXTENDS,
+            f"expected the name or path of a recipe, found {name!r}",
+            _EXTENDS,
             remedy='write a text, such as extends = "local"; `hvdenv recipes` lists names',
-        )  # fmt: skip
+        )
     try:
         path = find_recipe(name, folders)
         if "/" in name or name.endswith(".toml"):

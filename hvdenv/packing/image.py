@@ -81,9 +81,10 @@ class Packed(NamedTuple):
                 return decode(Manifest, read_json(self.path, STATE))
         except (ValueError, RecursionError, Problem) as error:
             raise StepError(
-                f"this manifest of an image is malformed: {error}", where=str(self.path),
+                f"this manifest of an image is malformed: {error}",
+                where=str(self.path),
                 remedy="make the image again: hvdenv pack RECIPE; or omit it: --no-image",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def default(environment: Environment, identity: str) -> Packed:
@@ -162,10 +163,12 @@ def _squash(mounts: tuple[str, ...], to: Path, runner: Runner) -> None:
     outcome = runner.run(Command(words))
     if not outcome:
         raise StepError(
-            "mksquashfs failed", where=str(to), detail=outcome.tail(5),
+            "mksquashfs failed",
+            where=str(to),
+            detail=outcome.tail(5),
             remedy="it needs version 4.5 or newer with zstd, and permission to read all files;"
             " or pack on another host",
-        )  # fmt: skip
+        )
 
 
 def fitting(packed: Packed, environment: Environment, identity: str) -> Manifest:

@@ -150,9 +150,11 @@ def refusal(outcome: Outcome, additions: Additions) -> HvdenvError:
     where = ", ".join(additions.requirements)
     if not any(f"{name}=={version}" in text for name, version in additions.kept.items()):
         return StepError(
-            "the packages cannot be resolved", where=where, detail=text,
+            "the packages cannot be resolved",
+            where=where,
+            detail=text,
             remedy="check their names and versions, the network, and pip's configuration",
-        )  # fmt: skip
+        )
     return IncompatibleError(
         "what you request conflicts with what the environment has",
         where=where,

@@ -14,9 +14,15 @@ from hvdenv.plans.fingerprint import fingerprint
 
 # Variables that change how fast a step runs or where its files come from, but not its result.
 _NOT_IN_DIGEST = {
-    "CMAKE_BUILD_PARALLEL_LEVEL", "MAKEFLAGS", "MAX_JOBS",
-    "CONDA_OFFLINE", "PIP_FIND_LINKS", "PIP_NO_INDEX", "RATTLER_CACHE_DIR", "UV_CACHE_DIR",
-}  # fmt: skip
+    "CMAKE_BUILD_PARALLEL_LEVEL",
+    "MAKEFLAGS",
+    "MAX_JOBS",
+    "CONDA_OFFLINE",
+    "PIP_FIND_LINKS",
+    "PIP_NO_INDEX",
+    "RATTLER_CACHE_DIR",
+    "UV_CACHE_DIR",
+}
 
 Effect = Literal[
     "",

@@ -28,9 +28,15 @@ _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 # The program for conda packages, and those that it imports.
 CONDA_ENV = (
-    "conda_env.py", "conda_spec.py", "conda_files.py", "conda_rattler.py", "conda_program.py",
-    "conda_clone.py", "digest.py", "index_page.py",
-)  # fmt: skip
+    "conda_env.py",
+    "conda_spec.py",
+    "conda_files.py",
+    "conda_rattler.py",
+    "conda_program.py",
+    "conda_clone.py",
+    "digest.py",
+    "index_page.py",
+)
 # The programs that install, with those that they import.
 _UV_PROGRAMS = ("uv_pip.py", "index_page.py", "pip_sources.py")
 _PIP_PROGRAMS = ("pip_install.py", "pip_sources.py")
@@ -211,10 +217,12 @@ class Steps(NamedTuple):
                 *map(self._conda_framework, by_conda),
                 *(f"{name} {spec}" for name, spec in sorted(conda.packages.items())),
             ],
-            "platform": {"x86_64": "linux-64"}.get(self.facts.machine, f"linux-{self.facts.machine}"),
+            "platform": {"x86_64": "linux-64"}.get(
+                self.facts.machine, f"linux-{self.facts.machine}"
+            ),
             "virtual": self._virtual_packages(),
             **({"program": conda.program} if conda.program else {}),
-        }  # fmt: skip
+        }
 
     def _conda_framework(self, name: Framework) -> str:
         """What is asked of conda: builds of PyTorch for CPUs and for GPUs have the same name."""
@@ -450,25 +458,34 @@ class Steps(NamedTuple):
             commands=(
                 self._run("fetch_git.py", *fetch),
                 self._pip(
-                    "wheel", "--verbose", "--no-build-isolation", "--no-deps",
-                    "--wheel-dir", str(wheel.directory), str(folder), env=tuple(env.items()),
+                    "wheel",
+                    "--verbose",
+                    "--no-build-isolation",
+                    "--no-deps",
+                    "--wheel-dir",
+                    str(wheel.directory),
+                    str(folder),
+                    env=tuple(env.items()),
                 ),
             ),
             files=self._programs("fetch_git.py"),
-        )  # fmt: skip
+        )
         installation = Step(
             name=f"{name}-installation",
             reason="the compiled wheel and nothing else",
             commands=(
                 self._pip(
-                    "install", "--no-deps", "--no-index", self._package(name),
+                    "install",
+                    "--no-deps",
+                    "--no-index",
+                    self._package(name),
                     # In the place of what the user's configuration names.
                     env=(("PIP_FIND_LINKS", str(wheel.directory)),),
                 ),
             ),
             effect="framework-install",
             wheel=wheel,
-        )  # fmt: skip
+        )
         if not source.commit:  # a tag can be moved
             return [compilation, installation]
         return [
@@ -585,10 +602,16 @@ class Steps(NamedTuple):
         if nccl_of_torch(self.recipe):
             env["HOROVOD_NCCL_HOME"] = str(self.build / "nccl")
         command = self._pip(
-            "wheel", "--verbose", "--no-build-isolation", "--no-deps", "--no-cache-dir",
-            "--wheel-dir", str(self.build / "wheel"), str(self.build / "source"),
+            "wheel",
+            "--verbose",
+            "--no-build-isolation",
+            "--no-deps",
+            "--no-cache-dir",
+            "--wheel-dir",
+            str(self.build / "wheel"),
+            str(self.build / "source"),
             env=tuple(env.items()),
-        )  # fmt: skip
+        )
         return Step(
             name="wheel",
             reason="compile without build isolation, which would hide the frameworks",

@@ -47,9 +47,10 @@ def _samplers(program: Program) -> Iterator[Finding]:
         epochs = [e.epoch for e in shares if e.shuffle and e.number == shares[0].number]
         if len(epochs) > 1 and epochs[0] == epochs[1]:
             yield program.note(
-                "data", f"each pass over the loader in {shares[0].site} has the same order: call"
+                "data",
+                f"each pass over the loader in {shares[0].site} has the same order: call"
                 " sampler.set_epoch(epoch) before it",
-            )  # fmt: skip
+            )
             return
 
 
@@ -119,9 +120,10 @@ def _shares(
         return program.passed("data", text)
     share = "a DistributedSampler" if samples else "dataset.shard()"
     return program.note(
-        "data", f"{text}; each rank reads {listed(list(lengths))} in an epoch. If these are the whole"
+        "data",
+        f"{text}; each rank reads {listed(list(lengths))} in an epoch. If these are the whole"
         f" data set rather than a share of it, use {share}",
-    )  # fmt: skip
+    )
 
 
 def judge_step_counts(program: Program) -> Iterator[Finding]:

@@ -63,9 +63,10 @@ def _start(program: Program, trained: Trained) -> Iterator[Finding]:
         yield program.passed("start", f"{text} ({calls[0].operation}, {calls[0].site})")
     elif equal or meet:
         yield program.note(
-            "start", f"{text}, but nothing was broadcast: they are equal by their seed, or by a file"
+            "start",
+            f"{text}, but nothing was broadcast: they are equal by their seed, or by a file"
             " that all ranks load",
-        )  # fmt: skip
+        )
     elif all(known) or not calls:
         text = f"the parameters{trained.name} differ between ranks"
         text += " before the first step" if all(known) else ", and nothing was broadcast"
@@ -95,9 +96,10 @@ def _averaged(program: Program, trained: Trained) -> Finding:
         apart = different or (apart if started else [])
     elif apart == steps and not program.broadcasts:
         return program.unproven(
-            "gradients", f"the gradients{trained.name} are averaged; whether all ranks apply the same"
+            "gradients",
+            f"the gradients{trained.name} are averaged; whether all ranks apply the same"
             " ones cannot be seen, because they start from different parameters",
-        )  # fmt: skip
+        )
     elif len(apart) < len(steps) and apart == list(steps[: len(apart)]):
         apart = []  # they were broadcast after some steps, and are equal since
     return _apart(program, trained, apart) if apart else _mean(program, trained)
@@ -107,26 +109,28 @@ def _never_averaged(program: Program, trained: Trained) -> Finding:
     others = [each for each in program.calls("allreduce") if each.elements > METRIC_ELEMENTS]
     if others and all(each.step for each in others):
         return program.unproven(
-            "gradients", f"the gradients{trained.name} are not averaged, but other tensors are, in"
+            "gradients",
+            f"the gradients{trained.name} are not averaged, but other tensors are, in"
             f" {places([each.site for each in others])}: if these are the parameters, ranks are equal"
             " after that",
-        )  # fmt: skip
+        )
     why = "the parameters drift apart"
     if all(map(same_after, trained.steps)):
         if all(len({step.batch for step in each} - {""}) == len(each) for each in trained.steps):
             return program.passed(  # they are reduced in a way of its own
-                "gradients", f"the parameters{trained.name} stay equal, though all ranks read different"
-                " batches",
-            )  # fmt: skip
+                "gradients",
+                f"the parameters{trained.name} stay equal, though all ranks read different batches",
+            )
         why = "the parameters are equal only because all ranks read the same"
     site = trained.optimizer.site
     made = f" made in {site}" if site else ""
     return program.fail(
-        "gradients", f"the gradients{trained.name} are never averaged: {why}",
+        "gradients",
+        f"the gradients{trained.name} are never averaged: {why}",
         f"wrap the optimizer{made} with hvd.DistributedOptimizer, or the tape with"
         " hvd.DistributedGradientTape",
         digests(program, "after", trained.steps[-1]),
-    )  # fmt: skip
+    )
 
 
 def _apart(program: Program, trained: Trained, apart: Sequence[Steps]) -> Finding:
@@ -177,9 +181,10 @@ def _mean(program: Program, trained: Trained) -> Finding:
         return program.passed("gradients", text)
     if kind == "the sum" and trained.factor == size:
         return program.note(
-            "gradients", f"{text}, with a learning rate {size} times that of one rank. The sum alone"
+            "gradients",
+            f"{text}, with a learning rate {size} times that of one rank. The sum alone"
             " makes steps that much longer",
-        )  # fmt: skip
+        )
     if kind == "the sum" and operation == "Sum":
         return program.passed("gradients", f"{text}, as declared")
     return program.note("gradients", f"{text}. Averaged ones are usual")

@@ -31,9 +31,13 @@ _ENDED_EARLY = "after verify ended a pass"
 _NOT_INITIALISED = "has not been initialized"
 # Those that are called for all ranks, and are watched.
 _COLLECTIVES = (
-    "allreduce", "grouped_allreduce", "allgather", "broadcast", "broadcast_object",
+    "allreduce",
+    "grouped_allreduce",
+    "allgather",
+    "broadcast",
+    "broadcast_object",
     "allgather_object",
-)  # fmt: skip
+)
 _OTHER_LIBRARIES = ("torch.distributed", "deepspeed", "lightning", "pytorch_lightning")
 
 
@@ -46,9 +50,15 @@ def judge(program: Program) -> list[Finding]:
         # Ranks that write one file at a time may end by an exception of its library.
         return [*first, *(each for each in _files(program) if each.status == "fail")]
     judges: tuple[Callable[[Program], Iterator[Finding]], ...] = (
-        _devices, _rates, judge_start, judge_gradients, judge_data, judge_step_counts, _files,
+        _devices,
+        _rates,
+        judge_start,
+        judge_gradients,
+        judge_data,
+        judge_step_counts,
+        _files,
         _metrics,
-    )  # fmt: skip
+    )
     return [*first, *(found for each in judges for found in each(program))]
 
 
@@ -72,12 +82,13 @@ def _called_alone(program: Program) -> Finding | None:
         ]
         if fewer:
             return program.fail(
-                "steps", f"{rank.name} waits in {last.operation} ({last.site}), which"
+                "steps",
+                f"{rank.name} waits in {last.operation} ({last.site}), which"
                 f" {listed(fewer)} never called",
                 "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no other"
                 " rank",
                 end.error if end else "",
-            )  # fmt: skip
+            )
     return None
 
 
@@ -117,9 +128,11 @@ def _raised(program: Program, rank: Rank, end: ProgramEnd, more: str = "") -> It
     """A rank ended by an exception of its own."""
     if _NOT_INITIALISED not in end.error:  # which has a finding of its own
         yield program.fail(
-            "", f"{rank.name}: {end.error}{more}",
-            "fix the program, or run it by itself: `hvdenv run` with the same words", rank.tail,
-        )  # fmt: skip
+            "",
+            f"{rank.name}: {end.error}{more}",
+            "fix the program, or run it by itself: `hvdenv run` with the same words",
+            rank.tail,
+        )
 
 
 def _followed(program: Program, rank: Rank, end: ProgramEnd) -> Iterator[Finding]:
@@ -130,10 +143,12 @@ def _followed(program: Program, rank: Rank, end: ProgramEnd) -> Iterator[Finding
         return
     names = listed([f"{name} ended after {count} steps" for name, count in ended.items()])
     yield program.fail(
-        "steps", f"{names}, but {rank.name} went on to step {most_steps(end) + 1} and waited for its"
+        "steps",
+        f"{names}, but {rank.name} went on to step {most_steps(end) + 1} and waited for its"
         " gradients",
-        SAME_STEPS, end.error,
-    )  # fmt: skip
+        SAME_STEPS,
+        end.error,
+    )
 
 
 def _broken(program: Program) -> Finding:
@@ -141,9 +156,11 @@ def _broken(program: Program) -> Finding:
     _, how = breakdown(program.run)
     if not program.trained and any(rank.overdue for rank in program.ranks):
         return program.unproven(
-            "", f"no training step was seen within {program.run.timeout:.0f} s",
-            "allow more time with --timeout, if its first step comes later", how.evidence,
-        )  # fmt: skip
+            "",
+            f"no training step was seen within {program.run.timeout:.0f} s",
+            "allow more time with --timeout, if its first step comes later",
+            how.evidence,
+        )
     return program.fail("", how.message, how.remedy, how.evidence)
 
 
@@ -158,9 +175,10 @@ def _observed(program: Program) -> Finding:
     seconds = [end.seconds for end in ends if len(end.seconds) == 2]
     times = max((total / max(total - spent, 0.001) for total, spent in seconds), default=1.0)
     return program.passed(
-        "", f"{len(program.trained[0].steps)} training steps on {program.size} ranks were observed",
+        "",
+        f"{len(program.trained[0].steps)} training steps on {program.size} ranks were observed",
         f"observed, these steps took {times:.2f} times as long",
-    )  # fmt: skip
+    )
 
 
 def _unseen(ends: Sequence[ProgramEnd]) -> str:
@@ -191,10 +209,11 @@ def _initialised(program: Program) -> Iterator[Finding]:
         yield _without_horovod(program, ends)
     elif wrong := sorted({each.size for each in joined} - {size}):
         yield program.fail(
-            "init", f"hvd.size() is {listed([*map(str, wrong)])} on {size} ranks: they train separate"
+            "init",
+            f"hvd.size() is {listed([*map(str, wrong)])} on {size} ranks: they train separate"
             " models",
             "start it with a launcher of the MPI that Horovod was built with",
-        )  # fmt: skip
+        )
     elif joined:
         sites = places([call.site for call in program.calls("init")])
         yield program.passed("init", f"hvd.init() in {sites}: size {size}")
@@ -205,15 +224,17 @@ def _without_horovod(program: Program, ends: Sequence[ProgramEnd]) -> Finding:
     used = sorted({name for end in ends for name in end.libraries} & {*_OTHER_LIBRARIES})
     if "torch.distributed" in used:
         return program.unproven(
-            "init", "it never calls hvd.init(): its ranks communicate by torch.distributed, which is"
+            "init",
+            "it never calls hvd.init(): its ranks communicate by torch.distributed, which is"
             " not judged here",
-        )  # fmt: skip
+        )
     why = f"; it uses {listed(used)}" if used else ""
     return program.fail(
-        "init", f"it never calls hvd.init(): {program.size} ranks train {program.size} separate"
+        "init",
+        f"it never calls hvd.init(): {program.size} ranks train {program.size} separate"
         f" models{why}",
         "import horovod.torch, horovod.tensorflow or horovod.keras, and call hvd.init()",
-    )  # fmt: skip
+    )
 
 
 def _devices(program: Program) -> Iterator[Finding]:
@@ -225,10 +246,11 @@ def _devices(program: Program) -> Iterator[Finding]:
     shared = {key: names for key, names in used.items() if len(names) > 1}
     for (_, device), names in shared.items():
         yield program.fail(
-            "device", f"{listed(names)} use the same GPU, {device}",
+            "device",
+            f"{listed(names)} use the same GPU, {device}",
             "choose the GPU by hvd.local_rank(): torch.cuda.set_device(hvd.local_rank()), or"
             " tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')",
-        )  # fmt: skip
+        )
     if not used:
         yield program.skipped("device", "the parameters are in the memory of the hosts")
     elif not shared:
@@ -247,9 +269,10 @@ def _rates(program: Program) -> Iterator[Finding]:
         same = abs(trained.factor - 1) < 1e-6
         how = "the same as" if same else f"{trained.factor:.3g} times that"
         yield program.note(
-            "rate", f"{text} {how} on one rank. With {program.size} times the batch, it is usually"
+            "rate",
+            f"{text} {how} on one rank. With {program.size} times the batch, it is usually"
             " multiplied by hvd.size(), if necessary after some epochs of warm-up",
-        )  # fmt: skip
+        )
 
 
 def _files(program: Program) -> Iterator[Finding]:
@@ -270,14 +293,16 @@ def _files(program: Program) -> Iterator[Finding]:
     elif saved:
         ((name, use), *_) = saved[-1].items()
         yield program.passed(
-            "checkpoint", f"only {name} writes {use.path} ({use.site}). It is of this short run: remove"
+            "checkpoint",
+            f"only {name} writes {use.path} ({use.site}). It is of this short run: remove"
             " it before you train",
-        )  # fmt: skip
+        )
     else:
         yield program.note(
-            "checkpoint", "no checkpoint was written in these steps, so who writes it is not known: run"
+            "checkpoint",
+            "no checkpoint was written in these steps, so who writes it is not known: run"
             " the program with fewer epochs, or observe more with --steps N",
-        )  # fmt: skip
+        )
 
 
 def _written(program: Program, writers: dict[str, FileUse]) -> Iterator[Finding]:
@@ -305,10 +330,11 @@ def _read_early(
         if use.write or use.path != wrote.path or rank.name == writer or between:
             continue
         yield program.fail(
-            "checkpoint", f"{rank.name} reads {use.path} ({use.site}) while it may be half written by"
+            "checkpoint",
+            f"{rank.name} reads {use.path} ({use.site}) while it may be half written by"
             f" {writer} ({wrote.site})",
             "call hvd.barrier() between the two, or load it on rank 0 and broadcast it",
-        )  # fmt: skip
+        )
         return
 
 
@@ -318,16 +344,17 @@ def _metrics(program: Program) -> Iterator[Finding]:
     deciding = [each for each in shown if each[1].text.startswith(_DECIDE)]
     calls = program.calls(
         "allreduce", "grouped_allreduce", "allgather", "allgather_object", "MetricAverageCallback"
-    )  # fmt: skip
+    )
     averaged = [call.site for call in calls if call.site and call.elements <= METRIC_ELEMENTS]
     if averaged and not deciding:
         yield program.passed("metrics", f"values of all ranks are combined in {places(averaged)}")
     elif shown:
         rank, first = (deciding or shown)[0]
         yield program.note(
-            "metrics", f"{first.site} {first.text}: it has the metrics of {rank.name} alone. Average them"
+            "metrics",
+            f"{first.site} {first.text}: it has the metrics of {rank.name} alone. Average them"
             " with hvd.allreduce, or with MetricAverageCallback of Keras, which must be the first of the"
             " callbacks that use metrics",
-        )  # fmt: skip
+        )
     else:
         yield program.skipped("metrics", "no metric was printed in these steps")

@@ -29,9 +29,14 @@ def finding(
     """A finding about a program, which takes nothing from what was proven before."""
     name = f"program-{check}" if check else "program"
     return Finding(
-        check=name, subject=program, status=status, message=message, evidence=evidence,
-        remedy=remedy, about=About(),
-    )  # fmt: skip
+        check=name,
+        subject=program,
+        status=status,
+        message=message,
+        evidence=evidence,
+        remedy=remedy,
+        about=About(),
+    )
 
 
 class Trained(NamedTuple):

@@ -59,9 +59,10 @@ def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> Request:
     where, first = "the command after --", os.path.basename(words[0])
     if first in _LAUNCHERS:
         raise UsageError(
-            f"{first} starts ranks, and verify starts them itself", where=where,
+            f"{first} starts ranks, and verify starts them itself",
+            where=where,
             remedy="write only the program: hvdenv verify RECIPE -- python train.py",
-        )  # fmt: skip
+        )
     rest = list(words)
     if first.startswith("python"):
         rest = rest[1:]
@@ -69,14 +70,16 @@ def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> Request:
             rest = rest[1:]
     if not rest or not (rest[0].endswith(".py") or (rest[0] == "-m" and len(rest) > 1)):
         raise UsageError(
-            f"{' '.join(words[:3])} is not a Python program that verify can observe", where=where,
+            f"{' '.join(words[:3])} is not a Python program that verify can observe",
+            where=where,
             remedy="write: -- python train.py ARG ..., or -- python -m MODULE ARG ...",
-        )  # fmt: skip
+        )
     if rest[0] != "-m" and not os.path.exists(rest[0]):
         raise UsageError(
-            f"there is no file {rest[0]}", where=where,
+            f"there is no file {rest[0]}",
+            where=where,
             remedy="name the script as it is called from this directory",
-        )  # fmt: skip
+        )
     return Request(tuple(rest), os.getcwd(), steps)
 
 
@@ -117,9 +120,14 @@ def _controller(setup: Setup, mpi: HostMpi) -> str:
 
 
 def _observed(
-    setup: Setup, mpi: HostMpi, request: Request, controller: str, seconds: float,
-    *, ends: bool = False,
-) -> RankRun:  # fmt: skip
+    setup: Setup,
+    mpi: HostMpi,
+    request: Request,
+    controller: str,
+    seconds: float,
+    *,
+    ends: bool = False,
+) -> RankRun:
     """One run, which `ends` right after the steps that are observed, or goes on to an epoch's end."""
     spec = {
         "argv": request.argv,

@@ -16,8 +16,11 @@ from hvdenv.reports.render import clean
 from hvdenv.reports.report import Finding, RankRecord, Report, Status
 
 _ELEMENTS: dict[Status, str] = {
-    "fail": "failure", "error": "error", "skip": "skipped", "unproven": "skipped"
-}  # fmt: skip
+    "fail": "failure",
+    "error": "error",
+    "skip": "skipped",
+    "unproven": "skipped",
+}
 _TOTALS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 

@@ -38,8 +38,10 @@ EVERYTHING = About(everything=True)
 Kind = Literal["frameworks", "controllers", "operations"]
 # By kind of row: the check that tries it.
 _PROOFS: dict[Kind, str] = {
-    "frameworks": "allreduce", "controllers": "allreduce", "operations": "operation"
-}  # fmt: skip
+    "frameworks": "allreduce",
+    "controllers": "allreduce",
+    "operations": "operation",
+}
 
 
 class Finding(NamedTuple):

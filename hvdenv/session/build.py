@@ -52,9 +52,13 @@ def _refuse(request: Request, prepared: Prepared) -> tuple[tuple[Rule, ...], Loa
 
 
 def build_prepared(
-    request: Request, prepared: Prepared, plan: Plan, *,
-    rebuild: bool = False, take_over: bool = False,
-) -> Built:  # fmt: skip
+    request: Request,
+    prepared: Prepared,
+    plan: Plan,
+    *,
+    rebuild: bool = False,
+    take_over: bool = False,
+) -> Built:
     """Build a plan, unless a rule or a module would make it fail; facts must be complete().
 
     Args:
@@ -84,8 +88,13 @@ def build_prepared(
             f"building {target.prefix} with Python {plan.python.version} ({plan.python.path})"
         )
         return build(
-            wanted, target, find_places(), progress, rebuild=rebuild, break_lock=take_over,
-        )  # fmt: skip
+            wanted,
+            target,
+            find_places(),
+            progress,
+            rebuild=rebuild,
+            break_lock=take_over,
+        )
 
 
 def _findings(

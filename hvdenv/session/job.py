@@ -141,9 +141,14 @@ def run_there(
 
 
 def submit_own(
-    scheduler: str, dialect: Dialect, planned: batch.BatchJob, *,
-    key: str = "", dry_run: bool = False, quiet: bool = False,
-) -> jobs.Submitted | None:  # fmt: skip
+    scheduler: str,
+    dialect: Dialect,
+    planned: batch.BatchJob,
+    *,
+    key: str = "",
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> jobs.Submitted | None:
     """Submit a job of hvdenv itself, in this directory, with a log of its own.
 
     Args:

@@ -37,9 +37,10 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
     places = find_places()
     answer = places.jobs / f"{job.name}-{os.urandom(6).hex()}.json"
     batch = BatchJob(
-        job, check(job, dialect, partitions, where="{}".format),
+        job,
+        check(job, dialect, partitions, where="{}".format),
         command=(*OWN, "hvdenv.drafting.node", str(answer)),
-    )  # fmt: skip
+    )
     record = submit_own(scheduler, dialect, batch, dry_run=dry_run)
     return _answered(record, answer) if record else None
 
@@ -53,9 +54,10 @@ def _answered(record: Submitted, answer: Path) -> Found:
         seen = decode(Seen, read_json(answer, STATE))
     except (OSError, ValueError, Problem) as error:
         raise StepError(
-            f"the job on a compute node did not answer (exit code {code})", where=f"job {record.id}",
+            f"the job on a compute node did not answer (exit code {code})",
+            where=f"job {record.id}",
             remedy=f"see the end of {record.log}; without a node: leave out --where compute",
-        ) from error  # fmt: skip
+        ) from error
     finally:
         answer.unlink(missing_ok=True)
     return drafted(seen, compute=True)

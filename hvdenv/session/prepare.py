@@ -55,9 +55,13 @@ class Prepared(NamedTuple):
             alone: whether a script runs the plan, without hvdenv and its caches.
         """
         maker = steps_of(self.resolved.recipe, self.facts, self.python)._replace(
-            locked=self.locked, source_folder=self.source_folder, offline=self.offline,
-            caches=None if alone else find_places().cache, additions=self.additions, alone=alone,
-        )  # fmt: skip
+            locked=self.locked,
+            source_folder=self.source_folder,
+            offline=self.offline,
+            caches=None if alone else find_places().cache,
+            additions=self.additions,
+            alone=alone,
+        )
         return make_plan(maker, self.resolved.keyed)
 
     def place(self, plan: Plan) -> Plan:

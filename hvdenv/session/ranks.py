@@ -128,8 +128,9 @@ def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
         if request.image:
             raise UsageError(
                 "only an environment that hvdenv built can have an image",
-                where=f"--image {request.image}", remedy="omit --image",
-            )  # fmt: skip
+                where=f"--image {request.image}",
+                remedy="omit --image",
+            )
         return Entry()
     built = generations.at(chosen.prefix)
     identity = built.active()

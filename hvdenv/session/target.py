@@ -274,8 +274,9 @@ def _not_there(request: Request, installed: Environment, name: str, damage: str)
     if damage:
         return UsageError(
             f"files of this environment are damaged: {damage}",
-            where=str(installed.prefix), remedy=f"rebuild it: {build} --rebuild",
-        )  # fmt: skip
+            where=str(installed.prefix),
+            remedy=f"rebuild it: {build} --rebuild",
+        )
     return UsageError(
         f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
         remedy=build if request.recipe else "name a prefix that `hvdenv envs` lists",

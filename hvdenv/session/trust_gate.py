@@ -22,8 +22,14 @@ from hvdenv.trust import Fault, Owners
 RUNS_PROGRAMS = "hvdenv would run its programs"
 # What programs are run from or installed from; wheels of the cache are judged one by one.
 _BELOW_HOME = (
-    ".", "envs", "jobs", "cache", "cache/scratch", "cache/conda", "cache/uv",
-)  # fmt: skip
+    ".",
+    "envs",
+    "jobs",
+    "cache",
+    "cache/scratch",
+    "cache/conda",
+    "cache/uv",
+)
 
 
 class Gate:

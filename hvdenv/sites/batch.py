@@ -36,9 +36,19 @@ _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
 # Fields of a job that a scheduler may have no directive for.
 _OPTIONAL = (
-    "partition", "account", "qos", "reservation", "constraint", "comment", "memory",
-    "select", "place", "parallel_environment", "attributes", "mail",
-)  # fmt: skip
+    "partition",
+    "account",
+    "qos",
+    "reservation",
+    "constraint",
+    "comment",
+    "memory",
+    "select",
+    "place",
+    "parallel_environment",
+    "attributes",
+    "mail",
+)
 _PATTERNS = {
     "name": _NAME,
     "memory": r"[1-9][0-9]*[KMGT]?",
@@ -320,8 +330,10 @@ def refusals(
 ) -> Iterator[UsageError]:
     """Every reason why a site cannot run a job: the option or key, and what is possible."""
     for field, message, remedy in (
-        *_wrong_values(job, dialect), *_lacking(job), *_wrong_partition(job, partitions)
-    ):  # fmt: skip
+        *_wrong_values(job, dialect),
+        *_lacking(job),
+        *_wrong_partition(job, partitions),
+    ):
         place = _option(field) if field in given else where(f"job.{field}")
         yield UsageError(message, where=place, remedy=remedy)
 
@@ -360,9 +372,10 @@ def _lacking(job: Job) -> Iterator[_Reason]:
         elif getattr(job, field) in (None, "", {}):
             option = f"give {_option(field)}, or " if field in JOB_OPTIONS else ""
             yield (
-                field, f"this site requires {field} for every job",
+                field,
+                f"this site requires {field} for every job",
                 f"{option}set job.{field} in the recipe or a site file (or --set job.{field}=...)",
-            )  # fmt: skip
+            )
 
 
 def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[_Reason]:
@@ -380,19 +393,31 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
     sizes = (
         ("nodes", name, partition.nodes, job.nodes, "nodes", ""),
         (
-            "cpus_per_rank", f"a node of {name}", partition.cores,
-            job.ranks_per_node * (job.cpus_per_rank or 0), "cores", "use fewer cores or ranks per node",
+            "cpus_per_rank",
+            f"a node of {name}",
+            partition.cores,
+            job.ranks_per_node * (job.cpus_per_rank or 0),
+            "cores",
+            "use fewer cores or ranks per node",
         ),
         ("gpus_per_node", f"a node of {name}", partition.gpus, job.gpus_per_node or 0, "GPUs", ""),
         (
-            "ranks_per_node", f"a node of {name}", partition.cores, job.ranks_per_node, "cores",
+            "ranks_per_node",
+            f"a node of {name}",
+            partition.cores,
+            job.ranks_per_node,
+            "cores",
             "use one rank for each GPU; without GPUs, at most one for each core",
         ),
         (
-            "memory", f"a node of {name}", partition.memory_gb, int(memory[1]) if memory else 0, "GB",
+            "memory",
+            f"a node of {name}",
+            partition.memory_gb,
+            int(memory[1]) if memory else 0,
+            "GB",
             "request less: jobs cannot use the memory that the system itself needs",
         ),
-    )  # fmt: skip
+    )
     for field, what, most, requested, unit, remedy in sizes:
         if most is not None and requested > most:
             stated = getattr(job, field) if field == "memory" else requested

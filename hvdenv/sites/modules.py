@@ -19,9 +19,11 @@ Phase = Literal["run", "build"]
 
 # Where sites and distributions have the script that defines `module`.
 USUAL_SCRIPTS = tuple(
-    script for group in zip(*(each.scripts for each in BACKENDS), strict=True)
-    for scripts in group for script in scripts
-)  # fmt: skip
+    script
+    for group in zip(*(each.scripts for each in BACKENDS), strict=True)
+    for scripts in group
+    for script in scripts
+)
 
 _VARIABLES = "".join(f"${{{each.variable}-}}" for each in BACKENDS)
 

@@ -29,7 +29,7 @@ from hvdenv.model.cluster import (
     UNITS,
     YARDSTICKS,
     Reference,
-)  # fmt: skip
+)
 from hvdenv.reports.plots import size as bytes_shown
 from hvdenv.reports.report import Measurement
 from hvdenv.schema import Problem, decode

@@ -16,10 +16,23 @@ from hvdenv.verification.rank_run import Rank, RankRun
 
 # Within a host only; what remains of a list goes between hosts as well.
 _WITHIN = {
-    "self", "vader", "sm", "smcuda",
-    "sysv", "posix", "cma", "knem", "xpmem", "mm", "memory",
-    "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc",
-}  # fmt: skip
+    "self",
+    "vader",
+    "sm",
+    "smcuda",
+    "sysv",
+    "posix",
+    "cma",
+    "knem",
+    "xpmem",
+    "mm",
+    "memory",
+    "cuda_copy",
+    "cuda_ipc",
+    "gdr_copy",
+    "rocm_copy",
+    "rocm_ipc",
+}
 _TCP = re.compile(r"tcp|sockets|udp", re.I)
 _LANES = re.compile(r"(?P<place>self|intra-node|inter-node)?.*?\btag\((?P<lanes>[^()]*)\)")
 
@@ -118,16 +131,20 @@ def judge_path(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str =
     evidence = "\n".join(_lines(run.ranks))
     if shared := _shared_gpus(run.ranks):
         return Judgement(
-            "fail", shared, evidence,
+            "fail",
+            shared,
+            evidence,
             "give each rank of a host its own GPU: start as many ranks as GPUs on each host, and do not"
             " set CUDA_VISIBLE_DEVICES to the same value for all ranks",
-        )  # fmt: skip
+        )
     if mount and (missed := _outside(run.ranks, mount)):
         return Judgement(
-            "fail", missed, evidence,
+            "fail",
+            missed,
+            evidence,
             "provide what the ranks report as missing on these hosts (squashfuse, /dev/fuse, user"
             " namespaces); or use the environment without its image: --no-image",
-        )  # fmt: skip
+        )
     words = [_carried(run), *(["all ranks ran from the image"] if mount else [])]
     words += dict.fromkeys(_notes(run, mpirun))
     slow = _slow(run)

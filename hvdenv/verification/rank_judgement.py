@@ -35,11 +35,16 @@ _ENDINGS = tuple(
     map(
         re.compile,
         (
-            r"was ended by (?!its launcher|SIGKILL|SIGTERM)", r"was ended by SIG", r"is stopped",
-            r"(?:ended|exited) ", r"disappeared", r"hangs", r"was ended by its launcher",
+            r"was ended by (?!its launcher|SIGKILL|SIGTERM)",
+            r"was ended by SIG",
+            r"is stopped",
+            r"(?:ended|exited) ",
+            r"disappeared",
+            r"hangs",
+            r"was ended by its launcher",
         ),
     )
-)  # fmt: skip
+)
 # Gloo resolves its own host's name and does not expect to find nothing.
 _NAMELESS = Found(
     "host-without-address",

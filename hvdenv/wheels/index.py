@@ -80,9 +80,10 @@ def prepare(folder: Path) -> Path:
         others = [name for name in os.listdir(folder) if not name.startswith(".")]
         if others and not any((folder / name).is_dir() for name in (FILES, PROJECT)):
             raise UsageError(
-                "this directory contains other files", where=str(folder),
+                "this directory contains other files",
+                where=str(folder),
                 remedy="name a new directory, an empty one or an index",
-            )  # fmt: skip
+            )
         for name in (FILES, PROJECT):
             named_folder(folder / name, last=True)
             # With the permissions of the directory, whatever the umask.
@@ -163,9 +164,10 @@ def _names(index: Path) -> list[str]:
         return sorted(path.name for path in (index / FILES).iterdir() if _is_ours(path.name))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            "this is not an index of wheels: it has no directory `files`", where=str(index),
+            "this is not an index of wheels: it has no directory `files`",
+            where=str(index),
             remedy=f"hvdenv wheels publish {index} creates one",
-        ) from error  # fmt: skip
+        ) from error
     except OSError as error:
         raise blocked(index / FILES, error, "read") from error
 

@@ -141,9 +141,14 @@ class Symbols(NamedTuple):
 # What reading an archive raises. A RuntimeError is one that is encrypted, or JSON that is nested
 # too deeply.
 _UNREADABLE = (
-    KeyError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError,
+    KeyError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    RuntimeError,
     NotImplementedError,
-)  # fmt: skip
+)
 
 
 def compiled_for(source: Source) -> CompiledFor:

@@ -266,10 +266,13 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
             blocks = iter(lambda: stream.read(MIB), b"")
             write_bytes(folder / wheel.name, blocks, 0o644)
             record = Record(
-                format=1, key=name, inputs=dict(inputs), file=wheel.name,
+                format=1,
+                key=name,
+                inputs=dict(inputs),
+                file=wheel.name,
                 sha256=hash_file(folder / wheel.name, WHEEL)[0],
                 created=timestamp(precision="seconds"),
-            )  # fmt: skip
+            )
             write_json(folder / RECORD, record._asdict(), 0o644)
             folder.rename(entry)
             for each in (entry.parent, cache.folder):
@@ -363,9 +366,13 @@ def least_recently_used(
 
 
 def prune(
-    cache: Cache, *, largest: float | None = None, oldest: str = "", spared: str = "",
+    cache: Cache,
+    *,
+    largest: float | None = None,
+    oldest: str = "",
+    spared: str = "",
     thorough: bool = False,
-) -> list[tuple[Kept, bool]]:  # fmt: skip
+) -> list[tuple[Kept, bool]]:
     """Remove unusable and least recently used entries of the user's own cache.
 
     Args:

@@ -59,8 +59,14 @@ def sid(home: Path) -> Iterator[Path]:
     if not (folder / "home/user").exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        run("debootstrap", "--variant=minbase", "--include=apptainer,ca-certificates,fakeroot,uidmap",
-            "sid", str(folder), "http://deb.debian.org/debian")  # fmt: skip
+        run(
+            "debootstrap",
+            "--variant=minbase",
+            "--include=apptainer,ca-certificates,fakeroot,uidmap",
+            "sid",
+            str(folder),
+            "http://deb.debian.org/debian",
+        )
         run("chroot", str(folder), "useradd", "--create-home", "--shell", "/bin/sh", "user")
     yield folder
     for name in ("base.tar", "h.def", "h.sif"):

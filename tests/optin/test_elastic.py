@@ -80,11 +80,21 @@ def check_job(
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     argv = (
-        setup.installation.program("horovodrun"), "--gloo", "--disable-cache", "-np", "3",
-        "--start-timeout", "120", *words,
-        "--host-discovery-script", str(discovery),
-        setup.installation.python, "-u", str(TRAINING), str(folder / "plan.json"),
-    )  # fmt: skip
+        setup.installation.program("horovodrun"),
+        "--gloo",
+        "--disable-cache",
+        "-np",
+        "3",
+        "--start-timeout",
+        "120",
+        *words,
+        "--host-discovery-script",
+        str(discovery),
+        setup.installation.python,
+        "-u",
+        str(TRAINING),
+        str(folder / "plan.json"),
+    )
     done = setup.run(argv, seconds * PATIENCE)
     sizes = [3, *(size for _, _, size in changes)]
     # The last world is reported at its end as well.

@@ -87,9 +87,13 @@ def prefix() -> Path:
 def hvdenv(folder: Path, *words: str) -> str:
     """What a call of the command line prints."""
     ended = subprocess.run(
-        [sys.executable, "-m", "hvdenv", *words], cwd=folder, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-m", "hvdenv", *words],
+        cwd=folder,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 
@@ -108,7 +112,18 @@ def test_an_example_of_horovod(prefix: Path, tmp_path: Path, name: str, launcher
     script = named("HVDENV_TEST_EXAMPLES") / example.script
     with_data.write_files(tmp_path / "data")
     said = hvdenv(
-        tmp_path, "run", "--prefix", str(prefix), "-n", "2", "--launcher", launcher, "--",
-        "python", str(HERE), str(script), *example.arguments,
-    )  # fmt: skip
+        tmp_path,
+        "run",
+        "--prefix",
+        str(prefix),
+        "-n",
+        "2",
+        "--launcher",
+        launcher,
+        "--",
+        "python",
+        str(HERE),
+        str(script),
+        *example.arguments,
+    )
     assert len(re.findall(example.says, said)) == 1, said

@@ -129,9 +129,14 @@ def check(reports: Path, ranks: int, output: str) -> None:
 @pytest.mark.parametrize("controller", LAUNCHERS)
 @pytest.mark.parametrize("file", OF_RANKS)
 def test_on_two_ranks(
-    original: Installation, cli: Cli, tests: Path, packages: Path, tmp_path: Path, file: str,
+    original: Installation,
+    cli: Cli,
+    tests: Path,
+    packages: Path,
+    tmp_path: Path,
+    file: str,
     controller: str,
-) -> None:  # fmt: skip
+) -> None:
     words = ("--prefix", original.prefix, "-n", "2", "--launcher", LAUNCHERS[controller])
     program = ("python", "-c", PYTEST, str(tests / file), str(packages), str(tmp_path))
     done = cli("run", *words, "--", *program, code=None, timeout=SECONDS)

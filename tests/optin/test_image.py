@@ -73,10 +73,17 @@ def recipe(home: Path, request: pytest.FixtureRequest) -> str:
         binds: tuple[str, ...] = request.getfixturevalue("pip_binds")
         began = time.monotonic()
         Cli(home, built.variables)(
-            "container", str(path), *WORDS, "--format", "docker", "--build", "--image",
-            "localhost/horovod:1", *(word for bind in binds for word in ("--bind", bind)),
+            "container",
+            str(path),
+            *WORDS,
+            "--format",
+            "docker",
+            "--build",
+            "--image",
+            "localhost/horovod:1",
+            *(word for bind in binds for word in ("--bind", bind)),
             timeout=3000,
-        )  # fmt: skip
+        )
         print(f"the image was built in {time.monotonic() - began:.0f} s")
         export(built, "localhost/horovod:1", image)
     return str(path)

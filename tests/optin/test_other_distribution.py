@@ -52,9 +52,16 @@ def trixie(home: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         subprocess.run(
-            ["debootstrap", "--variant=minbase", f"--include={PACKAGES},{LIBRARIES}", "trixie", folder],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "debootstrap",
+                "--variant=minbase",
+                f"--include={PACKAGES},{LIBRARIES}",
+                "trixie",
+                folder,
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     return folder
 
 
@@ -68,8 +75,11 @@ def there(trixie: Path, home: Path, *words: str | Path) -> subprocess.CompletedP
     return subprocess.run(
         [*inside, trixie, " ".join(map(str, binds)), sys.executable, "-m", "hvdenv", *words],
         env={**os.environ, "HVDENV_HOME": str(own), "HOME": "/root", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=3000, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
 
 
 def test_a_lock_of_another_distribution_builds_and_works(trixie: Path, home: Path) -> None:

@@ -65,8 +65,10 @@ def test_poetry_locks_and_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (project / "pyproject.toml").write_text(text)
         subprocess.run(
             [str(venv / "bin/poetry"), "install", "--no-interaction"],
-            cwd=project, env=environment, check=True,
-        )  # fmt: skip
+            cwd=project,
+            env=environment,
+            check=True,
+        )
     (wheel,) = (tmp_path / "index/files").glob("*.whl")
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() in (project / "poetry.lock").read_text()
     asked = "from importlib.metadata import version as v; print(v('horovod'), v('torch'))"

@@ -69,8 +69,11 @@ class Build:
         return subprocess.run(
             [*inside, sys.executable, "-m", "hvdenv", *words],
             env={**os.environ, "HVDENV_HOME": str(self.home), **variables},
-            capture_output=True, text=True, timeout=3000, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=3000,
+            check=False,
+        )
 
     def refused(self, rule: str, remedy: str, *words: str, **variables: str) -> None:
         """It is refused before anything is made."""
@@ -80,9 +83,14 @@ class Build:
         self.note(f"refused: {rule}")
 
     def fails(
-        self, cause: str, step: str, remedy: str, words: Sequence[str] = (),
-        inside: Sequence[str] = (), **variables: str,
-    ) -> None:  # fmt: skip
+        self,
+        cause: str,
+        step: str,
+        remedy: str,
+        words: Sequence[str] = (),
+        inside: Sequence[str] = (),
+        **variables: str,
+    ) -> None:
         """It stops at a step, and says why and what to do, as doctor does afterwards."""
         done = self.call(*self.words, *words, variables=variables, inside=inside)
         assert done.returncode == 5, done.stderr
@@ -112,8 +120,11 @@ class Build:
         self.note("passes")
         used = subprocess.run(
             ["sh", "-ec", f". {self.prefix}/activate.sh; exec python -c '{USED}'"],
-            env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert used.stdout == "used\n", used.stderr
 
     def note(self, text: str) -> None:
@@ -133,10 +144,23 @@ def other_certificates(folder: Path) -> Path:
     """Certificates by which nothing is trusted."""
     path = folder / "other.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other",
-         "-keyout", folder / "key.pem", "-out", path],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=other",
+            "-keyout",
+            folder / "key.pem",
+            "-out",
+            path,
+        ],
+        check=True,
+        capture_output=True,
+    )
     return path
 
 
@@ -148,10 +172,19 @@ def old_libstdcxx(folder: Path) -> Path:
     (folder / "empty.c").write_text("int nothing;\n")
     (folder / "old").mkdir()
     subprocess.run(
-        ["gcc", "-shared", "-fPIC", "empty.c", "-Wl,-soname,libstdc++.so.6",
-         "-Wl,--version-script=versions", "-o", "old/libstdc++.so.6"],
-        cwd=folder, check=True,
-    )  # fmt: skip
+        [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            "empty.c",
+            "-Wl,-soname,libstdc++.so.6",
+            "-Wl,--version-script=versions",
+            "-o",
+            "old/libstdc++.so.6",
+        ],
+        cwd=folder,
+        check=True,
+    )
     return folder / "old"
 
 
@@ -267,10 +300,8 @@ MISTAKES = (
 def settings(mistakes: Sequence[Mistake]) -> list[str]:
     """The options with these mistakes, the others mended."""
     values = [
-        value
-        for each in MISTAKES
-        for value in (each.wrong if each in mistakes else each.right)
-    ]  # fmt: skip
+        value for each in MISTAKES for value in (each.wrong if each in mistakes else each.right)
+    ]
     return [word for value in values for word in ("--set", value)]
 
 

@@ -34,8 +34,13 @@ def test_a_thousand_meetings(original: Installation) -> None:
     argv = [original.program("horovodrun"), "--gloo", "-np", "2", original.python, "-c", ROUNDS]
     path = os.pathsep.join([*original.path, os.environ["PATH"]])
     found = subprocess.run(
-        argv, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False, timeout=1800,
-    )  # fmt: skip
+        argv,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
     assert found.stdout.count("all rounds") == 2, found.stdout[-4000:]
     assert found.returncode == 0

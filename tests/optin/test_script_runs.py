@@ -20,8 +20,17 @@ def test_script_of_the_plan_makes_an_equivalent_environment(tmp_path: Path) -> N
     folder = tmp_path / "made-by-script"
     subprocess.run(["bash", str(script), str(folder)], check=True, capture_output=True)
     report = cli(
-        "verify", "--prefix", str(folder), "--framework", "torch", "--controller", "MPI", "--controller", "Gloo",
-        "--quick", "--json",
-    ).json  # fmt: skip
+        "verify",
+        "--prefix",
+        str(folder),
+        "--framework",
+        "torch",
+        "--controller",
+        "MPI",
+        "--controller",
+        "Gloo",
+        "--quick",
+        "--json",
+    ).json
     assert report["verdict"] == "pass"
     shutil.rmtree(folder)

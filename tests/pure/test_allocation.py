@@ -57,16 +57,28 @@ def test_no_allocation() -> None:
 def test_slurm_without_numbers_of_tasks() -> None:
     """What it counts is not what was asked for."""
     assert find_allocation(SALLOC) == Allocation(
-        "slurm", "1", (Host("gpu32"), Host("gpu33")), 2,
-        tasks=(1, 1), cpus=(1, 1), counts_tasks=True,
-    )  # fmt: skip
+        "slurm",
+        "1",
+        (Host("gpu32"), Host("gpu33")),
+        2,
+        tasks=(1, 1),
+        cpus=(1, 1),
+        counts_tasks=True,
+    )
 
 
 def test_slurm_batch() -> None:
     assert find_allocation(BATCH) == Allocation(
-        "slurm", "4", (Host("gpu32", 2), Host("gpu33", 1)), 2,
-        tasks=(2, 1), cpus=(2, 1), cpus_per_rank=1, gpus_per_node=2, counts_tasks=True,
-    )  # fmt: skip
+        "slurm",
+        "4",
+        (Host("gpu32", 2), Host("gpu33", 1)),
+        2,
+        tasks=(2, 1),
+        cpus=(2, 1),
+        cpus_per_rank=1,
+        gpus_per_node=2,
+        counts_tasks=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,11 +118,13 @@ def test_values_that_nobody_sets() -> None:
     ("environ", "hosts", "expected"),
     [
         (
-            {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"}, "x1\nx2\n",
+            {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"},
+            "x1\nx2\n",
             Allocation("pbs", "7.pbs", (Host("x1"), Host("x2")), 2, "/n"),
         ),
         (
-            {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"}, "x1\nx1\nx2\nx2\n",
+            {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"},
+            "x1\nx1\nx2\nx2\n",
             Allocation("pbs", "7.pbs", (Host("x1", 2), Host("x2", 2)), 2, "/n"),
         ),
         (
@@ -119,7 +133,8 @@ def test_values_that_nobody_sets() -> None:
             Allocation("cobalt", "9", (Host("thetagpu01"), Host("thetagpu02")), 2, "/n"),
         ),
         (
-            {"COBALT_JOBID": "9", "COBALT_JOBSIZE": "4"}, "",
+            {"COBALT_JOBID": "9", "COBALT_JOBSIZE": "4"},
+            "",
             Allocation("cobalt", "9", (), 4),
         ),
         (
@@ -128,7 +143,8 @@ def test_values_that_nobody_sets() -> None:
             Allocation("lsf", "5", (Host("a01n01", 42), Host("a01n02", 42)), 2),
         ),
         (
-            {"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "/h"}, "node1\n" * 4 + "node2\n" * 4,
+            {"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "/h"},
+            "node1\n" * 4 + "node2\n" * 4,
             Allocation("lsf", "5", (Host("node1", 4), Host("node2", 4)), 2, "/h"),
         ),
         (
@@ -138,8 +154,17 @@ def test_values_that_nobody_sets() -> None:
         ),
         ({"JOB_ID": "1", "PE_HOSTFILE": "/h"}, "", Allocation()),
     ],
-    ids=["pbs", "pbs-mpiprocs", "cobalt", "theta", "lsf-launch-host", "lsf", "gridengine", "jenkins"],
-)  # fmt: skip
+    ids=[
+        "pbs",
+        "pbs-mpiprocs",
+        "cobalt",
+        "theta",
+        "lsf-launch-host",
+        "lsf",
+        "gridengine",
+        "jenkins",
+    ],
+)
 def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocation) -> None:
     assert find_allocation(environ, hosts) == expected
 
@@ -151,9 +176,16 @@ def test_an_own_scheduler_whose_file_lists_ranks() -> None:
 
 
 NEURON = Job(
-    partition="amd_a100nv_8", nodes=2, ranks_per_node=4, gpus_per_node=4, time="8:00:00",
-    name="debug", comment="python", output="%x.out", error="%x.err",
-)  # fmt: skip
+    partition="amd_a100nv_8",
+    nodes=2,
+    ranks_per_node=4,
+    gpus_per_node=4,
+    time="8:00:00",
+    name="debug",
+    comment="python",
+    output="%x.out",
+    error="%x.err",
+)
 PROGRAM = ("bash", "--rcfile", "/home/a b/rc", "-i")
 INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
     (
@@ -191,9 +223,10 @@ INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "job", "partition", "begin", "rest"), INTERACTIVE,
+    ("scheduler", "job", "partition", "begin", "rest"),
+    INTERACTIVE,
     ids=["slurm", "slurm-gpus", "pbs", "cobalt", "lsf", "gridengine"],
-)  # fmt: skip
+)
 def test_interactive_allocations(
     scheduler: str, job: Job, partition: Partition | None, begin: str, rest: str
 ) -> None:

@@ -145,10 +145,13 @@ def test_programs_stand_alone_and_are_old_python(path: Path) -> None:
         name.split(".")[0]
         for node in ast.walk(tree)
         for name in (
-            [each.name for each in node.names] if isinstance(node, ast.Import)
-            else [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            [each.name for each in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+            if isinstance(node, ast.ImportFrom)
+            else []
         )
-    }  # fmt: skip
+    }
     frameworks = {"horovod", "torch", "tensorflow", "mxnet", "numpy"}
     others = {
         "rattler",
@@ -271,9 +274,20 @@ SLOW = {
     "cyclonedx", "packageurl", "conda_lock", "pydantic", "rattler", "yaml",
 }  # fmt: skip
 SLOW_LIBRARIES = {
-    "rich", "psutil", "asyncio", "urllib.request", "shtab", "difflib", "jinja2", "cyclonedx",
-    "packageurl", "conda_lock", "pydantic", "rattler", "yaml",
-}  # fmt: skip
+    "rich",
+    "psutil",
+    "asyncio",
+    "urllib.request",
+    "shtab",
+    "difflib",
+    "jinja2",
+    "cyclonedx",
+    "packageurl",
+    "conda_lock",
+    "pydantic",
+    "rattler",
+    "yaml",
+}
 
 
 def loaded_by(*words: str) -> set[str]:
@@ -284,9 +298,12 @@ def loaded_by(*words: str) -> set[str]:
         "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, check=True,
+        [sys.executable, "-c", program],
+        text=True,
+        capture_output=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-    )  # fmt: skip
+    )
     return set(shown.stderr.split())
 
 

@@ -115,8 +115,10 @@ def test_programs_of_steps_refuse_them(program: str, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     done = subprocess.run(
         [sys.executable, str(STEP_PROGRAMS / program), str(wheel), "torch"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert f"{wheel}: it unpacks to more than" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -56,9 +56,14 @@ def batch_of(case: Case) -> BatchJob:
     env = tuple((name, value) for name, value in case.env)
     prefix = "/scratch/ann/envs/train/activate.sh"
     return BatchJob(
-        job=case.job, partition=case.partition, activate=prefix, launch=case.launch, env=env,
-        command=case.command, folder="/scratch/ann/train",
-    )  # fmt: skip
+        job=case.job,
+        partition=case.partition,
+        activate=prefix,
+        launch=case.launch,
+        env=env,
+        command=case.command,
+        folder="/scratch/ann/train",
+    )
 
 
 NAMES = sorted(path.stem for path in CASES.glob("*.toml"))
@@ -129,9 +134,13 @@ def test_nothing_that_a_user_writes_is_a_directive(
 ) -> None:
     expected = directives(scheduler, script(DIALECTS[scheduler], PLAIN))
     batch = PLAIN._replace(
-        command=("python", *words), folder=f"/{value}", activate=f"/{value}", log=f"/{value}",
-        env=(("X", value),), launch=("srun", *(word for word in words if word != HOSTFILE)),
-    )  # fmt: skip
+        command=("python", *words),
+        folder=f"/{value}",
+        activate=f"/{value}",
+        log=f"/{value}",
+        env=(("X", value),),
+        launch=("srun", *(word for word in words if word != HOSTFILE)),
+    )
     assert directives(scheduler, script(DIALECTS[scheduler], batch)) == expected
 
 
@@ -142,9 +151,11 @@ def test_words_arrive_as_they_are(
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
     batch = PLAIN._replace(
-        launch=("printf", "%s\\0"), env=(("X", value),), folder=str(folder),
+        launch=("printf", "%s\\0"),
+        env=(("X", value),),
+        folder=str(folder),
         command=("[", *words, "]"),
-    )  # fmt: skip
+    )
     done = run(script(DIALECTS["slurm"], batch), folder, SLURM_JOB_ID="7")
     *printed, last = done.stdout.split(b"\0")
     assert printed == [word.encode() for word in batch.command]
@@ -456,9 +467,12 @@ def test_options_are_judged_like_a_recipe(field: str, value: str) -> None:
 def test_a_job_whose_image_was_removed_says_what_to_do(tmp_path: Path) -> None:
     found = case(NAMES[0])
     batch = BatchJob(
-        found.job, found.partition, command=("echo", "it ran"), folder=str(tmp_path),
+        found.job,
+        found.partition,
+        command=("echo", "it ran"),
+        folder=str(tmp_path),
         image=str(tmp_path / "env.sqsh"),
-    )  # fmt: skip
+    )
     text = script(DIALECTS[found.scheduler], batch)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
     assert (done.returncode, "it ran" in done.stdout) == (1, False)

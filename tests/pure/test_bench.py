@@ -98,15 +98,21 @@ def test_the_yardstick_is_read_whatever_is_around_it() -> None:
 def test_all_figures_become_measurements() -> None:
     found = list(bench.measurements([Benchmark(SUBJECT, GOOD, MPI, (ONE,))]))
     assert [each[1:] for each in found if each.name == "allreduce bandwidth"] == [
-        (0.01205, "GB/s", SUBJECT, 1024, 2), (4.194, "GB/s", SUBJECT, 64 * MIB, 2),
-        (0.3413, "GB/s", "MPI alone", 1024, 2), (5.592, "GB/s", "MPI alone", 64 * MIB, 2),
-    ]  # fmt: skip
+        (0.01205, "GB/s", SUBJECT, 1024, 2),
+        (4.194, "GB/s", SUBJECT, 64 * MIB, 2),
+        (0.3413, "GB/s", "MPI alone", 1024, 2),
+        (5.592, "GB/s", "MPI alone", 64 * MIB, 2),
+    ]
     assert [each[1:] for each in found if each.name == "training speed"] == [
-        (1422.0, "samples/s", SUBJECT, None, 1), (2560.0, "samples/s", SUBJECT, None, 2),
-    ]  # fmt: skip
+        (1422.0, "samples/s", SUBJECT, None, 1),
+        (2560.0, "samples/s", SUBJECT, None, 2),
+    ]
     assert [each.value for each in found if each.name == "allreduce latency"] == [
-        85, 16000, 3, 12000
-    ]  # fmt: skip
+        85,
+        16000,
+        3,
+        12000,
+    ]
 
 
 def test_one_rank_has_no_bandwidth() -> None:
@@ -133,8 +139,16 @@ def test_good_figures() -> None:
         "64 MiB: 4.19 GB/s, 75 % of MPI alone; 1 KiB: 85 us; 2 ranks train 1.8 times as fast as 1 (90 %)"
     )
     assert judgement.evidence.splitlines()[2].split() == [
-        "64", "MiB", "16000.0", "14400.0", "16000.0", "16000.0", "4.194", "75", "%"
-    ]  # fmt: skip
+        "64",
+        "MiB",
+        "16000.0",
+        "14400.0",
+        "16000.0",
+        "16000.0",
+        "4.194",
+        "75",
+        "%",
+    ]
 
 
 def test_what_was_not_measured_is_told() -> None:
@@ -161,12 +175,14 @@ def judged(*references: Reference) -> tuple[str, str]:
 def test_a_figure_that_misses_its_reference_fails() -> None:
     slow = REFERENCE._replace(value=5.2, lower=-0.15)
     assert judged(slow) == (
-        "fail", "allreduce bandwidth at 64 MiB is 4.194 GB/s, less than 4.42 (5.2 GB/s -15 %)"
-    )  # fmt: skip
+        "fail",
+        "allreduce bandwidth at 64 MiB is 4.194 GB/s, less than 4.42 (5.2 GB/s -15 %)",
+    )
     late = Reference("allreduce latency", SUBJECT, 50, "us", "1KiB", 2, upper=0.5)
     assert judged(REFERENCE, late) == (
-        "fail", "allreduce latency at 1 KiB with 2 ranks is 85 us, more than 75 (50 us +50 %)"
-    )  # fmt: skip
+        "fail",
+        "allreduce latency at 1 KiB with 2 ranks is 85 us, more than 75 (50 us +50 %)",
+    )
     train = Reference("training speed", SUBJECT, 2000, "samples/s", ranks=1, lower=-0.1)
     assert judged(train)[1].startswith("training speed with 1 ranks is 1422 samples/s, less than")
 
@@ -174,10 +190,13 @@ def test_a_figure_that_misses_its_reference_fails() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"ranks": 8}, {"nodes": 2}, {"subject": "torch over Gloo"}, {"subject": "MPI alone"},
+        {"ranks": 8},
+        {"nodes": 2},
+        {"subject": "torch over Gloo"},
+        {"subject": "MPI alone"},
         {"measure": "training speed", "unit": "samples/s", "size": None, "ranks": 4},
     ],
-)  # fmt: skip
+)
 def test_a_reference_for_other_ranks_hosts_or_subjects_is_left_alone(other: dict[str, Any]) -> None:
     assert judged(REFERENCE._replace(value=1e6, **other))[0] == "pass"
 
@@ -207,8 +226,9 @@ def test_times_that_no_clock_can_show_are_no_figures(what: str, seconds: list[fl
     odd = Benchmark(SUBJECT, run(2, Timed(what, 64 * MIB, seconds)), MPI, (ONE,))
     status, message, evidence, _ = bench.judge_speed(odd, (REFERENCE,))
     assert (status, message) == (
-        "fail", "with 2 ranks: rank 0 on n1 reported times that no clock can show"
-    )  # fmt: skip
+        "fail",
+        "with 2 ranks: rank 0 on n1 reported times that no clock can show",
+    )
     assert evidence == f"rank 0 on n1: seconds {seconds} for {64 * MIB}"
     assert {each.ranks for each in bench.measurements([odd]) if each.subject == SUBJECT} == {1}
 
@@ -235,8 +255,9 @@ def test_gpus_have_a_yardstick_of_their_own() -> None:
     wanted = REFERENCE._replace(subject="NCCL alone", value=10)
     judged = dict(bench.judge_yardsticks(both, (wanted,)))
     assert {name: each.status for name, each in judged.items()} == {
-        "MPI alone": "pass", "NCCL alone": "fail",
-    }  # fmt: skip
+        "MPI alone": "pass",
+        "NCCL alone": "fail",
+    }
     assert judged["MPI alone"].message == "64 MiB: 5.59 GB/s; 1 KiB: 3 us"
     (reached,) = bench.judge_yardsticks(both[:1], (wanted._replace(value=5.5),))
     assert reached[1].status == "pass"
@@ -347,9 +368,12 @@ CYCLE: Final = "HOROVOD_CYCLE_TIME"
     ],
 )
 def test_variables_of_ranks(
-    words: tuple[str, ...], given: str | None, name: str, value: str | None,
+    words: tuple[str, ...],
+    given: str | None,
+    name: str,
+    value: str | None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.delenv(name, raising=False)
     if given:
         monkeypatch.setenv(name, given)
@@ -428,9 +452,15 @@ def test_references_do_not_change_what_is_built(tmp_path: Path, facts: Facts) ->
 
 
 @pytest.mark.parametrize(
-    "words", [["--bench-time", "5"], ["--bench", "--bench-time", "0"], ["--bench", "--timeout", "0"],
-     ["--bench", "--bench-time", "nan"], ["--timeout", "inf"]],
+    "words",
+    [
+        ["--bench-time", "5"],
+        ["--bench", "--bench-time", "0"],
+        ["--bench", "--timeout", "0"],
+        ["--bench", "--bench-time", "nan"],
+        ["--timeout", "inf"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_times_that_make_no_sense(words: list[str], hvdenv: Hvdenv) -> None:
     assert "what to do: " in hvdenv("verify", *words, "--prefix", "/nowhere", code=2).err

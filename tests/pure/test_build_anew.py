@@ -139,10 +139,20 @@ class Site(NamedTuple):
             steps = tuple(step for step in steps if step.name in ("environment", *STEPS[-2:]))
         own = Interpreter(sys.executable, "3.11.0")
         return Plan(
-            recipe="local", variants=(), python=own, versions={}, generation=GENERATION,
-            environment=venv, wheel=wheel, variables={}, step_variables={"TMPDIR": str(TEMPORARY)},
-            steps=steps, wheel_inputs={}, digest=DIGEST, locked=self.locked,
-        )  # fmt: skip
+            recipe="local",
+            variants=(),
+            python=own,
+            versions={},
+            generation=GENERATION,
+            environment=venv,
+            wheel=wheel,
+            variables={},
+            step_variables={"TMPDIR": str(TEMPORARY)},
+            steps=steps,
+            wheel_inputs={},
+            digest=DIGEST,
+            locked=self.locked,
+        )
 
     def build(
         self, *, rebuild: bool = False, accepted: tuple[str, ...] = ()

@@ -40,8 +40,11 @@ def judged(
     listed.write_text(packages)
     done = subprocess.run(
         [sys.executable, STEP_PROGRAMS / "check_requirements.py", listed],
-        env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert not done.stderr
     return done.returncode, done.stdout.splitlines()
 
@@ -61,13 +64,23 @@ def test_metadata_that_cannot_be_parsed_is_passed_over(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("gone", "made", "packages", "printed"),
     [
-        ("deep-1.5", "", "app===1.0\nlib===2.1\n", ["lib 2.1 requires deep>=1, which is not installed"]),
-        ("deep-1.5", "deep-0.9", "app===1.0\nlib===2.1\n", ["lib 2.1 requires deep>=1, and 0.9 is installed"]),
+        (
+            "deep-1.5",
+            "",
+            "app===1.0\nlib===2.1\n",
+            ["lib 2.1 requires deep>=1, which is not installed"],
+        ),
+        (
+            "deep-1.5",
+            "deep-0.9",
+            "app===1.0\nlib===2.1\n",
+            ["lib 2.1 requires deep>=1, and 0.9 is installed"],
+        ),
         ("app-1.0", "", "app===1.0\n", ["app 1.0 is not installed"]),
         ("app-1.0", "app-1.1", "app===1.0\n", ["app 1.1 is installed, not 1.0"]),
         ("", "bad-1", "app===1.0\nlib===2.1\n", ["2 packages have all that they require"]),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing(
     folder: Path, gone: str, made: str, packages: str, printed: list[str]
 ) -> None:

@@ -33,10 +33,16 @@ MPI = (Mpi("Open MPI", "5.0.11"), "/env/bin/mpirun (Open MPI 5.0.11)")
 def extension(framework: str, **changed: Any) -> Extension:
     built = {"MPI": 1, "Gloo": 1, "NCCL": 0, "DDL": 0, "CCL": 0, "MLSL": None, "CUDA": 0, "ROCm": 0}
     facts = {
-        "python": "/env/bin/python", "horovod": "/env/horovod", "path": f"/env/horovod/{framework}.so",
-        "size": 2_000_000, "built_with": "2.1", "installed": "2.1", "version": "0.28.1",
-        "built": {**built, **changed.pop("built", {})}, "gpus": 0,
-    }  # fmt: skip
+        "python": "/env/bin/python",
+        "horovod": "/env/horovod",
+        "path": f"/env/horovod/{framework}.so",
+        "size": 2_000_000,
+        "built_with": "2.1",
+        "installed": "2.1",
+        "version": "0.28.1",
+        "built": {**built, **changed.pop("built", {})},
+        "gpus": 0,
+    }
     found = changed.pop("outcome", outcome())
     return Extension(framework, found, ExtensionFacts(framework, **{**facts, **changed}))
 
@@ -117,29 +123,41 @@ BROKEN_TENSORFLOW = extension("tensorflow", error="ImportError: x", built={"NCCL
     [
         (text(*ALL_ROWS), LOCAL, {}, "pass", "Horovod 0.28.1"),
         (
-            text(*ALL_ROWS), Expectation(("torch",)), {},
-            "pass", "Horovod 0.28.1; TensorFlow was built but not requested",
+            text(*ALL_ROWS),
+            Expectation(("torch",)),
+            {},
+            "pass",
+            "Horovod 0.28.1; TensorFlow was built but not requested",
         ),
         (without("F/PyTorch"), LOCAL, {}, "fail", "expected, but not marked: PyTorch"),
         (without("C/MPI"), LOCAL, {}, "fail", "expected, but not marked: MPI"),
         (without("T/Gloo"), LOCAL, {}, "fail", "expected, but not marked: Gloo"),
         (
-            text(*ALL_ROWS), ANYTHING, {"torch": absent("torch")},
-            "pass", "Horovod 0.28.1; it marks PyTorch, which has no extension (a known bug of Horovod)",
+            text(*ALL_ROWS),
+            ANYTHING,
+            {"torch": absent("torch")},
+            "pass",
+            "Horovod 0.28.1; it marks PyTorch, which has no extension (a known bug of Horovod)",
         ),
         (
-            WITH_NCCL, LOCAL, {}, "fail",
+            WITH_NCCL,
+            LOCAL,
+            {},
+            "fail",
             "it marks NCCL, but the extensions report that they were built without: the table describes"
             " another installation",
         ),
         # An extension that does not load may have it: that horovodrun cannot be called a liar.
         (WITH_NCCL, LOCAL, {"tensorflow": BROKEN_TENSORFLOW}, "pass", "Horovod 0.28.1"),
         (
-            text(*ALL_ROWS, version="0.27.0"), LOCAL, {},
-            "fail", "horovodrun belongs to Horovod 0.27.0, the package is 0.28.1",
+            text(*ALL_ROWS, version="0.27.0"),
+            LOCAL,
+            {},
+            "fail",
+            "horovodrun belongs to Horovod 0.27.0, the package is 0.28.1",
         ),
     ],
-)  # fmt: skip
+)
 def test_check_build(
     printed: str, expectation: Expectation, changed: dict[str, Extension], status: str, message: str
 ) -> None:
@@ -204,7 +222,8 @@ HUNG = outcome("", -9, timed_out=True)
 BROKEN: dict[str, tuple[Extension, str]] = {
     "missing": (absent("torch"), "the extension is missing: /env/horovod/torch.so"),
     "no package": (
-        Extension("torch", outcome(), ExtensionFacts("torch")), "there is no package horovod",
+        Extension("torch", outcome(), ExtensionFacts("torch")),
+        "there is no package horovod",
     ),
     "crash": (Extension("torch", outcome("Fatal", -11)), "was ended by SIGSEGV"),
     "hang": (Extension("torch", HUNG), "did not finish within 60 s"),
@@ -215,7 +234,8 @@ BROKEN: dict[str, tuple[Extension, str]] = {
     ),
     "other version": (extension("torch", installed="2.2"), OTHER),
     "other version that does not import": (
-        extension("torch", installed="2.2", error="ImportError: undefined symbol"), OTHER,
+        extension("torch", installed="2.2", error="ImportError: undefined symbol"),
+        OTHER,
     ),
     "not recorded": (extension("torch", built_with=""), "built with torch (not recorded), but 2.1"),
     "cannot be asked": (extension("torch", built={"MPI": None}), "does not report what was built"),
@@ -228,7 +248,7 @@ BROKEN: dict[str, tuple[Extension, str]] = {
         absent("torch", others=["a.cpython-39.so"]),
         "torch.so; existing ones are for another Python: a.cpython-39.so",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -382,9 +402,13 @@ def test_operations() -> None:
     *_, finding = operation_findings(with_nccl, rank_run(failed=1), expected)
     message = "it was built, but the ranks over MPI failed"
     assert finding == Finding(
-        "operation", "MPI in torch", "unproven", message, remedy="see allreduce",
+        "operation",
+        "MPI in torch",
+        "unproven",
+        message,
+        remedy="see allreduce",
         about=About(("torch",), (), ("MPI",)),
-    )  # fmt: skip
+    )
     found = operations(extension("torch"), rank_run(), ANYTHING)
     assert found == {"MPI in torch": "pass", "Gloo in torch": "unproven"}
     assert not operations(extension("torch"), rank_run(), Expectation(("tensorflow",)))
@@ -433,10 +457,15 @@ def test_table() -> None:
         # perhaps it has only one of them
         (("torch",), None, ("MPI", "Gloo"), ["torch MPI", "torch Gloo"]),
         # both frameworks cover both controllers
-        (("tensorflow", "torch"), ("MPI", "Gloo"), ("MPI", "Gloo"), ["tensorflow Gloo", "torch MPI"]),
+        (
+            ("tensorflow", "torch"),
+            ("MPI", "Gloo"),
+            ("MPI", "Gloo"),
+            ["tensorflow Gloo", "torch MPI"],
+        ),
         (("tensorflow", "torch"), ("Gloo",), ("MPI", "Gloo"), ["tensorflow Gloo", "torch Gloo"]),
     ],
-)  # fmt: skip
+)
 def test_each_framework_trains_over_one_of_the_expected_controllers(
     frameworks: tuple[str, ...],
     stated: tuple[str, ...] | None,

@@ -49,12 +49,21 @@ def test_version(hvdenv: Hvdenv) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        (), ("biuld",), ("--no-such-option",), ("show", "local", "--no-such-option"), ("build",),
-        ("plan", "local", "--format", "zsh"), ("completion", "fish"), ("show", "local", "--variant"),
-        ("build", "local", "--quiet", "--verbose"), ("envs", "rollback"), ("show",), ("--", "show"),
+        (),
+        ("biuld",),
+        ("--no-such-option",),
+        ("show", "local", "--no-such-option"),
+        ("build",),
+        ("plan", "local", "--format", "zsh"),
+        ("completion", "fish"),
+        ("show", "local", "--variant"),
+        ("build", "local", "--quiet", "--verbose"),
+        ("envs", "rollback"),
+        ("show",),
+        ("--", "show"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
     said = hvdenv(*words, code=2)
     assert "Traceback" not in said.err
@@ -69,7 +78,11 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
         (("show", "local+torch"), 2, 'did you mean "local --variant torch"'),
         (("show", "./none.toml"), 2, "error: none.toml: cannot read this file: No such file"),
         (("show", "local", "--variant", "conda"), 2, 'has no variant "conda"'),
-        (("show", "local", "--variant", "torch", "--variant", "tensorflow"), 2, "both set horovod.frameworks"),
+        (
+            ("show", "local", "--variant", "torch", "--variant", "tensorflow"),
+            2,
+            "both set horovod.frameworks",
+        ),
         (("show", "local", "--set", "x"), 2, "write KEY=VALUE"),
         (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
         (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
@@ -81,11 +94,15 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
         (("envs", "rollback", "none"), 2, "no environments are named none"),
         (("envs", "prune", "--keep", "0"), 2, "--keep must be 1 or more"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_of_users_are_said_on_standard_error(
-    words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv, tmp_path: Path,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+    hvdenv: Hvdenv,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     shown = hvdenv(*words, code=code)
     assert shown.out == ""
@@ -322,17 +339,29 @@ def test_a_command_alone_lists(
     ("words", "error", "remedy"),
     [
         (("verify", "local", "--quik"), '--quik; did you mean "--quick"?', "verify --help"),
-        (("module", "local", "--output", "x"), "unrecognized arguments: --output x\n", "module --help"),
+        (
+            ("module", "local", "--output", "x"),
+            "unrecognized arguments: --output x\n",
+            "module --help",
+        ),
         (("--verison",), '--verison; did you mean "--version"?', "--help"),
         (("job", "local", "python", "x"), "python x; write -- before the command", "job --help"),
         (("wheels", "verify", __file__), "this is not an index of wheels", "wheels publish /"),
         (("show", "local", "--horovod=9"), "unrecognized arguments: --horovod=9", "show --help"),
         (("wheels", "export"), "invalid choice: 'export' (choose from", "wheels --help"),
         (("wheels", "publish"), "arguments are required: DIR\n", "wheels publish --help"),
-        (("plan", "local", "--python", "/bin/python3"), "'/bin/python3' is not a version such as 3.11", "plan --help"),
-        (("wheels", "verify", "/nowhere"), "/nowhere: this is not an index", "wheels publish /nowhere"),
+        (
+            ("plan", "local", "--python", "/bin/python3"),
+            "'/bin/python3' is not a version such as 3.11",
+            "plan --help",
+        ),
+        (
+            ("wheels", "verify", "/nowhere"),
+            "/nowhere: this is not an index",
+            "wheels publish /nowhere",
+        ),
     ],
-)  # fmt: skip
+)
 def test_malformed_usage_is_one_message_with_a_remedy(
     words: tuple[str, ...], error: str, remedy: str, hvdenv: Hvdenv
 ) -> None:

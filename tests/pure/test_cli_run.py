@@ -100,9 +100,21 @@ def dry(hvdenv: Hvdenv, *words: str) -> str:
 
 def test_the_line(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     said = dry(
-        hvdenv, recipe, "-n", "8", "--hosts", "gpu32:4,gpu33:4", "--launcher", "mpirun",
-        "-x", "FOO=a b", "--", "python", "train.py", "$(reboot)",
-    )  # fmt: skip
+        hvdenv,
+        recipe,
+        "-n",
+        "8",
+        "--hosts",
+        "gpu32:4,gpu33:4",
+        "--launcher",
+        "mpirun",
+        "-x",
+        "FOO=a b",
+        "--",
+        "python",
+        "train.py",
+        "$(reboot)",
+    )
     before = f"( . {built}/activate.sh && export FOO='a b'"
     assert said.startswith(before)
     assert " && exec mpirun -np 8 -H gpu32:4,gpu33:4 " in said
@@ -208,8 +220,18 @@ def imaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_ranks_in_an_image(imaged: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     """The hosts' modules are loaded, and their mpirun starts each rank in the image."""
     said = dry(
-        hvdenv, imaged, "-n", "4", "--hosts", "a:2,b:2", "--launcher", "mpirun", "--", "python", "x.py",
-    )  # fmt: skip
+        hvdenv,
+        imaged,
+        "-n",
+        "4",
+        "--hosts",
+        "a:2,b:2",
+        "--launcher",
+        "mpirun",
+        "--",
+        "python",
+        "x.py",
+    )
     assert "module load openmpi/4.1.8" in said and "module load singularity/3.9.7" in said
     assert subprocess.run(["bash", "-n", "-c", said], check=False).returncode == 0
     assert " mpirun -np 4 -H a:2,b:2 " in said and "VIRTUAL_ENV" not in said
@@ -319,9 +341,12 @@ def test_the_allocation_decides(
     recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
-        ("JOB_ID", "7"), ("JOB_NODELIST", "gpu[32-33]"), ("NTASKS", "8"),
-        ("TASKS_PER_NODE", "4(x2)"), ("JOB_CPUS_PER_NODE", "4(x2)"),
-    ):  # fmt: skip
+        ("JOB_ID", "7"),
+        ("JOB_NODELIST", "gpu[32-33]"),
+        ("NTASKS", "8"),
+        ("TASKS_PER_NODE", "4(x2)"),
+        ("JOB_CPUS_PER_NODE", "4(x2)"),
+    ):
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert "srun -n 8 --quit-on-interrupt python" in dry(hvdenv, recipe, "--", "python", "x.py")
     launcher = ("--launcher", "horovodrun-mpi")
@@ -432,9 +457,13 @@ def test_a_damaged_environment_is_to_be_rebuilt(
 
 def process(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hvdenv", *words], env={**os.environ, **variables},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "hvdenv", *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
@@ -526,10 +555,15 @@ def test_shells(shell: str, tmp_path: Path) -> None:
     for name, text in start_files(str(activate), "site+x", folder).items():
         (folder / name).write_text(text)
     done = subprocess.run(
-        shell_command(shell, folder), env={"HOME": str(home), "PATH": os.environ["PATH"]},
-        input='echo "$VIRTUAL_ENV" "$PS1" "${OWN-}"; exit 7\n', capture_output=True, text=True,
-        check=False, timeout=300, start_new_session=True,
-    )  # fmt: skip
+        shell_command(shell, folder),
+        env={"HOME": str(home), "PATH": os.environ["PATH"]},
+        input='echo "$VIRTUAL_ENV" "$PS1" "${OWN-}"; exit 7\n',
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        start_new_session=True,
+    )
     assert done.returncode == 7, done.stderr
     assert "/env (site+x) " in done.stdout
     if shell not in ("sh", "dash"):
@@ -576,9 +610,12 @@ def test_exit_codes(script: str, code: int) -> None:
 
 def test_files_and_variables_go_through() -> None:
     done = subprocess.run(
-        handed("sh", "-c", "cat; echo $A >&2"), input=b"\0\xff\n",
-        env={**os.environ, "A": "1", "PYTHONPATH": "/x"}, capture_output=True, check=False,
-    )  # fmt: skip
+        handed("sh", "-c", "cat; echo $A >&2"),
+        input=b"\0\xff\n",
+        env={**os.environ, "A": "1", "PYTHONPATH": "/x"},
+        capture_output=True,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == (b"\0\xff\n", b"1\n")
 
 
@@ -626,7 +663,9 @@ def test_signals_reach_all(number: int) -> None:
     script = "trap 'exit 9' INT TERM HUP QUIT; sleep 600; exit 8"
     # What ignores a signal, as tests in the background of a shell do, hands that on.
     words = handed("bash", "-c", script)
-    with subprocess.Popen(words, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)) as process:  # fmt: skip
+    with subprocess.Popen(
+        words, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
+    ) as process:
         below = children(process.pid, "sleep")
         process.send_signal(number)
         assert process.wait(60) == 9
@@ -657,9 +696,10 @@ def test_what_is_ignored_is_not_forwarded() -> None:
     """Also to a program that has a handler of its own, such as mpirun."""
     program = handed("bash", "-c", 'python3 -c "$0" && exit 4', SLEEPER)
     with subprocess.Popen(
-        program, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        program,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
         stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGHUP)
@@ -668,9 +708,11 @@ def test_what_is_ignored_is_not_forwarded() -> None:
 
 def test_a_caller_that_ignores_ended_children_gets_the_exit_code() -> None:
     done = subprocess.run(
-        handed("sh", "-c", "sleep 0.2; exit 3"), check=False, timeout=60,
+        handed("sh", "-c", "sleep 0.2; exit 3"),
+        check=False,
+        timeout=60,
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-    )  # fmt: skip
+    )
     assert done.returncode == 3
 
 

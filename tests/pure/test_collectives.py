@@ -88,13 +88,15 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], n
 
 WRONG: dict[str, tuple[list[Received], str]] = {
     "on both": (
-        [report(rank, wrong=2, cases=["float32 17: element 0 is 1, expected 2", "b"]) for rank in (0, 1)],
+        [
+            report(rank, wrong=2, cases=["float32 17: element 0 is 1, expected 2", "b"])
+            for rank in (0, 1)
+        ],
         "wrong on each of 2 ranks, in 2 of 5 cases: float32 17: element 0 is 1, expected 2",
     ),
     "given up": (
         [report(r, right=0, wrong=1, cases=["x: shut down"], ended="shut down") for r in (0, 1)],
-        "wrong on each of 2 ranks, in 1 of 1 cases: x: shut down;"
-        " nothing was tried after that",
+        "wrong on each of 2 ranks, in 1 of 1 cases: x: shut down; nothing was tried after that",
     ),
     "no float32": (
         [report(r, skipped=[["float32", "Tensor type x is not supported", 4]]) for r in (0, 1)],
@@ -105,7 +107,7 @@ WRONG: dict[str, tuple[list[Received], str]] = {
         "ranks skipped different cases: rank 0 on n1 skipped nothing;"
         " rank 1 on n1 skipped there is no hvd.alltoall",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -147,8 +149,9 @@ def test_allreduces_that_are_wrong_come_first() -> None:
     wrong = result(1, failed=1, wrong=["x"])
     ((_, judgement),) = judge_operations(run_of(report(0), report(1), wrong))
     assert (judgement.status, judgement.message) == (
-        "skip", "the ranks did not reach it: see allreduce",
-    )  # fmt: skip
+        "skip",
+        "the ranks did not reach it: see allreduce",
+    )
 
 
 def test_secrets_are_hidden() -> None:
@@ -162,10 +165,14 @@ COUNTS = st.integers(0, 3)
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["a", "b"]), COUNTS, COUNTS), min_size=1, max_size=2,
-             unique_by=lambda one: one[0]),
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), COUNTS, COUNTS),
+        min_size=1,
+        max_size=2,
+        unique_by=lambda one: one[0],
+    ),
     st.lists(st.tuples(COUNTS, COUNTS), min_size=2, max_size=2),
-)  # fmt: skip
+)
 def test_a_wrong_case_is_never_passed(
     first: list[tuple[str, int, int]], others: list[tuple[int, int]]
 ) -> None:
@@ -305,11 +312,16 @@ def test_tensorflow_joins_where_horovod_has_a_kernel(
 
 ABSENT = [
     (ValueError("Tensor type torch.BoolTensor is not supported."), "float32"),
-    (TypeError("Value passed to parameter 'tensor' has DataType bool not in list of allowed"
-               " values: uint8"), "float32"),
+    (
+        TypeError(
+            "Value passed to parameter 'tensor' has DataType bool not in list of allowed"
+            " values: uint8"
+        ),
+        "float32",
+    ),
     (RuntimeError("Type bool is not supported in NCCL mode."), "float32"),
     (NotImplementedError("Adasum does not support non-global process sets yet."), ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("error", "dtype"), ABSENT)

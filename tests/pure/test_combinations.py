@@ -38,13 +38,25 @@ PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))
 
 def row(name: str = "one", torch: str = "2.6.0+cu124", python: str = "3.12.1", **other: Any) -> Row:
     known: dict[str, Any] = {
-        "date": "2026-11-22", "hvdenv": "0.1.0", "horovod": "0.28.1", "frameworks": {"torch": torch},
-        "mpi": "openmpi", "mpi_version": "4.1.8", "cuda": "",
-        "patches": ("torch-cxx17",), "packages": {"numpy": "2.1.0"}, "compiler": "g++ 12.2.0",
-        "glibc": "2.36", "system": "Debian GNU/Linux 12", "machine": "x86_64", "build_seconds": 200.0,
-        "verify_seconds": 60.0, "verdict": "pass", "judged": PASSED,
+        "date": "2026-11-22",
+        "hvdenv": "0.1.0",
+        "horovod": "0.28.1",
+        "frameworks": {"torch": torch},
+        "mpi": "openmpi",
+        "mpi_version": "4.1.8",
+        "cuda": "",
+        "patches": ("torch-cxx17",),
+        "packages": {"numpy": "2.1.0"},
+        "compiler": "g++ 12.2.0",
+        "glibc": "2.36",
+        "system": "Debian GNU/Linux 12",
+        "machine": "x86_64",
+        "build_seconds": 200.0,
+        "verify_seconds": 60.0,
+        "verdict": "pass",
+        "judged": PASSED,
         "settings": {"packages.numpy": '"<2"'},
-    }  # fmt: skip
+    }
     return Row(name=name, python=python, **{**known, **other})
 
 
@@ -130,8 +142,12 @@ def test_the_page_has_every_row() -> None:
 def test_wanted_combinations(tmp_path: Path) -> None:
     wanted = all_wanted()
     assert len({each.name for each in wanted}) == len(wanted) >= 16
-    minor = {(name, ".".join(version.split(".")[:2]))
-             for each in wanted for name in ("torch", "tensorflow") if (version := getattr(each, name))}  # fmt: skip
+    minor = {
+        (name, ".".join(version.split(".")[:2]))
+        for each in wanted
+        for name in ("torch", "tensorflow")
+        if (version := getattr(each, name))
+    }
     torch = {"1.12", "1.13", "2.0", "2.1", "2.4", "2.6", "2.8", "2.13", "2.15"}
     tensorflow = {"2.10", "2.11", "2.12", "2.13", "2.15", "2.16", "2.18", "2.20", "2.21"}
     assert minor >= {("torch", each) for each in torch} | {("tensorflow", t) for t in tensorflow}
@@ -194,9 +210,10 @@ def test_the_worst_finding_counts() -> None:
         {"subject": "tensorflow over MPI", "status": "skip"},
     ]
     assert script.judged_of(("torch", "tensorflow"), findings) == (
-        Judged("torch", "mpi", "fail"), Judged("torch", "gloo", "pass"),
+        Judged("torch", "mpi", "fail"),
+        Judged("torch", "gloo", "pass"),
         Judged("tensorflow", "gloo", "unproven"),
-    )  # fmt: skip
+    )
 
 
 def test_failures_that_are_the_machines_fault_exist() -> None:
@@ -324,9 +341,13 @@ def test_the_row_of_a_verify_that_failed_has_the_findings(stand_in: StandIn) -> 
     ],
 )
 def test_faults_of_the_machine_give_no_row(
-    stand_in: StandIn, command: str, other: dict[str, Any], why: str,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    stand_in: StandIn,
+    command: str,
+    other: dict[str, Any],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stand_in.answer(command, {}, **other)
     stand_in.answer("doctor", {"causes": [{"id": "disk-full", "cause": "full", "line": ""}]})
     if "sleep" in other:

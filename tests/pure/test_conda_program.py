@@ -34,9 +34,13 @@ def run(*words: str | Path, path: str = "/nowhere") -> subprocess.CompletedProce
     """Run it without py-rattler and, unless PATH has one, without a conda program."""
     return subprocess.run(
         [sys.executable, "-E", "-S", str(PROGRAM), *map(str, words)],
-        env={"PATH": path}, text=True, check=False, timeout=60,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        env={"PATH": path},
+        text=True,
+        check=False,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def written(folder: Path, **changed: Any) -> Path:
@@ -246,16 +250,21 @@ def site(tmp_path: Path) -> Path:
     (root / "lib64").symlink_to("lib")
     placed = {"path_type": "hardlink", "prefix_placeholder": PLACEHOLDER}
     record = {
-        "name": "tool", "version": "1.0", "build": "0", "sha256": "ab",
+        "name": "tool",
+        "version": "1.0",
+        "build": "0",
+        "sha256": "ab",
         "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
         "channel": "https://conda.example.org/site/linux-64",
-        "paths_data": {"paths": [
-            {"_path": "bin/tool", "file_mode": "text", **placed},
-            {"_path": "lib/libtool.so", "file_mode": "binary", **placed},
-            {"_path": "bin/entry", "path_type": "unix_python_entry_point"},
-            {"_path": "lib/plain.so", "path_type": "hardlink", "sha256_in_prefix": "cd"},
-        ]},
-    }  # fmt: skip
+        "paths_data": {
+            "paths": [
+                {"_path": "bin/tool", "file_mode": "text", **placed},
+                {"_path": "lib/libtool.so", "file_mode": "binary", **placed},
+                {"_path": "bin/entry", "path_type": "unix_python_entry_point"},
+                {"_path": "lib/plain.so", "path_type": "hardlink", "sha256_in_prefix": "cd"},
+            ]
+        },
+    }
     (root / "conda-meta").mkdir()
     (root / "conda-meta/history").touch()
     (root / "conda-meta/tool-1.0-0.json").write_text(json.dumps(record))
@@ -290,9 +299,14 @@ def test_a_copy(site: Path, tmp_path: Path) -> None:
     record = json.loads((copy / "conda-meta/tool-1.0-0.json").read_text())
     assert record == json.loads((site / "conda-meta/tool-1.0-0.json").read_text())
     assert json.loads((tmp_path / "report.json").read_text()) == [
-        {"name": "tool", "version": "1.0", "build": "0", "sha256": "ab",
-         "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda"},
-    ]  # fmt: skip
+        {
+            "name": "tool",
+            "version": "1.0",
+            "build": "0",
+            "sha256": "ab",
+            "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
+        },
+    ]
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
 
 

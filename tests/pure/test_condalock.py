@@ -27,10 +27,18 @@ SPEC = {
 def record(name: str, version: str, *depends: str, **changed: object) -> dict[str, object]:
     subdir, build = changed.pop("subdir", "linux-64"), changed.pop("build", "h1_0")
     return {
-        "name": name, "version": version, "build": build, "size": 7, "constrains": [],
-        "url": f"{CHANNEL}/{subdir}/{name}-{version}-{build}.conda", "depends": list(depends),
-        "sha256": "ab" * 32, "md5": "cd" * 16, "timestamp": 1_700_000_000_000, **changed,
-    }  # fmt: skip
+        "name": name,
+        "version": version,
+        "build": build,
+        "size": 7,
+        "constrains": [],
+        "url": f"{CHANNEL}/{subdir}/{name}-{version}-{build}.conda",
+        "depends": list(depends),
+        "sha256": "ab" * 32,
+        "md5": "cd" * 16,
+        "timestamp": 1_700_000_000_000,
+        **changed,
+    }
 
 
 RECORDS = [
@@ -57,8 +65,10 @@ def test_what_a_lock_holds(lock: CondaLock, text: str) -> None:
     assert [each.name for each in lock.packages] == ["libblas", "numpy", "python", "python_abi"]
     numpy = lock.packages[1]
     assert (numpy.file_name, numpy.build, numpy.subdir) == (
-        "numpy-1.22.0-h1_0.conda", "h1_0", "linux-64"
-    )  # fmt: skip
+        "numpy-1.22.0-h1_0.conda",
+        "h1_0",
+        "linux-64",
+    )
     assert numpy.depends == ("libblas", "python >=3.10,<3.11.0a0", "python_abi 3.10.* *_cp310")
     # conda-lock has room for one dependency of each name.
     assert lock.packages[3].depends == ("python 3.10.*,>=3.10.2",)
@@ -162,9 +172,7 @@ def test_conda_packages_that_nothing_asks_for(lock: CondaLock) -> None:
 def test_where_conda_packages_of_a_lock_come_from(
     text: str, address: str, channels: tuple[str, ...], good: bool
 ) -> None:
-    inputs = Inputs(
-        "x", (), "3.10", "linux-x86_64", Horovod("0.28.1"), conda=Conda((), channels)
-    )  # fmt: skip
+    inputs = Inputs("x", (), "3.10", "linux-x86_64", Horovod("0.28.1"), conda=Conda((), channels))
     locked = bind(
         Path("here"), inputs, {CONDA: text.replace(f"url: {CHANNEL}/", f"url: {address}/")}
     )

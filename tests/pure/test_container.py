@@ -94,7 +94,9 @@ def instructions(dockerfile: str) -> list[tuple[str, str]]:
 
 
 def shell(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["sh", "-eu"], input=script.encode(), capture_output=True, cwd=cwd, check=False)  # fmt: skip
+    return subprocess.run(
+        ["sh", "-eu"], input=script.encode(), capture_output=True, cwd=cwd, check=False
+    )
 
 
 def accepted(script: str) -> bool:
@@ -191,9 +193,18 @@ def test_packages_are_words(form: FormatName) -> None:
     install = text[text.index("apt-get install") : text.index("rm -rf /var/lib/apt")]
     words = shlex.split(install.replace("\\\n", " ").strip().removesuffix("&&"))
     assert set(words[4:]) == {
-        "a&touch", "b|c", "d*", "libfoo=1.2-3", "ca-certificates", "g++", "gcc", "openssh-client",
-        "python3.11", "python3.11-dev", "python3.11-venv",
-    }  # fmt: skip
+        "a&touch",
+        "b|c",
+        "d*",
+        "libfoo=1.2-3",
+        "ca-certificates",
+        "g++",
+        "gcc",
+        "openssh-client",
+        "python3.11",
+        "python3.11-dev",
+        "python3.11-venv",
+    }
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40))
@@ -307,15 +318,14 @@ def test_what_cannot_be_bound(bind: str) -> None:
 
 # What the tools printed, from reports of their users and from buildah 1.28 and Apptainer 1.4.5 here.
 OUTPUTS = {
-    "FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for jz9027":
-    "no range in /etc/subuid",
+    "FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for jz9027": "no range in /etc/subuid",
     "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon"
     " running?": "Docker daemon",
     "Error: creating build container: initializing source docker://debian:bookworm-slim: pinging"
     ' container registry registry-1.docker.io: Get "https://registry-1.docker.io/v2/": dial tcp:'
     " lookup registry-1.docker.io on 10.0.0.53:53: no such host": "cannot reach the container registry",
     "the build has failed for a reason that nobody knows": "could not build the image",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -352,7 +362,7 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
         # torch 2.13 needs a newer g++ than Red Hat 8 has.
         (["--set", "container.base=rockylinux:8", "--python", "3.11"], 3, "known incompatibility"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_said(
     words: list[str], code: int, said: str, hvdenv: Hvdenv
 ) -> None:

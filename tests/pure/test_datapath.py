@@ -86,11 +86,17 @@ def test_any_output_can_be_read(text: str) -> None:
 def test_loaded_libraries(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     paths = [
-        "/env/lib/libmpi.so.40.30.8", "/env/lib/libmpi.so.40.30.8", "/opt/other/libmpi.so.12",
-        "/env/libmpi_cxx.so.40", "/env/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so",
-        "/nvidia/libnccl.so.2", "/usr/lib/libstdc++.so.6.0.30", "/cray/libmpi_gnu_91.so.12",
-        "/env/libfabric-9666849b.so.1.2", "[heap]",
-    ]  # fmt: skip
+        "/env/lib/libmpi.so.40.30.8",
+        "/env/lib/libmpi.so.40.30.8",
+        "/opt/other/libmpi.so.12",
+        "/env/libmpi_cxx.so.40",
+        "/env/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so",
+        "/nvidia/libnccl.so.2",
+        "/usr/lib/libstdc++.so.6.0.30",
+        "/cray/libmpi_gnu_91.so.12",
+        "/env/libfabric-9666849b.so.1.2",
+        "[heap]",
+    ]
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 fe:00 1    {path}\n" for path in paths))
     assert rank_datapath.libraries(str(maps)) == {
         "libmpi": ["/env/lib/libmpi.so.40.30.8", "/opt/other/libmpi.so.12"],
@@ -103,9 +109,11 @@ def test_loaded_libraries(tmp_path: Path) -> None:
 
 def test_adapters(tmp_path: Path) -> None:
     ports = {
-        "mlx5_0": ("4: ACTIVE", "InfiniBand"), "mlx5_1": ("4: ACTIVE", "Ethernet"),
-        "mlx5_2": ("1: DOWN", "InfiniBand"), "hfi1_0": ("4: ACTIVE", "InfiniBand"),
-    }  # fmt: skip
+        "mlx5_0": ("4: ACTIVE", "InfiniBand"),
+        "mlx5_1": ("4: ACTIVE", "Ethernet"),
+        "mlx5_2": ("1: DOWN", "InfiniBand"),
+        "hfi1_0": ("4: ACTIVE", "InfiniBand"),
+    }
     for name, (state, layer) in ports.items():
         port = tmp_path / "infiniband" / name / "ports/1"
         port.mkdir(parents=True)
@@ -119,12 +127,16 @@ def test_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("visible", "there", "local_rank", "local_size", "wanted"),
     [
-        (4, 4, 3, 4, 3), (8, 8, 1, 2, 1), (1, 4, 3, 4, 0), (1, 1, 0, 1, 0),
+        (4, 4, 3, 4, 3),
+        (8, 8, 1, 2, 1),
+        (1, 4, 3, 4, 0),
+        (1, 1, 0, 1, 0),
         (1, 1, 1, 2, "2 ranks on this host, and 1 GPUs"),
         (2, 4, 1, 4, "4 ranks on this host, and 2 GPUs"),
-        (0, 4, 0, 1, "the framework sees none"), (0, 0, 0, 1, "no GPU here"),
+        (0, 4, 0, 1, "the framework sees none"),
+        (0, 0, 0, 1, "no GPU here"),
     ],
-)  # fmt: skip
+)
 def test_each_rank_has_a_gpu_of_its_own_or_none(
     visible: int, there: int, local_rank: int, local_size: int, wanted: int | str
 ) -> None:
@@ -258,7 +270,7 @@ def test_nccl_at_build_against_at_run() -> None:
         (Gpu("cuda:0", on_host=2), "fail"),
         (Gpu(), "unproven"),
     ],
-)  # fmt: skip
+)
 def test_why_no_rank_used_nccl(gpu: Gpu, status: str) -> None:
     assert datapath.why_no_nccl(run(rank(0, gpu=gpu), rank(1, gpu=gpu)))[0] == status
 
@@ -321,11 +333,14 @@ def test_records_of_ranks() -> None:
         (LIBRARY, OPEN_MPI),
         ("MPICH Version: 5.0.2 MPICH Release date: Fri Sep 25", Mpi("Hydra", "5.0.2")),
         ("Intel(R) MPI Library 2021.11 for Linux* OS", Mpi("Intel MPI", "2021.11")),
-        ("MPI VERSION : CRAY MPICH version 8.1.4.31 (ANL base 3.4a2)", Mpi("Cray MPICH", "8.1.4.31")),
+        (
+            "MPI VERSION : CRAY MPICH version 8.1.4.31 (ANL base 3.4a2)",
+            Mpi("Cray MPICH", "8.1.4.31"),
+        ),
         ("MVAPICH2 Version : 2.3.7", Mpi("MVAPICH", "2.3.7")),
         ("", Mpi("unknown")),
     ],
-)  # fmt: skip
+)
 def test_what_libraries_of_mpi_call_themselves(text: str, mpi: Mpi) -> None:
     assert parse_mpi_library(text) == mpi
 

@@ -269,13 +269,25 @@ PLAIN = [case for case in ALL if case.cause and case.log.isascii() and not case.
 @pytest.mark.parametrize(
     "prefix",
     [
-        "2026-11-21T10:00:00.1234567Z ", "[2026-11-21 10:00:00] ", "#12 34.56 ", "##[error]",
-        "\x1b[31m", "\x1b]0;title\x07", "[1,0]<stderr>:", "[3]<stderr>:", " 3: ", "[rank3]: ",
-        "[prterun-gpu32-100@1,0]<stderr>: ", "Sat Nov 21 10:00:00 2026[3]<stderr>:",
-        "      │ ", "  >> 643    ", "<info> [2021-12-07 10:40:07] 30a87832 || ",
-        "Nov 23 10:15:30 gpu32 python[812]: ", "[default3]:",
+        "2026-11-21T10:00:00.1234567Z ",
+        "[2026-11-21 10:00:00] ",
+        "#12 34.56 ",
+        "##[error]",
+        "\x1b[31m",
+        "\x1b]0;title\x07",
+        "[1,0]<stderr>:",
+        "[3]<stderr>:",
+        " 3: ",
+        "[rank3]: ",
+        "[prterun-gpu32-100@1,0]<stderr>: ",
+        "Sat Nov 21 10:00:00 2026[3]<stderr>:",
+        "      │ ",
+        "  >> 643    ",
+        "<info> [2021-12-07 10:40:07] 30a87832 || ",
+        "Nov 23 10:15:30 gpu32 python[812]: ",
+        "[default3]:",
     ],
-)  # fmt: skip
+)
 def test_prefixes_are_no_obstacle(prefix: str) -> None:
     for case in PLAIN[::5]:
         log = "\n".join(prefix + line for line in case.log.split("\n"))
@@ -285,10 +297,15 @@ def test_prefixes_are_no_obstacle(prefix: str) -> None:
 @pytest.mark.parametrize(
     ("prefix", "rank"),
     [
-        ("[1,3]<stderr>:", "3"), ("[3]<stdout>:", "3"), ("3: ", "3"), ("[rank3]: ", "3"),
-        ("2026-11-21T10:00:00Z [1,3]<stderr>: ", "3"), ("[gpu32:100] ", ""), ("", ""),
+        ("[1,3]<stderr>:", "3"),
+        ("[3]<stdout>:", "3"),
+        ("3: ", "3"),
+        ("[rank3]: ", "3"),
+        ("2026-11-21T10:00:00Z [1,3]<stderr>: ", "3"),
+        ("[gpu32:100] ", ""),
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_the_first_rank_is_named(prefix: str, rank: str) -> None:
     log = f"[1,0]<stdout>:ready\n{prefix}ImportError: libx.so.1: cannot open shared object file\n"
     assert read(log + "[1,2]<stderr>:RuntimeError: Horovod has been shut down.\n").rank == rank
@@ -514,9 +531,21 @@ def test_a_long_log_is_read_in_parts_and_takes_little_time() -> None:
 
 
 PIECES: Any = st.sampled_from(
-    [*(each.texts[0] for each in MEANINGS if each.texts), "\n", "\r", "\x1b[", "31m", "{0}",
-     "\udcff", "[1,0]<stderr>:", "3: ", "2026-11-21T10:00:00Z ", ": ", "x" * 2000]
-)  # fmt: skip
+    [
+        *(each.texts[0] for each in MEANINGS if each.texts),
+        "\n",
+        "\r",
+        "\x1b[",
+        "31m",
+        "{0}",
+        "\udcff",
+        "[1,0]<stderr>:",
+        "3: ",
+        "2026-11-21T10:00:00Z ",
+        ": ",
+        "x" * 2000,
+    ]
+)
 
 
 @settings(max_examples=60, deadline=None)

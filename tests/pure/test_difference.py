@@ -103,9 +103,10 @@ def test_what_hvdenv_did_not_build_has_no_flags_to_compare() -> None:
 def test_it_reads_like_a_change_log() -> None:
     found = compare(
         BUILT,
-        packages(Package("pypi", "six", "1.16.0"), Package("pypi", "wrapt", "1"), without="pip")
-        ._replace(modules={"gcc/11.3.0": ""}, horovod=horovod(wheel="f" * 64).horovod),
-    )  # fmt: skip
+        packages(
+            Package("pypi", "six", "1.16.0"), Package("pypi", "wrapt", "1"), without="pip"
+        )._replace(modules={"gcc/11.3.0": ""}, horovod=horovod(wheel="f" * 64).horovod),
+    )
     assert render(found) == (
         "Packages:\n"
         "  added    wrapt  1\n"

@@ -45,14 +45,22 @@ def begin(places: Places, name: str, identity: str, failed: str = "", log: str =
 def report(places: Places, name: str, status: str, message: str, time: float) -> None:
     places.reports.mkdir(parents=True, exist_ok=True)
     finding = {
-        "check": "allreduce", "subject": "torch over MPI", "status": status, "message": message,
+        "check": "allreduce",
+        "subject": "torch over MPI",
+        "status": status,
+        "message": message,
         "evidence": "[1,1]<stderr>:ImportError: libmpi.so.40: cannot open shared object file",
         "remedy": "",
-    }  # fmt: skip
+    }
     document = {
-        "schema": "hvdenv.report/1", "recipe": "local", "prefix": "/p", "host": "h",
-        "started": "2026-11-21T10:00:00+0000", "seconds": 1.0, "findings": [finding],
-    }  # fmt: skip
+        "schema": "hvdenv.report/1",
+        "recipe": "local",
+        "prefix": "/p",
+        "host": "h",
+        "started": "2026-11-21T10:00:00+0000",
+        "seconds": 1.0,
+        "findings": [finding],
+    }
     path = places.reports / name
     path.write_text(json.dumps(document), encoding="utf-8")
     os.utime(path, (time, time))
@@ -113,13 +121,21 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
 @pytest.mark.parametrize(
     ("log", "first", "also"),
     [
-        ("Fatal Python error: Segmentation fault", "it stopped here: a process crashed", "PYTHONFAULTHANDLER"),
-        ("/dev/x7 not found\nFatal Python error: Segmentation fault", "it stopped here: ", "lines that may say why:\n  line 1: /dev/x7"),
+        (
+            "Fatal Python error: Segmentation fault",
+            "it stopped here: a process crashed",
+            "PYTHONFAULTHANDLER",
+        ),
+        (
+            "/dev/x7 not found\nFatal Python error: Segmentation fault",
+            "it stopped here: ",
+            "lines that may say why:\n  line 1: /dev/x7",
+        ),
         (SHUT_DOWN, "follow-on error: ", "look for the first error"),
         (NOT_ALLOWED, "only a warning, harmless in most logs: ", "line 1"),
         ("all is well", "not recognised", "2>&1"),
     ],
-)  # fmt: skip
+)
 def test_how_much_is_known_comes_first(
     log: str, first: str, also: str, doctor: Callable[..., str]
 ) -> None:
@@ -132,10 +148,12 @@ def test_how_much_is_known_comes_first(
 @pytest.mark.parametrize(
     ("before", "first", "recipe"),
     [
-        ("", "`mpicxx -show`", False), ("module load gcc\n", "`module avail mpi`", False),
-        ("docker run x\n", "`apt-get update", False), ("hvdenv build x\n", "set `modules.load`", True),
+        ("", "`mpicxx -show`", False),
+        ("module load gcc\n", "`module avail mpi`", False),
+        ("docker run x\n", "`apt-get update", False),
+        ("hvdenv build x\n", "set `modules.load`", True),
     ],
-)  # fmt: skip
+)
 def test_remedies_fit_the_reader(
     before: str, first: str, recipe: bool, doctor: Callable[..., str]
 ) -> None:

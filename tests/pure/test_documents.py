@@ -19,9 +19,15 @@ CASES = Path(__file__).parents[1] / "cases"
 DOCS = Path(__file__).parents[2] / "docs"
 # By what a command of a document is covered: texts that commands of hvdenv print, or a reason.
 HOW = {
-    "plan": list, "job": list, "run": list, "shell": list, "show": list,
-    "deviation": str, "needless": str, "reader": str,
-}  # fmt: skip
+    "plan": list,
+    "job": list,
+    "run": list,
+    "shell": list,
+    "show": list,
+    "deviation": str,
+    "needless": str,
+    "reader": str,
+}
 
 
 @pytest.fixture(autouse=True)

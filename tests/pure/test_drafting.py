@@ -52,9 +52,10 @@ def wrong_and_right(draft: Draft, recipe: str, deviating: set[str]) -> tuple[lis
     ]
     others = [each for each in draft.values if not any(is_in(each, one) for one in allowed)]
     wrong = [
-        f"{'.'.join(each.key)} = {each.value!r} ({each.origin})" for each in others
+        f"{'.'.join(each.key)} = {each.value!r} ({each.origin})"
+        for each in others
         if not any(line in each.origin.text or each.origin.text in line for line in deviating)
-    ]  # fmt: skip
+    ]
     return wrong, len(draft.values) - len(others)
 
 
@@ -144,9 +145,13 @@ def test_secrets_and_control_characters_are_not_in_a_draft() -> None:
 
 
 SOURCED = (
-    "/etc/profile.d/modules.sh", "/lus/theta/conda/2021-03-02/mconda3/setup.sh", "/etc/profile",
-    "/home/bob/etc/profile", "$HOME/setup.sh", "./setup.sh",
-)  # fmt: skip
+    "/etc/profile.d/modules.sh",
+    "/lus/theta/conda/2021-03-02/mconda3/setup.sh",
+    "/etc/profile",
+    "/home/bob/etc/profile",
+    "$HOME/setup.sh",
+    "./setup.sh",
+)
 
 
 @pytest.mark.parametrize("path", SOURCED)
@@ -323,29 +328,46 @@ mpirun $OPTIONS python3 train.py
 ```
 """
 OF_PBS = (
-    "horovod.version=0.28.1", 'horovod.frameworks=["torch"]', "frameworks.torch.version=2.0.1",
-    "python.version===3.10.*", "partitions.gpuvolta.gpus=4", "horovod.gpu.operations=nccl",
-    'horovod.controllers=["mpi"]', "mpi.kind=openmpi",
-)  # fmt: skip
+    "horovod.version=0.28.1",
+    'horovod.frameworks=["torch"]',
+    "frameworks.torch.version=2.0.1",
+    "python.version===3.10.*",
+    "partitions.gpuvolta.gpus=4",
+    "horovod.gpu.operations=nccl",
+    'horovod.controllers=["mpi"]',
+    "mpi.kind=openmpi",
+)
 JOBS = {
     "types of nodes": (CLUSTER, (), {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"}, ("-q", "-P", "-pe")),
     "sizes of the whole job": (
-        (CASES / "pages" / "pbs.sh").read_text(), OF_PBS,
+        (CASES / "pages" / "pbs.sh").read_text(),
+        OF_PBS,
         {
-            "#PBS -q gpuvolta", "#PBS -P grp", "#PBS -l ncpus=96", "#PBS -l ngpus=8",
-            "#PBS -l mem=760GB", "#PBS -l walltime=01:00:00", "#PBS -l jobfs=100GB", "#PBS -l wd",
+            "#PBS -q gpuvolta",
+            "#PBS -P grp",
+            "#PBS -l ncpus=96",
+            "#PBS -l ngpus=8",
+            "#PBS -l mem=760GB",
+            "#PBS -l walltime=01:00:00",
+            "#PBS -l jobfs=100GB",
+            "#PBS -l wd",
             "#PBS -l storage=gdata/ab12+scratch/ab12",
         },
         ("-l select", "-A"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("page", "given", "wanted", "others"), JOBS.values(), ids=JOBS)
 def test_the_job_of_a_draft_is_that_of_the_page(
-    page: str, given: tuple[str, ...], wanted: set[str], others: tuple[str, ...],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv,
-) -> None:  # fmt: skip
+    page: str,
+    given: tuple[str, ...],
+    wanted: set[str],
+    others: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hvdenv: Hvdenv,
+) -> None:
     """On clusters whose scheduler differs from the shipped one."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text(page)
@@ -383,12 +405,17 @@ cpu|100|128+|256000|(null)|infinite
 def test_partitions_of_slurm() -> None:
     found = {each.key: each.value for each in here.partitions(SINFO)}
     assert found == {
-        ("partitions", "gpu", "nodes"): 6, ("partitions", "gpu", "cores"): 64,
-        ("partitions", "gpu", "memory_gb"): 502, ("partitions", "gpu", "gpus"): 4,
-        ("partitions", "gpu", "gpu"): "a100", ("partitions", "gpu", "max_time"): "2-00:00:00",
-        ("partitions", "cpu", "nodes"): 100, ("partitions", "cpu", "cores"): 128,
-        ("partitions", "cpu", "memory_gb"): 250, ("job", "partition"): "gpu",
-    }  # fmt: skip
+        ("partitions", "gpu", "nodes"): 6,
+        ("partitions", "gpu", "cores"): 64,
+        ("partitions", "gpu", "memory_gb"): 502,
+        ("partitions", "gpu", "gpus"): 4,
+        ("partitions", "gpu", "gpu"): "a100",
+        ("partitions", "gpu", "max_time"): "2-00:00:00",
+        ("partitions", "cpu", "nodes"): 100,
+        ("partitions", "cpu", "cores"): 128,
+        ("partitions", "cpu", "memory_gb"): 250,
+        ("job", "partition"): "gpu",
+    }
 
 
 @pytest.mark.parametrize(
@@ -396,9 +423,13 @@ def test_partitions_of_slurm() -> None:
     {(): "gpu", ("--set", "job.partition=cpu"): "cpu", ("--from", "job.sh"): "old"}.items(),
 )
 def test_here_drafts_a_partition_with_gpus(
-    words: tuple[str, ...], partition: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, facts: Facts,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    partition: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hvdenv: Hvdenv,
+    facts: Facts,
+) -> None:
     """Unless the page or the user names one."""
     monkeypatch.chdir(tmp_path)
     Path("job.sh").write_text("#!/bin/bash\n#SBATCH -p old\n")

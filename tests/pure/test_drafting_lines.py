@@ -117,12 +117,15 @@ TABLES: dict[str, Table] = {
     },
     "requirements.txt": {
         "frameworks": {
-            "torch": {"version": "1.13.1+cu117", "extra_index": "https://download.pytorch.org/whl/cu117"},
+            "torch": {
+                "version": "1.13.1+cu117",
+                "extra_index": "https://download.pytorch.org/whl/cu117",
+            },
         },
         "packages": {"numpy": "<2,>=1.23"},
     },
     "Dockerfile": {"frameworks": {"torch": {"version": "1.13.1"}}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -68,8 +68,9 @@ def test_the_check_fails_for_each_change_that_matters_and_tells_all() -> None:
     was, now = case("another series of the MPI, all of it")
     findings = judged(was, now._replace(driver="550.54.14"))
     assert [(each.status, each.subject) for each in findings] == [
-        ("fail", "mpirun"), ("fail", "libmpi.so.40"),
-    ]  # fmt: skip
+        ("fail", "mpirun"),
+        ("fail", "libmpi.so.40"),
+    ]
     message = "Horovod was built with Open MPI v4.1.4, and this is Open MPI v5.0.2"
     assert findings[1].message.endswith(message)
     assert "--rebuild" in findings[0].remedy

@@ -119,9 +119,10 @@ NO_SPACE = "error: standard output: cannot write the output: No space left on de
 
 
 @pytest.mark.parametrize(
-    "words", [("recipes",), ("--version",), ("--help",), *((name, "--help") for name in COMMANDS)],
+    "words",
+    [("recipes",), ("--version",), ("--help",), *((name, "--help") for name in COMMANDS)],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_full_disk_is_named_for_every_output(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,8 +154,10 @@ def test_an_interrupt_at_any_moment_is_one_line(number: signal.Signals, cases: P
     for wait in (*starting, *(0.01 + whole * part / 6 for part in range(6))):
         process = subprocess.Popen(
             [PROGRAM, "plan", "local", "--facts", facts],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         time.sleep(wait)
         process.send_signal(number)
         _, said = process.communicate()
@@ -177,9 +180,15 @@ def test_programs_find_their_siblings_without_their_folder(program: Path) -> Non
     """PYTHONSAFEPATH leaves it out. Modules of hvdenv's directories must not stay on the path."""
     words = {"PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
     safe = subprocess.run(
-        [sys.executable, "-s", program, "--help"], env=words, text=True, capture_output=True,
-        check=False, timeout=60, stdin=subprocess.DEVNULL, cwd="/",
-    )  # fmt: skip
+        [sys.executable, "-s", program, "--help"],
+        env=words,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        cwd="/",
+    )
     missing = re.findall(r"No module named '(\w+)'", safe.stderr)
     siblings = {path.stem for path in program.parent.glob("*.py")}
     assert not siblings & {*missing}

@@ -35,10 +35,14 @@ from tests.files import EXECUTABLE, write
         ("cmake", "cmake3 version 3.17.5\n", "3.17.5"),
         ("mpirun", "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org\n", "4.1.4"),
         ("mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\n", "2021.9"),
-        ("nvcc", "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n", "12.4"),
+        (
+            "nvcc",
+            "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n",
+            "12.4",
+        ),
         ("nvcc", "", ""),
     ],
-)  # fmt: skip
+)
 def test_versions_in_the_answers_of_programs(fact: str, output: str, version: str) -> None:
     assert parse_version(fact, output) == version
 

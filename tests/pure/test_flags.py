@@ -20,11 +20,9 @@ def variables(settings: str = "") -> dict[str, str]:
 # Without HOROVOD_.
 SWITCHES = {
     "": "WITH_TENSORFLOW WITH_PYTORCH WITHOUT_MXNET WITH_MPI WITH_GLOO WITHOUT_NVTX",
-    'frameworks=["torch"] controllers=["gloo"]':
-        "WITHOUT_TENSORFLOW WITH_PYTORCH WITHOUT_MXNET WITHOUT_MPI WITH_GLOO WITHOUT_NVTX",
-    'frameworks=["tensorflow"] controllers=["mpi"]':
-        "WITH_TENSORFLOW WITHOUT_PYTORCH WITHOUT_MXNET WITH_MPI WITHOUT_GLOO WITHOUT_NVTX",
-}  # fmt: skip
+    'frameworks=["torch"] controllers=["gloo"]': "WITHOUT_TENSORFLOW WITH_PYTORCH WITHOUT_MXNET WITHOUT_MPI WITH_GLOO WITHOUT_NVTX",
+    'frameworks=["tensorflow"] controllers=["mpi"]': "WITH_TENSORFLOW WITHOUT_PYTORCH WITHOUT_MXNET WITH_MPI WITHOUT_GLOO WITHOUT_NVTX",
+}
 
 
 @pytest.mark.parametrize(("settings", "expected"), SWITCHES.items())
@@ -48,7 +46,7 @@ GPU = {
     'gpu.operations=nccl gpu.capabilities=["70","80"]': "BUILD_CUDA_CC_LIST=70,80",
     "gpu.allreduce=nccl gpu.allgather=mpi gpu.allow_mixed=true": "ALLOW_MIXED_GPU_IMPL=1 GPU_ALLGATHER=MPI",
     "cpu_operations=gloo": "CPU_OPERATIONS=GLOO",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("settings", "expected"), GPU.items())
@@ -77,7 +75,7 @@ REFUSED = {
     "version=0.18.2 gpu.platform=rocm gpu.allreduce=nccl": ("gpu.platform", "has no rocm"),
     "gpu.operations=nccl gpu.nccl=torch gpu.nccl_home=/usr": ("gpu.nccl", "together with another"),
     'gpu.operations=nccl gpu.nccl=torch frameworks=["tensorflow"]': ("gpu.nccl", "but not torch"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("settings", REFUSED)
@@ -103,7 +101,12 @@ def test_one_build_is_for_the_gpus_of_all_partitions() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "more"),
-    [("", ()), ("gpu.operations=nccl", ("NCCL",)), ("gpu.allreduce=ddl", ("DDL",)), ("cpu_operations=ccl", ("CCL",))],
-)  # fmt: skip
+    [
+        ("", ()),
+        ("gpu.operations=nccl", ("NCCL",)),
+        ("gpu.allreduce=ddl", ("DDL",)),
+        ("cpu_operations=ccl", ("CCL",)),
+    ],
+)
 def test_operations_that_verify_expects(settings: str, more: tuple[str, ...]) -> None:
     assert operations(recipe(settings)) == ("MPI", "Gloo", *more)

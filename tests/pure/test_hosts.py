@@ -18,9 +18,12 @@ from hvdenv.sites.hosts import MOST_HOSTS, Host, distribute, expand, parse_hostf
         ("gpu32,gpu33", [("gpu32", 0), ("gpu33", 0)]),
         ("localhost:2", [("localhost", 2)]),
         ("10.0.0.1:4,10.0.0.2:4", [("10.0.0.1", 4), ("10.0.0.2", 4)]),
-        ("x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov:4", [("x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov", 4)]),
+        (
+            "x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov:4",
+            [("x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov", 4)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_hosts_of_an_option(text: str, hosts: list[tuple[str, int]]) -> None:
     assert parse_hosts(text) == tuple(Host(*each) for each in hosts)
 
@@ -104,9 +107,12 @@ def test_whatever_is_written_is_hosts_or_an_error(text: str) -> None:
         ("a slots=4\nb slots=2 max_slots=8\n", [("a", 4), ("b", 2)]),
         ("a:4\nb:4\n", [("a", 4), ("b", 4)]),
         ("# hosts\n\na  # first\nb\n", [("a", 0), ("b", 0)]),
-        ("x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov\r\n", [("x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov", 0)]),
+        (
+            "x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov\r\n",
+            [("x3006c0s13b1n0.hsn.cm.polaris.alcf.anl.gov", 0)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_hostfiles(text: str, hosts: list[tuple[str, int]]) -> None:
     assert parse_hostfile(text, "f") == tuple(Host(*each) for each in hosts)
 

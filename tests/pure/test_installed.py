@@ -69,20 +69,30 @@ def test_a_conda_prefix(tmp_path: Path) -> None:
     (meta / "history").write_text("")
     records = {
         "pytorch": {
-            "name": "pytorch", "version": "1.12.0", "build": "h0", "sha256": "1" * 64,
+            "name": "pytorch",
+            "version": "1.12.0",
+            "build": "h0",
+            "sha256": "1" * 64,
             "url": "https://conda.anaconda.org/pytorch/linux-64/pytorch-1.12.0-h0.conda",
             "files": [f"{SITE}/torch-1.12.0-py3.11.egg-info/PKG-INFO"],
         },
-        "six": {"name": "six", "version": "1.16.0", "files": [f"{SITE}/six-1.16.0.dist-info/RECORD"]},
+        "six": {
+            "name": "six",
+            "version": "1.16.0",
+            "files": [f"{SITE}/six-1.16.0.dist-info/RECORD"],
+        },
         "python": {"name": "python", "version": "3.11.9", "build": "h1", "files": []},
-    }  # fmt: skip
+    }
     for name, record in records.items():
         (meta / f"{name}.json").write_text(json.dumps(record))
     (meta / "broken.json").write_text("{")
     found = installed.installed_packages(tmp_path)
     assert [(each.kind, each.name) for each in sorted(found.packages)] == [
-        ("conda", "python"), ("conda", "pytorch"), ("conda", "six"), ("pypi", "mine"),
-    ]  # fmt: skip
+        ("conda", "python"),
+        ("conda", "pytorch"),
+        ("conda", "six"),
+        ("pypi", "mine"),
+    ]
     assert found.distributions == {"torch": "1.12.0", "six": "1.16.0", "mine": "1"}
     assert found.python == "3.11.9"
 
@@ -104,8 +114,10 @@ def labels(*texts: str) -> list[str]:
 def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -> None:
     prefix = environment.prefix
     assert labels("local", "local@1", f"local@{TWO}") == [
-        f"local@{TWO}", f"local@{ONE}", f"local@{TWO}",
-    ]  # fmt: skip
+        f"local@{TWO}",
+        f"local@{ONE}",
+        f"local@{TWO}",
+    ]
     assert labels(str(prefix), f"{prefix}@11") == [f"{prefix}@{TWO}", f"{prefix}@{ONE}"]
     folder = environment.generation(ONE)
     assert labels(str(folder)) == [str(folder)]

@@ -172,9 +172,13 @@ def test_ctrl_c_leaves_the_job_or_cancels_it(slurm: Scheduler, answer: str) -> N
     ("text", "message", "remedy"),
     [
         ("sbatch: error: Invalid partition name specified", "rejected the job", "partition"),
-        ("sbatch: fatal: Could not establish a configuration source", "cannot be reached", "login node"),
+        (
+            "sbatch: fatal: Could not establish a configuration source",
+            "cannot be reached",
+            "login node",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_submitted(
     text: str, message: str, remedy: str, slurm: Scheduler, hvdenv: Hvdenv, tmp_path: Path
 ) -> None:

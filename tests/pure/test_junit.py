@@ -76,8 +76,15 @@ def test_a_program_counts_the_same(everything: Report) -> None:
     assert (document.tests, document.failures, document.errors) == (16, 3, 1)
     assert document.time == 61.3
     assert [suite.name for suite in document] == [
-        "check-build", "files", "extension", "allreduce", "operation", "data-path", "launcher", "ranks"
-    ]  # fmt: skip
+        "check-build",
+        "files",
+        "extension",
+        "allreduce",
+        "operation",
+        "data-path",
+        "launcher",
+        "ranks",
+    ]
     assert sum(suite.skipped for suite in document) == 3
     for suite in document:
         counts = suite.tests, suite.failures, suite.errors, suite.skipped

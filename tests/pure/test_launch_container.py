@@ -31,13 +31,25 @@ def test_singularity_and_apptainer() -> None:
     without = ("env", "-u", "OPAL_PREFIX", "-u", "PMIX_INSTALL_PREFIX")
     assert inside(BOTH, "/home/ann") == (
         *without,
-        "singularity", "exec", "--nv", "--bind", "/scratch", "--bind", "/data", "/images/h.sif",
-    )  # fmt: skip
+        "singularity",
+        "exec",
+        "--nv",
+        "--bind",
+        "/scratch",
+        "--bind",
+        "/data",
+        "/images/h.sif",
+    )
     amd = BOTH._replace(gpu="rocm", binds=(), runtime="apptainer")
     assert inside(amd, "/", ("/a:/srv",)) == (
         *without,
-        "apptainer", "exec", "--rocm", "--bind", "/a:/srv:ro", "/images/h.sif",
-    )  # fmt: skip
+        "apptainer",
+        "exec",
+        "--rocm",
+        "--bind",
+        "/a:/srv:ro",
+        "/images/h.sif",
+    )
     assert inside(amd._replace(gpu="none"), "/")[-1] == "/images/h.sif"
     assert "--rocm" not in inside(amd._replace(gpu="none"), "/")
 

@@ -69,7 +69,8 @@ def test_mpi_version(text: str, mpi: Mpi) -> None:
         ("Open MPI 4.1.4", 3, "--oversubscribe --bind-to none -x PATH -x LD_LIBRARY_PATH"),
         ("Open MPI 5.0.11", 2, "--bind-to none -x PATH -x LD_LIBRARY_PATH"),
         (
-            "Open MPI 5.0.11", 3,
+            "Open MPI 5.0.11",
+            3,
             "--map-by :OVERSUBSCRIBE --bind-to none -x PATH -x LD_LIBRARY_PATH",
         ),
         ("Spectrum MPI 10.3", 2, "-bind-to none -x PATH -x LD_LIBRARY_PATH"),
@@ -78,7 +79,7 @@ def test_mpi_version(text: str, mpi: Mpi) -> None:
         ("Hydra 4.1.1", 3, ""),
         ("unknown ", 3, ""),
     ],
-)  # fmt: skip
+)
 def test_mpirun_on_this_host(mpi: str, ranks: int, between: str) -> None:
     kind, _, version = mpi.rpartition(" ")
     start = started("mpirun", launch(Mpi(kind, version), ranks=ranks))  # type: ignore[arg-type]
@@ -112,9 +113,10 @@ def test_ranks_on_this_host_yield_and_need_no_ssh() -> None:
 # ---------------------------------------------------------------- whole command lines
 
 THETAGPU = train(
-    hosts=(Host("thetagpu01", 8), Host("thetagpu02", 8)), hostfile="/var/cobalt.9",
+    hosts=(Host("thetagpu01", 8), Host("thetagpu02", 8)),
+    hostfile="/var/cobalt.9",
     exports=("LD_LIBRARY_PATH", "PATH"),
-)  # fmt: skip
+)
 SINGULARITY = train(
     hosts=(Host("f1", 2), Host("f2", 2)),
     exports=("LD_LIBRARY_PATH", "PATH"),
@@ -125,21 +127,34 @@ SINGULARITY = train(
     program=("singularity", "exec", "--nv", "horovod.sif", "python", "train.py"),
 )
 THETA = Launch(
-    TRAIN, 16, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=32,
+    TRAIN,
+    16,
+    ranks_per_node=4,
+    mpi=Mpi("Cray MPICH"),
+    cpus_per_rank=32,
     settings=cluster.LaunchSettings("aprun", cpu_bind="depth", threads_per_core=2),
     variables=(("OMP_NUM_THREADS", "32"), ("KMP_BLOCKTIME", "0")),
-)  # fmt: skip
+)
 POLARIS = Launch(
-    TRAIN, 32, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=16,
-    settings=cluster.LaunchSettings("mpiexec", cpu_bind="depth"), variables=(("OMP_NUM_THREADS", "16"),),
-)  # fmt: skip
+    TRAIN,
+    32,
+    ranks_per_node=4,
+    mpi=Mpi("Cray MPICH"),
+    cpus_per_rank=16,
+    settings=cluster.LaunchSettings("mpiexec", cpu_bind="depth"),
+    variables=(("OMP_NUM_THREADS", "16"),),
+)
 UNEVEN = (Host("a", 1), Host("b", 2))
 # In a script, hosts are unknown when it is written.
-LISTED = train(Mpi("Intel MPI"), (), host_list="{hosts}", host_names="{host_names}", ranks=8, ranks_per_node=4)  # fmt: skip
+LISTED = train(
+    Mpi("Intel MPI"), (), host_list="{hosts}", host_names="{host_names}", ranks=8, ranks_per_node=4
+)
 PARTLY = train(
-    cpus_per_rank=4, nested=True, interactive=True,
+    cpus_per_rank=4,
+    nested=True,
+    interactive=True,
     settings=cluster.LaunchSettings("srun", "pmi2", cpu_bind="cores"),
-)  # fmt: skip
+)
 
 ON_BOTH, LAST = "-H gpu32:4,gpu33:4 --map-by slot", "python train_hvd.py"
 LINES: list[tuple[str, Launch, str]] = [
@@ -222,18 +237,22 @@ def test_command_lines(name: str, what: Launch, line: str) -> None:
         ("mpirun", POLARIS, IncompatibleError, "Cray MPICH"),
         ("mpirun", train(Mpi("unknown")), IncompatibleError, r"does not know(?s:.*)mpi\.kind"),
         (
-            "srun", train(FIVE, settings=cluster.LaunchSettings("srun", "pmi2")), IncompatibleError,
+            "srun",
+            train(FIVE, settings=cluster.LaunchSettings("srun", "pmi2")),
+            IncompatibleError,
             "PMI-2(?s:.*)pmix",
         ),
         *(
             (
-                "horovodrun-mpi", train(settings=cluster.LaunchSettings(mca={name: "ucx"})),
-                IncompatibleError, rf"^launch\.mca\.{name}: .* sets {name} itself",
+                "horovodrun-mpi",
+                train(settings=cluster.LaunchSettings(mca={name: "ucx"})),
+                IncompatibleError,
+                rf"^launch\.mca\.{name}: .* sets {name} itself",
             )
             for name in ("pml", "btl")
         ),
     ],
-)  # fmt: skip
+)
 def test_what_launchers_cannot_start(
     name: str, what: Launch, error: type[Exception], said: str
 ) -> None:
@@ -328,8 +347,14 @@ def test_recipe_and_user_go_before_the_network() -> None:
 
 
 KINDS = (
-    FOUR, FIVE, Mpi("Spectrum MPI"), Mpi("Intel MPI"), Mpi("Hydra"), Mpi("MVAPICH"), Mpi("Cray MPICH"),
-)  # fmt: skip
+    FOUR,
+    FIVE,
+    Mpi("Spectrum MPI"),
+    Mpi("Intel MPI"),
+    Mpi("Hydra"),
+    Mpi("MVAPICH"),
+    Mpi("Cray MPICH"),
+)
 
 
 @pytest.mark.parametrize("mpi", KINDS, ids=lambda mpi: f"{mpi.kind} {mpi.version}")

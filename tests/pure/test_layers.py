@@ -94,8 +94,15 @@ def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
     assert {
         key: found.origins[key]
         for key in (
-            "python.provider", "summary", "mpi.version", "mpi.package", "frameworks.torch.cpu_index",
-            "frameworks.torch.version", "packages.numpy", "packages.cffi", "python.version",
+            "python.provider",
+            "summary",
+            "mpi.version",
+            "mpi.package",
+            "frameworks.torch.cpu_index",
+            "frameworks.torch.version",
+            "packages.numpy",
+            "packages.cffi",
+            "python.version",
         )
     } == {
         "python.provider": "default",
@@ -107,7 +114,7 @@ def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
         "packages.numpy": "command line",
         "packages.cffi": "default",
         "python.version": "command line",
-    }  # fmt: skip
+    }
     assert [str(each.path) for each in found.contents] == [found.file, str(site)]
 
 
@@ -301,8 +308,9 @@ def test_time_and_memory_for_a_recipe_are_bounded(name: str, tmp_path: Path) -> 
     )
     shown = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "large.toml"],
-        text=True, capture_output=True,
-    )  # fmt: skip
+        text=True,
+        capture_output=True,
+    )
     assert (shown.returncode, shown.stdout) == (2, ""), shown.stderr[-500:]
     assert len(shown.stderr) < 5000
 
@@ -327,12 +335,18 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
     [
         *(
             (each, r"2: \w+: a site file cannot set this")
-            for each in ('name = "x"', 'horovod.version = "0.28.1"', "format = 1", "[variants.x]", "sources = []")
+            for each in (
+                'name = "x"',
+                'horovod.version = "0.28.1"',
+                "format = 1",
+                "[variants.x]",
+                "sources = []",
+            )
         ),
         ('[mpi]\nversion = "4.x"', r"3: mpi\.version: "),
         ('mpi = "4.1.8"', r"2: mpi: "),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_in_a_site_file_is_said_of_that_file(
     path: Path, site: Path, text: str, said: str
 ) -> None:

@@ -32,11 +32,14 @@ TORCH = Package(
     "torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "a" * 64, "", ()
 )
 INPUTS = Inputs(
-    "local", ("torch",), "3.11", "linux-x86_64",
+    "local",
+    ("torch",),
+    "3.11",
+    "linux-x86_64",
     Horovod("0.28.1", HASH, {"any-folder": HASH}, {"HOROVOD_WITH_MPI": "1"}),
     ("ninja>=1.11", "torch==2.13.0"),
     mpi="openmpi 4.1.8",
-)  # fmt: skip
+)
 GCC = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"
 BUILT = Built("0.1.0", "3.11.7", GCC, "Open MPI 4.1.8", glibc="2.36", wheel=HASH)
 
@@ -86,9 +89,15 @@ def test_what_uv_resolves_becomes_packages_sorted_by_name() -> None:
     )
     assert found == (
         Package("ninja", "1.13.2", new.rpartition("/")[2], HASH, new, ()),
-        Package("pyyaml", "6.0.3", "PyYAML-6.0.3.tar.gz", HASH,
-                "https://host.org:8080/a/PyYAML-6.0.3.tar.gz", ("ninja",)),
-    )  # fmt: skip
+        Package(
+            "pyyaml",
+            "6.0.3",
+            "PyYAML-6.0.3.tar.gz",
+            HASH,
+            "https://host.org:8080/a/PyYAML-6.0.3.tar.gz",
+            ("ninja",),
+        ),
+    )
 
 
 def closed(*packages: tuple[str, str, tuple[str, ...] | None]) -> tuple[Package, ...]:
@@ -100,9 +109,10 @@ def closed(*packages: tuple[str, str, tuple[str, ...] | None]) -> tuple[Package,
 
 
 WHOLE = closed(
-    ("app", "1.0", ("lib<3,>=2", "pip>=20", "numpy>=1.20")), ("lib", "2.1", ("six",)),
+    ("app", "1.0", ("lib<3,>=2", "pip>=20", "numpy>=1.20")),
+    ("lib", "2.1", ("six",)),
     ("six", "1.17.0", ()),
-)  # fmt: skip
+)
 BY_CONDA = {"numpy": "1.22.0"}
 
 
@@ -114,11 +124,12 @@ BY_CONDA = {"numpy": "1.22.0"}
         (WHOLE, {"numpy": "1.19"}, ["required by app 1.0: numpy>=1.20: the lock has 1.19"]),
         (WHOLE, {}, ["required by app 1.0: numpy>=1.20: not in the lock"]),
         (
-            (WHOLE[0], *closed(("lib", "1.9", ("six",))), WHOLE[2]), BY_CONDA,
+            (WHOLE[0], *closed(("lib", "1.9", ("six",))), WHOLE[2]),
+            BY_CONDA,
             ["required by app 1.0: lib<3,>=2: the lock has 1.9"],
         ),
     ],
-)  # fmt: skip
+)
 def test_a_lock_has_all_that_its_packages_require(
     packages: tuple[Package, ...], by_conda: dict[str, str], problems: list[str]
 ) -> None:
@@ -143,9 +154,11 @@ def test_packages_that_nothing_requires_are_not_in_a_lock(tmp_path: Path) -> Non
 
 
 CUDA = closed(
-    ("torch", "2.13.0", ("nvidia-cublas", "sympy", "triton==3.6.0")), ("nvidia-cublas", "13.1", ()),
-    ("sympy", "1.14.0", ()), ("triton", "3.6.0", ()),
-)  # fmt: skip
+    ("torch", "2.13.0", ("nvidia-cublas", "sympy", "triton==3.6.0")),
+    ("nvidia-cublas", "13.1", ()),
+    ("sympy", "1.14.0", ()),
+    ("triton", "3.6.0", ()),
+)
 ASKED = INPUTS._replace(packages=("torch==2.13.0",))
 SAID = "torch 2.13.0 is a CUDA build, which requires 2 packages such as nvidia-cublas"
 
@@ -426,14 +439,19 @@ def test_modules_that_resolve_otherwise() -> None:
 
 def test_what_a_lock_keeps_of_a_build() -> None:
     record = {
-        "hvdenv": "0.1.0", "python": {"version": "3.11.7"}, "facts": {"driver": None},
-        "stack": {"stack": {
-            "compiler": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0 Copyright (C) 2022 Free",
-            "mpi": "mpirun (Open MPI) 4.1.8 Report bugs to http://x", "glibc": "2.36",
-        }},
+        "hvdenv": "0.1.0",
+        "python": {"version": "3.11.7"},
+        "facts": {"driver": None},
+        "stack": {
+            "stack": {
+                "compiler": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0 Copyright (C) 2022 Free",
+                "mpi": "mpirun (Open MPI) 4.1.8 Report bugs to http://x",
+                "glibc": "2.36",
+            }
+        },
         "modules": {"run": {"loaded": ["gcc/12"]}, "build": {"loaded": ["gcc/12", "cmake/3"]}},
         "wheel": {"sha256": HASH},
-    }  # fmt: skip
+    }
     assert built_with(decode(GenerationRecord, record, lenient=True)) == BUILT._replace(
         modules={"cmake/3": "", "gcc/12": ""}
     )
@@ -606,8 +624,9 @@ def test_a_locked_plan_installs_the_files_of_the_lock_and_nothing_else(
     assert "frameworks" not in names
     (step,) = (step for step in plan.steps if step.name == "packages")
     assert [file.text for file in step.files if file.path.suffix == ".txt"] == [
-        pypi.requirements([NINJA, TORCH]), pypi.requirements([archive]),
-    ]  # fmt: skip
+        pypi.requirements([NINJA, TORCH]),
+        pypi.requirements([archive]),
+    ]
     install, build = step.commands
     for command in step.commands:
         assert {"/g/build/uv_pip.py", "--require-hashes", "--no-deps"} < set(command.argv)

@@ -101,13 +101,23 @@ def ask(facts: Facts, tmp_path: Path) -> Ask:
     [
         ([(0, GOOD)], "", "", "Python packages: 2 agree for Python 3.11.7 on x86_64"),
         ([(1, NO_TORCH)], "", "local.toml:13: frameworks.torch.version: Because there is no", ""),
-        ([(1, OLD_PYTHON)], "numpy-1.21.6.tar.gz >=3.7\nnumpy-1.24.0.zip >=3.12", "packages.numpy: no file for Python 3.11.7 on", ""),
-        ([(1, ARCHIVE), (0, GOOD)], "wheel-0.40.tar.gz ", "", "wheel: only its source archive fits"),
+        (
+            [(1, OLD_PYTHON)],
+            "numpy-1.21.6.tar.gz >=3.7\nnumpy-1.24.0.zip >=3.12",
+            "packages.numpy: no file for Python 3.11.7 on",
+            "",
+        ),
+        (
+            [(1, ARCHIVE), (0, GOOD)],
+            "wheel-0.40.tar.gz ",
+            "",
+            "wheel: only its source archive fits",
+        ),
         ([(1, NO_INDEX)], "", "", "Python packages: pip is configured to use no index"),
         ([(2, NO_NETWORK)], "", "", "Python packages: Failed to fetch: `https://pypi.org"),
         ([(-9, "")], "", "", "Python packages: no answer in time"),
     ],
-)  # fmt: skip
+)
 def test_answers_of_indexes(
     ask: Ask,
     answers: list[tuple[int, str]],
@@ -132,10 +142,13 @@ def test_builds_do_without_an_index_of_cpu_builds_that_does_not_answer(ask: Ask)
 @pytest.mark.parametrize(
     ("machine", "glibc", "tag"),
     [
-        ("x86_64", "2.17", "x86_64-manylinux_2_17"), ("aarch64", "2.30", "aarch64-manylinux_2_28"),
-        ("x86_64", "2.41", "x86_64-manylinux_2_40"), ("x86_64", "2.12", ""), ("ppc64le", "2.28", ""),
+        ("x86_64", "2.17", "x86_64-manylinux_2_17"),
+        ("aarch64", "2.30", "aarch64-manylinux_2_28"),
+        ("x86_64", "2.41", "x86_64-manylinux_2_40"),
+        ("x86_64", "2.12", ""),
+        ("ppc64le", "2.28", ""),
     ],
-)  # fmt: skip
+)
 def test_platforms(machine: str, glibc: str, tag: str) -> None:
     assert platform(machine, glibc) == tag
 
@@ -196,11 +209,20 @@ def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
     with mock.patch.dict(os.environ, {}, clear=True):
         variables = uv_pip.variables(found)
     assert variables == {
-        "UV_NO_CONFIG": "1", "UV_SYSTEM_CERTS": "1", "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_WRAP": "1",
-        "UV_DEFAULT_INDEX": "https://me:geheim-1@mirror/simple", "UV_INDEX": "", "UV_FIND_LINKS": "",
-        "UV_INSECURE_HOST": "mirror", "UV_HTTP_TIMEOUT": "7", "SSL_CERT_FILE": "/none/ca.pem",
-        "SSL_CLIENT_CERT": "/me.pem", "HTTP_PROXY": "http://proxy:3128", "HTTPS_PROXY": "http://proxy:3128",
-    }  # fmt: skip
+        "UV_NO_CONFIG": "1",
+        "UV_SYSTEM_CERTS": "1",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_NO_WRAP": "1",
+        "UV_DEFAULT_INDEX": "https://me:geheim-1@mirror/simple",
+        "UV_INDEX": "",
+        "UV_FIND_LINKS": "",
+        "UV_INSECURE_HOST": "mirror",
+        "UV_HTTP_TIMEOUT": "7",
+        "SSL_CERT_FILE": "/none/ca.pem",
+        "SSL_CLIENT_CERT": "/me.pem",
+        "HTTP_PROXY": "http://proxy:3128",
+        "HTTPS_PROXY": "http://proxy:3128",
+    }
     # Nothing that other users can list has a password.
     assert uv_pip.options(found, ["compile"]) == ["--constraint", "/c.txt"]
     assert uv_pip.options(found, ["install", "--require-hashes"]) == []

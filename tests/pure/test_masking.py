@@ -58,13 +58,26 @@ SECRETS = {
 }
 # They say nothing that must be hidden, and ordinary text contains them.
 ORDINARY = {
-    "KEY": "1", "TOKEN": "", "MAX_TOKENS": "1048576", "USE_SECRET": "true", "PASS": "disabled",
-    "KEY_FOLDER": "/home/ann", "PASSWORD_STORE_KEY": "~/.store", "TOKENIZERS_PARALLELISM": "parallel1",
-    "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring", "SSH_ASKPASS": "git-ask-pass",
-    "UCX_IB_PKEY": "0x7fff", "PUBLIC_KEY": "ssh-ed25519", "COMPASS": "north-1", "FILL_KEY": "xxxxxxxx",
-    "API_KEY": "$OTHER_VARIABLE", "SSH_KEY_TYPE": "ed25519", "CREDITS": "credits-42", "PWD": "/proj/x-1",
+    "KEY": "1",
+    "TOKEN": "",
+    "MAX_TOKENS": "1048576",
+    "USE_SECRET": "true",
+    "PASS": "disabled",
+    "KEY_FOLDER": "/home/ann",
+    "PASSWORD_STORE_KEY": "~/.store",
+    "TOKENIZERS_PARALLELISM": "parallel1",
+    "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring",
+    "SSH_ASKPASS": "git-ask-pass",
+    "UCX_IB_PKEY": "0x7fff",
+    "PUBLIC_KEY": "ssh-ed25519",
+    "COMPASS": "north-1",
+    "FILL_KEY": "xxxxxxxx",
+    "API_KEY": "$OTHER_VARIABLE",
+    "SSH_KEY_TYPE": "ed25519",
+    "CREDITS": "credits-42",
+    "PWD": "/proj/x-1",
     "STAGE_KEY": "openmpi",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +167,16 @@ def test_ordinary_lines_are_not_changed(line: str) -> None:
         (f"https://{'a1' * 20}@github.com/x", "https://***@github.com/x"),
         ("https://x/b?sv=1&sig=a%2Fb0c1d2&e=1", "https://x/b?sv=1&sig=***&e=1"),
         ("https://x/b?X-Amz-Signature=0a1b2c3d", "https://x/b?X-Amz-Signature=***"),
-        ('"GET /simple/?access_token=0a1b2c3d HTTP/1.1"', '"GET /simple/?access_token=*** HTTP/1.1"'),
+        (
+            '"GET /simple/?access_token=0a1b2c3d HTTP/1.1"',
+            '"GET /simple/?access_token=*** HTTP/1.1"',
+        ),
         (
             "https://conda.host/t/an-01234567-89ab-cdef-0123-456789abcdef/ch",
             "https://conda.host/t/***/ch",
         ),
     ],
-)  # fmt: skip
+)
 def test_credentials_of_urls_are_masked(text: str, masked: str) -> None:
     assert mask(text) == masked
 
@@ -168,10 +184,14 @@ def test_credentials_of_urls_are_masked(text: str, masked: str) -> None:
 @pytest.mark.parametrize(
     "token",
     [
-        "AKIAIOSFODNN7EXAMPLF", f"ghp_{'aB3' * 12}", f"hf_{'aB3' * 12}", "xoxb-2345-6789-AbCdEfgh",
-        f"sk-{'aB3' * 16}", f"eyJ{'aB3' * 9}.eyJ{'aB3' * 9}.{'a-_' * 9}",
+        "AKIAIOSFODNN7EXAMPLF",
+        f"ghp_{'aB3' * 12}",
+        f"hf_{'aB3' * 12}",
+        "xoxb-2345-6789-AbCdEfgh",
+        f"sk-{'aB3' * 16}",
+        f"eyJ{'aB3' * 9}.eyJ{'aB3' * 9}.{'a-_' * 9}",
     ],
-)  # fmt: skip
+)
 def test_tokens_are_known_by_their_form(token: str) -> None:
     assert mask(f'x="{token}" y') == 'x="***" y'
 
@@ -313,8 +333,16 @@ def _see_plain(text: str) -> None:
     kinds = {unicodedata.category(each) for each in text if each not in "\n\t"}
     assert not kinds & {"Cc"}
     assert not {unicodedata.bidirectional(each) for each in text} & {
-        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"
-    }  # fmt: skip
+        "LRE",
+        "RLE",
+        "LRO",
+        "RLO",
+        "PDF",
+        "LRI",
+        "RLI",
+        "FSI",
+        "PDI",
+    }
 
 
 def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

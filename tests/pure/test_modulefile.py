@@ -21,9 +21,13 @@ from tests.commands import Hvdenv
 from tests.environments import ONE, build_active
 
 MODULES = Modules(
-    use=("/apps/ann/a", "/home/ann/b"), source=("/apps/setup.sh",), unload=("atp",),
-    swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),), load=("gcc/10.2.0",), build=("cmake/3.16.9",),
-)  # fmt: skip
+    use=("/apps/ann/a", "/home/ann/b"),
+    source=("/apps/setup.sh",),
+    unload=("atp",),
+    swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),
+    load=("gcc/10.2.0",),
+    build=("cmake/3.16.9",),
+)
 LANGUAGES: tuple[Language, ...] = ("lua", "tcl")
 
 
@@ -31,11 +35,15 @@ LANGUAGES: tuple[Language, ...] = ("lua", "tcl")
 def record(recipe: Recipe) -> dict[str, Any]:
     resolved = encode(recipe._replace(modules=MODULES))
     return {
-        "recipe": "neuron", "variants": ["nccl"], "created": "2026-11-21T16:39:24.791939+00:00",
-        "plan_digest": "ab12", "environment": "venv", "variables": {"OPAL_PREFIX": "/g/venv"},
+        "recipe": "neuron",
+        "variants": ["nccl"],
+        "created": "2026-11-21T16:39:24.791939+00:00",
+        "plan_digest": "ab12",
+        "environment": "venv",
+        "variables": {"OPAL_PREFIX": "/g/venv"},
         "resolved": json.loads(json.dumps(resolved)),
         "wheel": {"frameworks": {"torch": {"built_with": "2.13.0+cpu"}}},
-    }  # fmt: skip
+    }
 
 
 def entry_of(record: dict[str, Any], name: str = "") -> Entry:
@@ -128,12 +136,14 @@ def test_names_that_cannot_be(record: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"variables": {"A": "1\ntouch x"}}, {"variables": {"A": "\0"}},
+        {"variables": {"A": "1\ntouch x"}},
+        {"variables": {"A": "\0"}},
         {"variables": {"A": "/tmp/{user}-{jobid}"}},
-        {"environment": Path("/g\n")}, {"environment": Path("$CONDA/env")},
+        {"environment": Path("/g\n")},
+        {"environment": Path("$CONDA/env")},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_no_modulefile_can_say(
     record: dict[str, Any], language: Language, change: dict[str, Any]
 ) -> None:
@@ -200,14 +210,19 @@ def test_a_modulefile_of_someone_else_is_left_alone(
 @pytest.mark.parametrize(
     ("variables", "form"),
     [
-        ({"LMOD_CMD": "x"}, "lua"), ({"MODULES_CMD": "x"}, "tcl"),
-        ({"LMOD_CMD": "x", "MODULES_CMD": "x"}, "lua"), ({}, "lua"),
+        ({"LMOD_CMD": "x"}, "lua"),
+        ({"MODULES_CMD": "x"}, "tcl"),
+        ({"LMOD_CMD": "x", "MODULES_CMD": "x"}, "lua"),
+        ({}, "lua"),
     ],
-)  # fmt: skip
+)
 def test_the_format_is_that_of_the_system_here(
-    built: Environment, variables: dict[str, str], form: str,
-    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv,
-) -> None:  # fmt: skip
+    built: Environment,
+    variables: dict[str, str],
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+    hvdenv: Hvdenv,
+) -> None:
     for name in ("LMOD_CMD", "MODULES_CMD"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

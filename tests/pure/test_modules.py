@@ -157,9 +157,16 @@ def test_names_with_shell_characters_are_no_modules(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["evp-patch", "GCCcore/.11.2.0", "cudampi/openmpi-4.1.1", "Horovod/0.28.1-foss-2022a-CUDA-11.7.0",
-     "craype-accel-amd-gfx90a", "compilers/gcc/10.2", "libstdc++/12"],
-)  # fmt: skip
+    [
+        "evp-patch",
+        "GCCcore/.11.2.0",
+        "cudampi/openmpi-4.1.1",
+        "Horovod/0.28.1-foss-2022a-CUDA-11.7.0",
+        "craype-accel-amd-gfx90a",
+        "compilers/gcc/10.2",
+        "libstdc++/12",
+    ],
+)
 def test_names_of_sites_are_modules(name: str) -> None:
     assert decode(Modules, {"load": [name]}).load == (name,)
 
@@ -167,10 +174,15 @@ def test_names_of_sites_are_modules(name: str) -> None:
 def test_what_the_shell_does_is_no_difference() -> None:
     before = {"PATH": "/bin", "SHLVL": "1", "PWD": "/", "BASH_ENV": "/x", "GONE": "1"}
     after = {
-        "PATH": "/opt/bin:/bin", "SHLVL": "2", "_": "/usr/bin/env", "OLDPWD": "/",
-        "BASH_FUNC_module%%": "() { :; }", "LOADEDMODULES": "gcc/10.2.0:evp-patch",
-        "_ModuleTable001_": "X01v", "__LMOD_REF_COUNT_PATH": "/opt/bin:1",
-    }  # fmt: skip
+        "PATH": "/opt/bin:/bin",
+        "SHLVL": "2",
+        "_": "/usr/bin/env",
+        "OLDPWD": "/",
+        "BASH_FUNC_module%%": "() { :; }",
+        "LOADEDMODULES": "gcc/10.2.0:evp-patch",
+        "_ModuleTable001_": "X01v",
+        "__LMOD_REF_COUNT_PATH": "/opt/bin:1",
+    }
     assert compare(before, after) == Loaded(
         {
             "LOADEDMODULES": "gcc/10.2.0:evp-patch",
@@ -195,8 +207,12 @@ def test_names_in_the_lists_of_each_system() -> None:
         "GCCcore/.11.2.0 <H>\n\nERROR: no such directory\nevp-patch\n"
     )
     assert parse_available(tcl) == (
-        "compiler", "gcc/9.1.0", "gcc/10.2.0", "GCCcore/.11.2.0", "evp-patch",
-    )  # fmt: skip
+        "compiler",
+        "gcc/9.1.0",
+        "gcc/10.2.0",
+        "GCCcore/.11.2.0",
+        "evp-patch",
+    )
 
 
 def test_what_may_have_been_meant() -> None:
@@ -210,13 +226,25 @@ def test_what_may_have_been_meant() -> None:
 
 def test_what_modules_offer() -> None:
     there = (
-        "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1", "cudampi/openmpi-4.1.1",
-        "tensorflow/2.9.0", "nccl/2.15.5-ofi", "aws-ofi-nccl/1.4", "open-ce/1.10.0-py39-ibm",
-        "OpenMPI/4.0.5", "cray-mpich/8.1", "torch/2.1", "Bison/3", "mpi4py/3.1", "HDF5/1.10-gompi",
-    )  # fmt: skip
+        "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
+        "cudampi/openmpi-4.1.1",
+        "tensorflow/2.9.0",
+        "nccl/2.15.5-ofi",
+        "aws-ofi-nccl/1.4",
+        "open-ce/1.10.0-py39-ibm",
+        "OpenMPI/4.0.5",
+        "cray-mpich/8.1",
+        "torch/2.1",
+        "Bison/3",
+        "mpi4py/3.1",
+        "HDF5/1.10-gompi",
+    )
     offered = offers(there)
     assert offered == {
-        "Horovod": ("Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1", "open-ce/1.10.0-py39-ibm"),
+        "Horovod": (
+            "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
+            "open-ce/1.10.0-py39-ibm",
+        ),
         "PyTorch": (
             "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
             "open-ce/1.10.0-py39-ibm",
@@ -225,7 +253,7 @@ def test_what_modules_offer() -> None:
         "TensorFlow": ("open-ce/1.10.0-py39-ibm", "tensorflow/2.9.0"),
         "MPI": ("cray-mpich/8.1", "cudampi/openmpi-4.1.1", "OpenMPI/4.0.5"),
         "NCCL": ("nccl/2.15.5-ofi",),
-    }  # fmt: skip
+    }
 
 
 def trial(module: str, before: str, after: str, **fields: object) -> Trial:

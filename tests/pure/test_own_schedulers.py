@@ -45,9 +45,15 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     job = Job("gpu", 2, 4, account="g1", time="1-12:00:00", output="x.out")
     lines = script(dialect, BatchJob(job=job, folder="/", command=("true",))).splitlines()
     assert [line for line in lines if line.startswith("#PJM")] == [
-        "#PJM --name hvdenv", '#PJM -L "rscgrp=gpu"', '#PJM -L "node=2"', '#PJM -L "elapse=36:00:00"',
-        '#PJM --mpi "proc=8"', "#PJM -g g1", "#PJM -o x.out", "#PJM -j",
-    ]  # fmt: skip
+        "#PJM --name hvdenv",
+        '#PJM -L "rscgrp=gpu"',
+        '#PJM -L "node=2"',
+        '#PJM -L "elapse=36:00:00"',
+        '#PJM --mpi "proc=8"',
+        "#PJM -g g1",
+        "#PJM -o x.out",
+        "#PJM -j",
+    ]
     with pytest.raises(UsageError, match="PJM does not support qos"):
         check(job._replace(qos="high"), dialect, {})
     answer = status.parse_status(

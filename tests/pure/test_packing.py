@@ -35,9 +35,14 @@ def write_manifest(packed: Packed, environment: Environment, **changes: Any) -> 
     record = generations.read_record(environment.record(ONE))
     mounts, outside = image.contents(environment, record)
     manifest = Manifest(
-        generation=ONE, built=record.created, mounts=mounts, outside=outside, sha256="0" * 64,
-        bytes=5, copy_to="",
-    )  # fmt: skip
+        generation=ONE,
+        built=record.created,
+        mounts=mounts,
+        outside=outside,
+        sha256="0" * 64,
+        bytes=5,
+        copy_to="",
+    )
     write_json(packed.path, encode(manifest._replace(**changes)))
 
 

@@ -19,9 +19,20 @@ from hvdenv.schema import encode
 from tests.pure.conftest import CASES
 
 MARKUP = (
-    "<script>", "</pre>", "</style>", "<!--", "]]>", "{{", "{%", '" onload="', "'", "&", "&lt;",
-    "\x1b[31m", "\ud800",
-)  # fmt: skip
+    "<script>",
+    "</pre>",
+    "</style>",
+    "<!--",
+    "]]>",
+    "{{",
+    "{%",
+    '" onload="',
+    "'",
+    "&",
+    "&lt;",
+    "\x1b[31m",
+    "\ud800",
+)
 HOSTILE = (
     st.lists(st.sampled_from(MARKUP) | st.text(st.characters(codec=None), max_size=3), min_size=1)
     .map("".join)
@@ -200,8 +211,10 @@ def test_scaling_has_its_ideal() -> None:
     assert ideal.label == "torch over MPI, ideal"
     assert plot.header == ("ranks", "torch over MPI")
     assert [dot.label for dot in ideal.dots] == [
-        "1 rank: 100 samples/s", "2 ranks: 200 samples/s", "4 ranks: 400 samples/s"
-    ]  # fmt: skip
+        "1 rank: 100 samples/s",
+        "2 ranks: 200 samples/s",
+        "4 ranks: 400 samples/s",
+    ]
     # Twice the ranks, twice the speed: a straight line.
     (x0, y0, _), (x1, y1, _), (x2, y2, _) = ideal.dots
     assert (x1 - x0, y1 - y0) == pytest.approx((x2 - x1, y2 - y1), abs=0.2)
@@ -225,13 +238,17 @@ def test_what_cannot_be_drawn_is_listed() -> None:
 @given(
     st.lists(
         st.builds(
-            Measurement, st.sampled_from(["allreduce bandwidth", "training speed", "other"]),
-            st.floats(-1e17, 1e17), st.just("GB/s"), st.sampled_from(["torch over MPI", "MPI alone"]),
-            st.none() | st.integers(-(2**59), 2**59), st.none() | st.integers(-2, 2**59),
+            Measurement,
+            st.sampled_from(["allreduce bandwidth", "training speed", "other"]),
+            st.floats(-1e17, 1e17),
+            st.just("GB/s"),
+            st.sampled_from(["torch over MPI", "MPI alone"]),
+            st.none() | st.integers(-(2**59), 2**59),
+            st.none() | st.integers(-2, 2**59),
         ),
         max_size=12,
     )
-)  # fmt: skip
+)
 def test_any_figures_can_be_shown(measurements: list[Measurement]) -> None:
     report = report_of("a", "b", "c")._replace(measurements=tuple(measurements))
     read = Read(page.render(report))

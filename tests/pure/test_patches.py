@@ -64,8 +64,10 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     assert names({**BOTH, "torch": "2.14.0"}) == everything - {"shared-common"} | {"torch-cxx20"}
     assert names({**BOTH, "horovod": "0.26.1"}) == everything | {"gloo-kernel-headers"}
     assert names({**BOTH, "horovod": "0.25.0"}) == names({**BOTH, "horovod": "0.26.1"}) - {
-        "nccl-average", "python312-distutils", "safe-rendezvous",
-    }  # fmt: skip
+        "nccl-average",
+        "python312-distutils",
+        "safe-rendezvous",
+    }
     older = {"gloo-kernel-headers", "gloo-rendezvous", "gloo-process-sets"}
     older |= {"elastic-sync", "torch-operation-names"}
     assert names({**BOTH, "horovod": "0.24.3"}) == older
@@ -87,11 +89,17 @@ def prepare(
     file.write_text(json.dumps(patches))
     found = subprocess.run(
         [
-            sys.executable, str(STEP_PROGRAMS / "prepare_source.py"), str(archive),
-            sha256 or hashlib.sha256(archive.read_bytes()).hexdigest(), str(dest), str(file),
+            sys.executable,
+            str(STEP_PROGRAMS / "prepare_source.py"),
+            str(archive),
+            sha256 or hashlib.sha256(archive.read_bytes()).hexdigest(),
+            str(dest),
+            str(file),
         ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return found.returncode, found.stdout + found.stderr
 
 

@@ -123,9 +123,11 @@ class _Module:
         names = {
             each.id: self.constant(each.id)
             for each in nodes
-            if isinstance(each, ast.Name) and each.id not in own
-            and each.id != "re" and not hasattr(builtins, each.id)
-        }  # fmt: skip
+            if isinstance(each, ast.Name)
+            and each.id not in own
+            and each.id != "re"
+            and not hasattr(builtins, each.id)
+        }
         code = compile(ast.Expression(expression), str(self.path), "eval")
         return eval(code, {"re": re, **names})
 
@@ -245,9 +247,10 @@ def _methods(module: _Module, call: ast.Call) -> list[str]:
         for each in _modules()
         if each is module or names[0] in each.imported
         for node in each.nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
         and node.value.id == names[0]
-    ]  # fmt: skip
+    ]
     return sorted({each if each in METHODS else "search" for each in used}) or ["search"]
 
 
@@ -286,18 +289,28 @@ def test_the_checker_knows_what_takes_long() -> None:
     """Of each kind one, and one that is like it and quick."""
     cubic = r"(\S+?\.(?:so|a|o)[\w.]*): file in wrong format"
     for pattern, method, exponential, choices in (
-        (r"(a+)+b", "match", True, 1), (r"(a|a)*b", "match", True, 1),
+        (r"(a+)+b", "match", True, 1),
+        (r"(a|a)*b", "match", True, 1),
         (r"(/|\{home\}/)([a-z._-]+|\{user\}|/)*", "fullmatch", True, 1),
-        (r"(?:\s*,?\s*)*x", "match", True, 1), (r"((?:a?|b?)x)*y", "match", True, 1),
-        (r".*.*x", "match", False, 1000), (r".*.*.*x", "match", False, 1000**2),
-        (r"a*a*xb*b*y", "match", False, 1000**2), (cubic, "search", False, 1000**2),
-        (r"a*b", "search", False, 1000), (r"a(?!.*b)", "search", False, 1000),
-        (r"^Model:\s*(.+)x", "search", False, 1000), (r".{0,9}x.{0,9}y", "match", False, 9),
-        (r"a*b", "match", False, 1), (r"([a-f]+:)*x", "match", False, 1),
-        (r"(?<!\S)\S+x", "search", False, 1), (r"\bto\w+x", "search", False, 1),
-        (r"^(?!.*to)x", "search", False, 1), (r"[-_.]+", "sub", False, 1),
-        (r"\d+(?:\.\d+)*", "search", False, 1), (r"(\S+) is (\S+) x", "match", False, 1),
-    ):  # fmt: skip
+        (r"(?:\s*,?\s*)*x", "match", True, 1),
+        (r"((?:a?|b?)x)*y", "match", True, 1),
+        (r".*.*x", "match", False, 1000),
+        (r".*.*.*x", "match", False, 1000**2),
+        (r"a*a*xb*b*y", "match", False, 1000**2),
+        (cubic, "search", False, 1000**2),
+        (r"a*b", "search", False, 1000),
+        (r"a(?!.*b)", "search", False, 1000),
+        (r"^Model:\s*(.+)x", "search", False, 1000),
+        (r".{0,9}x.{0,9}y", "match", False, 9),
+        (r"a*b", "match", False, 1),
+        (r"([a-f]+:)*x", "match", False, 1),
+        (r"(?<!\S)\S+x", "search", False, 1),
+        (r"\bto\w+x", "search", False, 1),
+        (r"^(?!.*to)x", "search", False, 1),
+        (r"[-_.]+", "sub", False, 1),
+        (r"\d+(?:\.\d+)*", "search", False, 1),
+        (r"(\S+) is (\S+) x", "match", False, 1),
+    ):
         verdict = judge(pattern, 0, method, 1000)
         assert (verdict.exponential, verdict.choices) == (exponential, choices) or (
             exponential and verdict.exponential

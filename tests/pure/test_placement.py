@@ -200,14 +200,27 @@ def test_torchrun_on_several_hosts_needs_slurm() -> None:
 
 def test_variables_for_other_hosts() -> None:
     environ = dict.fromkeys(
-        ("HOME", "LD_LIBRARY_PATH", "HOROVOD_TIMELINE", "OMP_NUM_THREADS", "AWS_SECRET_ACCESS_KEY",
-         "DATA", "MINE"), "1",
-    )  # fmt: skip
+        (
+            "HOME",
+            "LD_LIBRARY_PATH",
+            "HOROVOD_TIMELINE",
+            "OMP_NUM_THREADS",
+            "AWS_SECRET_ACCESS_KEY",
+            "DATA",
+            "MINE",
+        ),
+        "1",
+    )
     activated = {"PATH", "VIRTUAL_ENV", "CUDA_HOME", "LMOD_CMD", "_ModuleTable001_", "MODULEPATH"}
     requested = Requested(variables=(("OMP_NUM_THREADS", "4"),), exports=("MINE", "NOT_SET"))
     assert exported(SITE.launch.exports, activated, environ, requested) == (
-        "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "HOROVOD_TIMELINE", "MINE",
-    )  # fmt: skip
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "CUDA_HOME",
+        "VIRTUAL_ENV",
+        "HOROVOD_TIMELINE",
+        "MINE",
+    )
 
 
 def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> None:
@@ -217,15 +230,34 @@ def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> 
 
 
 SHELL = {
-    "HOME": "/h", "PATH": "/bin", "LD_PRELOAD": "w.so", "LD_LIBRARY_PATH": "/lib", "MINE": "1",
-    "HOROVOD_FUSION_THRESHOLD": "0", "NCCL_ALGO": "Ring", "OMPI_MCA_pml": "ob1", "OPAL_PREFIX": "/o",
-    "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "1", "CUDA_LAUNCH_BLOCKING": "1",
-    "SLURM_JOB_ID": "3", "PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1", "SSH_AUTH_SOCK": "/s",
-}  # fmt: skip
+    "HOME": "/h",
+    "PATH": "/bin",
+    "LD_PRELOAD": "w.so",
+    "LD_LIBRARY_PATH": "/lib",
+    "MINE": "1",
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    "NCCL_ALGO": "Ring",
+    "OMPI_MCA_pml": "ob1",
+    "OPAL_PREFIX": "/o",
+    "OMP_NUM_THREADS": "2",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "SLURM_JOB_ID": "3",
+    "PYTHONHASHSEED": "0",
+    "PYTHONNOUSERSITE": "1",
+    "SSH_AUTH_SOCK": "/s",
+}
 TELLING = {
-    "LD_PRELOAD", "LD_LIBRARY_PATH", "HOROVOD_FUSION_THRESHOLD", "NCCL_ALGO", "OMPI_MCA_pml",
-    "OPAL_PREFIX", "OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTHONHASHSEED",
-}  # fmt: skip
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "HOROVOD_FUSION_THRESHOLD",
+    "NCCL_ALGO",
+    "OMPI_MCA_pml",
+    "OPAL_PREFIX",
+    "OMP_NUM_THREADS",
+    "CUDA_LAUNCH_BLOCKING",
+    "PYTHONHASHSEED",
+}
 
 
 def test_variables_that_change_results() -> None:
@@ -288,10 +320,17 @@ def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
 @pytest.mark.parametrize(
     ("name", "seen"),
     [
-        ("PATH", True), ("HOROVOD_LOG_LEVEL", True), ("SLURM_JOB_ID", True), ("LC_ALL", True),
-        ("OMPI_MCA_btl", True), ("AWS_SECRET_ACCESS_KEY", False), ("GITHUB_TOKEN", False),
-        ("HOROVOD_API_KEY", False), ("TF_TOKEN", False), ("DATA", False),
+        ("PATH", True),
+        ("HOROVOD_LOG_LEVEL", True),
+        ("SLURM_JOB_ID", True),
+        ("LC_ALL", True),
+        ("OMPI_MCA_btl", True),
+        ("AWS_SECRET_ACCESS_KEY", False),
+        ("GITHUB_TOKEN", False),
+        ("HOROVOD_API_KEY", False),
+        ("TF_TOKEN", False),
+        ("DATA", False),
     ],
-)  # fmt: skip
+)
 def test_what_may_stand_on_command_lines(name: str, seen: bool) -> None:
     assert may_be_seen(name) is seen

@@ -37,8 +37,15 @@ PREFIX = "/scratch/envs/horovod"
 
 # Plans that are kept whole; of the others, how they differ from `local` or the plan without variant.
 WHOLE = {
-    "local", "neuron", "perlmutter", "taurus", "taurus+conda", "polaris+clone", "cirrus", "juwels-booster",
-}  # fmt: skip
+    "local",
+    "neuron",
+    "perlmutter",
+    "taurus",
+    "taurus+conda",
+    "polaris+clone",
+    "cirrus",
+    "juwels-booster",
+}
 
 
 @pytest.fixture
@@ -60,9 +67,12 @@ def printed(
 
 @pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_plans_of_shipped_recipes(
-    name: str, variant: str, cases: Path, printed: Callable[[str, str], str],
+    name: str,
+    variant: str,
+    cases: Path,
+    printed: Callable[[str, str], str],
     golden: Callable[[Path, str], None],
-) -> None:  # fmt: skip
+) -> None:
     said, stem = printed(name, variant), "+".join(filter(None, (name, variant)))
     if stem not in WHOLE:
         base = printed(name if variant else "local", "").splitlines()
@@ -174,9 +184,13 @@ def test_patches_change_the_digest(
 
 @pytest.mark.parametrize(("more", "same"), [("# changed\n", True), ("import os\n", False)])
 def test_programs_change_the_digest_by_what_they_do(
-    recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    more: str, same: bool,
-) -> None:  # fmt: skip
+    recipe: Recipe,
+    facts: Facts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: str,
+    same: bool,
+) -> None:
     before = plan(recipe, facts)
     for program in STEP_PROGRAMS.glob("*.py"):
         text = program.read_text(encoding="utf-8")
@@ -252,10 +266,11 @@ def test_packages_are_resolved_with_the_framework_from_the_same_sources(facts: F
         "local",
         variants=["torch"],
         overrides=[
-            "frameworks.torch.version=2.13.0", "packages.torchvision='==0.28.0'",
+            "frameworks.torch.version=2.13.0",
+            "packages.torchvision='==0.28.0'",
             f"frameworks.torch.find_links=['{page}']",
         ],
-    ).recipe  # fmt: skip
+    ).recipe
     (step,) = (each for each in plan(recipe, facts).steps if each.name == "resolution")
     assert step.requested
     assert {"torch==2.13.0", "torchvision==0.28.0"} <= {*step.requested.requirements}

@@ -98,8 +98,11 @@ def test_bash_and_python_agree_on_such_paths(locale: str) -> None:
     texts = [f"a{chr(code)}b" for code in range(1, 128)] + ["jürgen", "à", "山田"]
     said = subprocess.run(
         ["bash", "-c", ASK, "bash", UNFIT_IN_BASH, *texts],
-        capture_output=True, text=True, check=True, env={"LC_ALL": locale},
-    ).stdout.split()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"LC_ALL": locale},
+    ).stdout.split()
     unfit = [text for text, word in zip(texts, said, strict=True) if word == "unfit"]
     assert unfit == [text for text in texts if re.search(UNFIT_IN_PREFIX, text)]
     assert "".join(sorted(text[1] for text in unfit)) == "".join(
@@ -117,7 +120,9 @@ def test_the_script_of_a_plan_refuses_such_paths(
     before_any_work = render_bash(plan, tmp_path).partition("\nmkdir ")[0]
     found = subprocess.run(
         ["bash", "-c", before_any_work, "bash", str(tmp_path / name)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert found.returncode == code, found.stderr
     assert ("name a directory without" in found.stderr) == (code == 2)

@@ -28,14 +28,20 @@ from hvdenv.runner import Runner
 from tests.files import programs
 
 IMAGE = "/images/horovod.sif"
-CONTAINER = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE,
-                      gpu="nvidia")  # fmt: skip
+CONTAINER = Container(
+    "nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE, gpu="nvidia"
+)
 REQUIRED = Requirements(CONTAINER, Mpi("Open MPI", "4.1.8"))
 GOOD: Node = {
-    "apptainer": "", "singularity": "singularity version 3.7.3-1.el7", "ch-run": "",
-    "sha256": "a" * 64 + " -", "mpirun": "mpirun (Open MPI) 4.1.4 Report bugs to http",
-    "driver": "550.54.15", "gpus": "/dev/nvidia0 /dev/nvidia1", "end": "",
-}  # fmt: skip
+    "apptainer": "",
+    "singularity": "singularity version 3.7.3-1.el7",
+    "ch-run": "",
+    "sha256": "a" * 64 + " -",
+    "mpirun": "mpirun (Open MPI) 4.1.4 Report bugs to http",
+    "driver": "550.54.15",
+    "gpus": "/dev/nvidia0 /dev/nvidia1",
+    "end": "",
+}
 
 
 def findings(
@@ -69,8 +75,13 @@ def cuda(version: str) -> Requirements:
 
 VERDICTS: list[tuple[str, dict[str, Any], Requirements, str, str]] = [
     ("tool", {"singularity": ""}, REQUIRED, "fail", "singularity is not installed"),
-    ("tool", {"singularity": "", "apptainer": "apptainer version 1.4.5"}, REQUIRED, "fail",
-     "--set container.runtime=apptainer"),
+    (
+        "tool",
+        {"singularity": "", "apptainer": "apptainer version 1.4.5"},
+        REQUIRED,
+        "fail",
+        "--set container.runtime=apptainer",
+    ),
     ("image", MISSING, REQUIRED, "fail", "No such file or directory\nevery node needs the same"),
     ("image", {"sha256": "b" * 64}, REQUIRED, "fail", "differs from the file on f1"),
     ("mpi", {"mpirun": ""}, REQUIRED, "fail", "mpirun is not installed"),
@@ -83,7 +94,7 @@ VERDICTS: list[tuple[str, dict[str, Any], Requirements, str, str]] = [
     ("driver", {"driver": "", "gpus": ""}, REQUIRED, "fail", "no NVIDIA driver"),
     ("driver", {}, AMD, "fail", "/dev/kfd does not exist"),
     ("driver", {"gpus": "/dev/kfd"}, AMD, "pass", "an AMD GPU"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("check", "change", "required", "status", "text"), VERDICTS)

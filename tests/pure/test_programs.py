@@ -43,15 +43,24 @@ def right(rank: int) -> list[RankEvent]:
         Optimizer(1, "SGD", "train.py:8", True, "Average", ["weight", "bias"]),
         *(
             TrainingStep(
-                1, step, f"b{step}", f"a{step}", f"g{step}", batch=f"{step}{rank}", source=1,
-                rate=0.2, own=own[rank], reduced=[2.0, 4.0], tensors=["x", "y"],
+                1,
+                step,
+                f"b{step}",
+                f"a{step}",
+                f"g{step}",
+                batch=f"{step}{rank}",
+                source=1,
+                rate=0.2,
+                own=own[rank],
+                reduced=[2.0, 4.0],
+                tensors=["x", "y"],
             )
             for step in (1, 2, 3)
         ),
         Call("allreduce", "train.py:18", 3, 1),
         DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, rank, 1, True),
         END,
-    ]  # fmt: skip
+    ]
 
 
 def judged(*changes: Change, reference: float = 0.1) -> list[Finding]:
@@ -326,10 +335,17 @@ def test_the_source_says_where_the_local_rank_decides() -> None:
 @pytest.mark.parametrize(
     ("name", "holds_a_model"),
     [
-        ("model.pt", True), ("ck-1.pth.tar", True), ("weights.h5", True), ("checkpoint", True),
-        ("model.pt.tmp", True), ("ckpt-1.data-00000-of-00001", True), ("train.log", False),
-        ("mnist.gz", False), ("events.out.tfevents.1", False), ("metrics.json", False),
+        ("model.pt", True),
+        ("ck-1.pth.tar", True),
+        ("weights.h5", True),
+        ("checkpoint", True),
+        ("model.pt.tmp", True),
+        ("ckpt-1.data-00000-of-00001", True),
+        ("train.log", False),
+        ("mnist.gz", False),
+        ("events.out.tfevents.1", False),
+        ("metrics.json", False),
     ],
-)  # fmt: skip
+)
 def test_names_of_checkpoints(name: str, holds_a_model: bool) -> None:
     assert load("observer").holds_a_model(f"/d/{name}") == holds_a_model

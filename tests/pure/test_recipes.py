@@ -184,11 +184,22 @@ def test_shipped_recipes_fit_the_json_schema(name: str, json_schema: Draft202012
 @pytest.mark.parametrize(
     "case",
     [
-        "wrong-type", "number-for-a-version", "unknown-key", "unknown-table", "impossible-version",
-        "shell-in-name", "shell-in-url", "shell-in-flags", "format-unknown", "item-of-a-list",
-        "second-table-of-a-list", "in-a-variant", "unknown-key-in-a-variant", "variant-is-no-table",
+        "wrong-type",
+        "number-for-a-version",
+        "unknown-key",
+        "unknown-table",
+        "impossible-version",
+        "shell-in-name",
+        "shell-in-url",
+        "shell-in-flags",
+        "format-unknown",
+        "item-of-a-list",
+        "second-table-of-a-list",
+        "in-a-variant",
+        "unknown-key-in-a-variant",
+        "variant-is-no-table",
     ],
-)  # fmt: skip
+)
 def test_the_json_schema_refuses_what_hvdenv_refuses(
     case: str, cases: Path, json_schema: Draft202012Validator
 ) -> None:

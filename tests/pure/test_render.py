@@ -18,9 +18,13 @@ ROWS = (
 )
 PASS = Finding("extension", "torch", "pass", "torch 2.1", "path: /env/x.so")
 FAIL = Finding(
-    "allreduce", "torch over MPI", "fail", "rank 1 on n1: \x1b[31mwas ended by SIGKILL",
-    "index https://me:pass@host/\n\x1b]0;title\x07last words", "look at\x07 it",
-)  # fmt: skip
+    "allreduce",
+    "torch over MPI",
+    "fail",
+    "rank 1 on n1: \x1b[31mwas ended by SIGKILL",
+    "index https://me:pass@host/\n\x1b]0;title\x07last words",
+    "look at\x07 it",
+)
 
 
 def report(*findings: Finding, ranks: tuple[RankRecord, ...] = ()) -> Report:
@@ -53,9 +57,16 @@ def test_whole_report() -> None:
 
 def test_ranks_that_failed_are_listed() -> None:
     rank = RankRecord(
-        rank=1, host="n1", local_rank=0, pid=7, device="cpu", framework="torch", controller="MPI",
-        status="fail", cause="was ended by \x1bSIGKILL",
-    )  # fmt: skip
+        rank=1,
+        host="n1",
+        local_rank=0,
+        pid=7,
+        device="cpu",
+        framework="torch",
+        controller="MPI",
+        status="fail",
+        cause="was ended by \x1bSIGKILL",
+    )
     right = rank._replace(rank=0, status="pass", cause="")
     text = render(report(FAIL, ranks=(right, rank)))
     assert (
@@ -86,9 +97,16 @@ def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> 
 
 
 WRONG = [
-    Finding("collectives", f"{name}, torch over MPI", "fail", f"wrong {name}", f"cases of {name}", "rebuild it")
+    Finding(
+        "collectives",
+        f"{name}, torch over MPI",
+        "fail",
+        f"wrong {name}",
+        f"cases of {name}",
+        "rebuild it",
+    )
     for name in ("allgather", "alltoall", "broadcast")
-]  # fmt: skip
+]
 
 
 def test_findings_of_one_cause_are_together_and_one_line_for_each_is_above_the_verdict() -> None:
@@ -120,8 +138,9 @@ def test_a_command_that_fits_is_in_one_line() -> None:
 
 
 TEXTS = st.lists(
-    st.sampled_from(["x" * 300, "-" * 90, "日本語" * 40, "`a b`", "\t", "\n", " ", "word", "é"]), max_size=8
-).map("".join)  # fmt: skip
+    st.sampled_from(["x" * 300, "-" * 90, "日本語" * 40, "`a b`", "\t", "\n", " ", "word", "é"]),
+    max_size=8,
+).map("".join)
 
 
 @given(TEXTS, TEXTS, st.integers(60, 200))

@@ -80,10 +80,14 @@ FIGURE = {"name": "n", "value": 1, "unit": "s"}
         ("findings", ["text"], "findings.0.: expected a table, found 'text'"),
         ("findings", [{"check": "a"}], "findings.0..subject: this key is required"),
         ("findings", [{**GOOD, "status": "good"}], "findings.0..status: expected one of"),
-        ("measurements", [{**FIGURE, "ranks": True}], "measurements.0..ranks: expected a whole number, found true"),
+        (
+            "measurements",
+            [{**FIGURE, "ranks": True}],
+            "measurements.0..ranks: expected a whole number, found true",
+        ),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
-)  # fmt: skip
+)
 def test_what_is_no_report_is_refused(key: str, value: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Report.from_json(changed(**{key: value}))

@@ -134,7 +134,14 @@ def example(recipe: Recipe) -> Recipe:
         job=Job(partition="ml", gpus_per_node=4, cpus_per_rank=8),
         conda=Conda(("defaults",)),
         modules=Modules(
-            load=("cuda/12.4", "nccl/2.18", "openmpi/4.1.4", "python/3.11.1", "aws-ofi-nccl", "rocm/6.0"),
+            load=(
+                "cuda/12.4",
+                "nccl/2.18",
+                "openmpi/4.1.4",
+                "python/3.11.1",
+                "aws-ofi-nccl",
+                "rocm/6.0",
+            ),
             build=("cmake/3.24", "gcc/12.2.0"),
         ),
         places=Storage(expires_days=30, environments="/scratch"),
@@ -143,8 +150,11 @@ def example(recipe: Recipe) -> Recipe:
             cpu_operations="mpi", gpu=Gpu(operations="nccl", capabilities=("80",))
         ),
         packages={**recipe.packages, "protobuf": ">=4", "keras": ">=3"},
-        frameworks={name: each._replace(cpu_index=None, package=None) for name, each in recipe.frameworks.items()},
-    )  # fmt: skip
+        frameworks={
+            name: each._replace(cpu_index=None, package=None)
+            for name, each in recipe.frameworks.items()
+        },
+    )
 
 
 def example_facts(facts: Facts) -> Facts:
@@ -154,12 +164,22 @@ def example_facts(facts: Facts) -> Facts:
 VERSIONS = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
 # What each verb is said of.
 KINDS: dict[str, tuple[type, ...]] = {
-    "has": (frozenset,), "lacks": (frozenset,), "matches": (frozenset, str), "is": (str,),
-    "is not": (str,), "below": (int,), "at least": (int,), "allows": (str,), "denies": (str,),
+    "has": (frozenset,),
+    "lacks": (frozenset,),
+    "matches": (frozenset, str),
+    "is": (str,),
+    "is not": (str,),
+    "below": (int,),
+    "at least": (int,),
+    "allows": (str,),
+    "denies": (str,),
     "outside": (str,),
-    "more than": (int,), "differs from": (str,), "newer than": (str,),
-    "another major than": (str,), "newer major than": (str,),
-}  # fmt: skip
+    "more than": (int,),
+    "differs from": (str,),
+    "newer than": (str,),
+    "another major than": (str,),
+    "newer major than": (str,),
+}
 
 
 def test_conditions_name_what_observables_has_and_fit_its_kind(
@@ -279,10 +299,12 @@ def test_what_rules_see_of_a_recipe_and_a_machine(
 def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
     found = judge(
         observables(
-            recipe._replace(mpi=Mpi("openmpi", "5.0.11")), facts._replace(disk_free=1, cxx=None), python,
+            recipe._replace(mpi=Mpi("openmpi", "5.0.11")),
+            facts._replace(disk_free=1, cxx=None),
+            python,
             {"horovod": "0.28.1", "tensorflow": "2.18.1"},
         )
-    )  # fmt: skip
+    )
     severities = [rule.severity for rule in found]
     assert severities == sorted(severities, key=["block", "warn", "note"].index)
     assert [rule.id for rule in found if rule.severity == "block"] == ["no-compiler", "disk-low"]
@@ -320,8 +342,14 @@ def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
 
 
 def test_check_reports_what_a_plan_would_refuse(check: Check) -> None:
-    said = check("local-cuda", "--set", "horovod.version=0.24.3", "--set", "horovod.gpu.nccl_link=shared",
-                 code=3)  # fmt: skip
+    said = check(
+        "local-cuda",
+        "--set",
+        "horovod.version=0.24.3",
+        "--set",
+        "horovod.gpu.nccl_link=shared",
+        code=3,
+    )
     assert "torch's NCCL is requested together with another NCCL" in said
     assert "[plan-is-refused]" in said
 
@@ -355,8 +383,10 @@ def test_what_was_found_is_named() -> None:
 
 def test_what_was_found_in_sets_comes_before_words() -> None:
     said: Observables = {
-        "modules": frozenset({"PyTorch/2.0.1"}), "torch_provider": "pip", "cxx": "g++",
-    }  # fmt: skip
+        "modules": frozenset({"PyTorch/2.0.1"}),
+        "torch_provider": "pip",
+        "cxx": "g++",
+    }
     (found,) = judge(said)
     assert "(PyTorch/2.0.1)" in found.message
 

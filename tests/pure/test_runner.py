@@ -55,9 +55,14 @@ def test_the_environment_is_cleaned_then_set() -> None:
     seen = dict(line.split("=", 1) for line in outcome.output.splitlines())
     assert seen.pop("PATH")
     assert seen == {
-        "KEPT": "1", "CFLAGS": "-O2", "B": "2", "PYTHONNOUSERSITE": "1", "PIP_USER": "0",
-        "LC_ALL": "C.UTF-8", TOKEN_VARIABLE: "t",
-    }  # fmt: skip
+        "KEPT": "1",
+        "CFLAGS": "-O2",
+        "B": "2",
+        "PYTHONNOUSERSITE": "1",
+        "PIP_USER": "0",
+        "LC_ALL": "C.UTF-8",
+        TOKEN_VARIABLE: "t",
+    }
 
 
 def test_a_branch_sees_what_it_is_given() -> None:

@@ -84,7 +84,11 @@ GRID_ENGINE = "jobname      train\nfailed       {}\nexit_status  {}\n"
     [
         ("gridengine", GRID_ENGINE.format("0    ", "0"), Status("completed", exit_code=0)),
         ("gridengine", GRID_ENGINE.format("0    ", "3"), Status("failed", exit_code=3)),
-        ("gridengine", GRID_ENGINE.format(KILLED, "137        (Killed)"), Status("timeout", KILLED, 137)),
+        (
+            "gridengine",
+            GRID_ENGINE.format(KILLED, "137        (Killed)"),
+            Status("timeout", KILLED, 137),
+        ),
         ("gridengine", GRID_ENGINE.format(NO_FILE, "0"), Status("failed", NO_FILE)),
         ("gridengine", "error: job id 5 not found", None),
         ("slurm", "COMPLETED|0:0\n", Status("completed", exit_code=0)),
@@ -94,7 +98,7 @@ GRID_ENGINE = "jobname      train\nfailed       {}\nexit_status  {}\n"
         ("slurm", "Slurm accounting storage is disabled\n", None),
         ("slurm", "", None),
     ],
-)  # fmt: skip
+)
 def test_what_the_accounting_says(scheduler: str, text: str, status: Status | None) -> None:
     name = "train" if scheduler == "gridengine" else ""
     found = parse_status(text, DIALECTS[scheduler].history, "12")
@@ -156,10 +160,16 @@ def test_states_in_words(status: Status, said: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "never"),
     [
-        *((reason, True) for reason in ("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig")),
-        *((reason, False) for reason in ("", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime")),
+        *(
+            (reason, True)
+            for reason in ("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig")
+        ),
+        *(
+            (reason, False)
+            for reason in ("", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime")
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_can_never_start(reason: str, never: bool) -> None:
     assert bool(Status("waiting", reason).hopeless(DIALECTS["slurm"])) is never
     assert not Status("running", reason).hopeless(DIALECTS["slurm"])
@@ -194,8 +204,13 @@ def test_a_file_is_read_whole_however_it_grows(
 
 def job(number: str, **values: Any) -> Submitted:
     return Submitted(
-        "slurm", DIALECTS["slurm"], "train", id=number, submitted=f"2026-11-21T17:00:{number}", **values
-    )  # fmt: skip
+        "slurm",
+        DIALECTS["slurm"],
+        "train",
+        id=number,
+        submitted=f"2026-11-21T17:00:{number}",
+        **values,
+    )
 
 
 def test_jobs_are_noted(tmp_path: Path) -> None:

@@ -117,8 +117,12 @@ def test_a_document_that_is_no_table() -> None:
         decode(Outer, 3)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-                    lambda each: st.lists(each) | st.dictionaries(st.text(), each)))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    )
+)
 def test_no_document_raises_anything_else(document: object) -> None:
     for kind in (Recipe, Outer):
         with pytest.raises(Problem):
@@ -218,11 +222,22 @@ def test_the_line_that_is_found_holds_the_key(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        (("a",), 1), (("a", "b"), 1), (("a", "b", "no"), 1), (("c",), 2), (("c", "d"), 2), (("c", "no"), 2),
-        (("e",), 3), (("e", "f"), 3), (("e", "g"), 4), (("t", "x", 2), 6), (("l", 1, "y"), 12),
-        (("l", 1), 11), (("l", 0), 9), (("no",), 1),
+        (("a",), 1),
+        (("a", "b"), 1),
+        (("a", "b", "no"), 1),
+        (("c",), 2),
+        (("c", "d"), 2),
+        (("c", "no"), 2),
+        (("e",), 3),
+        (("e", "f"), 3),
+        (("e", "g"), 4),
+        (("t", "x", 2), 6),
+        (("l", 1, "y"), 12),
+        (("l", 1), 11),
+        (("l", 0), 9),
+        (("no",), 1),
     ],
-)  # fmt: skip
+)
 def test_lines_of_inline_tables_and_dotted_keys(path: Path_, line: int) -> None:
     text = (
         "a = {b = {}}\nc.d = 1\ne.f = 1\ne.g = 2\n[t]\nx = [\n 1,\n]\n[[l]]\ny = 1\n[[l]]\ny = 2\n"

@@ -23,9 +23,14 @@ HOSTILE = """/tmp/a b"c'd$(touch pwned)`touch pwned`\\;touch pwned&}{*?#\N{SNOWM
 
 def bash(script: str, *words: str, **env: str) -> tuple[int, str]:
     found = subprocess.run(
-        ["bash", "-s", "--", *words], input=script, env={"PATH": os.environ["PATH"], **env},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        ["bash", "-s", "--", *words],
+        input=script,
+        env={"PATH": os.environ["PATH"], **env},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     return found.returncode, found.stdout
 
 

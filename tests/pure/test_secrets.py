@@ -116,8 +116,13 @@ def test_a_job_script_with_a_secret_is_the_users_alone(
 
 
 @pytest.mark.parametrize(
-    "key", ["environment.run.MY_TOKEN", "environment.build.MY_TOKEN", "frameworks.torch.source.build.MY_TOKEN"]
-)  # fmt: skip
+    "key",
+    [
+        "environment.run.MY_TOKEN",
+        "environment.build.MY_TOKEN",
+        "frameworks.torch.source.build.MY_TOKEN",
+    ],
+)
 def test_a_recipe_with_a_secret_is_refused(
     key: str, tmp_path: Path, unseen: Callable[..., str], hvdenv: Hvdenv
 ) -> None:

@@ -62,8 +62,12 @@ def test_records_say_what_complete_ones_take(environment: Environment) -> None:
     environment.record(damaged).write_text("{")
     found = listed(environment)
     assert {name[0]: each.state for name, each in found.items()} == {
-        "1": "complete", "2": "complete", "3": "active", "4": "unfinished", "5": "damaged",
-    }  # fmt: skip
+        "1": "complete",
+        "2": "complete",
+        "3": "active",
+        "4": "unfinished",
+        "5": "damaged",
+    }
     assert [(found[each].bytes, found[each].files) for each in (ONE, THREE)] == [(10, 2)] * 2
     unfinished = found["4" * 12]
     marker = (environment.generation("4" * 12) / generations.MARKER).stat().st_size

@@ -199,16 +199,19 @@ CASES: dict[str, tuple[Evidence, set[str]]] = {
     "ranks that could not be started": (over_mpi(BROKEN), TORCH_OVER_MPI),
     # They used the operation of their controller.
     "ranks that end too early": (
-        over_mpi(known(run(exited(0, code=-9, signal="SIGKILL"), size=2))), TORCH_OVER_MPI
+        over_mpi(known(run(exited(0, code=-9, signal="SIGKILL"), size=2))),
+        TORCH_OVER_MPI,
     ),
     "an import": (with_torch(error="ImportError: x"), {"Frameworks/PyTorch"}),
     "an extension": (with_torch(built={"Gloo": 0}), {"Frameworks/PyTorch", *OVER_GLOO}),
     "a row of horovodrun": (
-        GOOD._replace(build_table=known(build_table(without("C/MPI")))), OVER_MPI
+        GOOD._replace(build_table=known(build_table(without("C/MPI")))),
+        OVER_MPI,
     ),
     "another horovodrun": (GOOD._replace(build_table=known(ANOTHER_HOROVODRUN)), ALL),
     "no table of horovodrun": (
-        GOOD._replace(build_table=known(BuildTable(None, "empty", outcome()))), set()
+        GOOD._replace(build_table=known(BuildTable(None, "empty", outcome()))),
+        set(),
     ),
     "files": (GOOD._replace(changed_files=known(LOST)), ALL),
     "files that could not be compared": (GOOD._replace(changed_files=BROKEN), ALL),
@@ -216,10 +219,11 @@ CASES: dict[str, tuple[Evidence, set[str]]] = {
     "another Python": (GOOD._replace(observed=known(Observed(HERE, OTHER_PYTHON))), ALL),
     "a package in front": (GOOD._replace(libraries=known(SHADOWED)), {"Frameworks/PyTorch"}),
     "servers of horovodrun": (
-        GOOD._replace(rendezvous=known(RendezvousFacts(True, ["CVE-2026-1"]))), set()
+        GOOD._replace(rendezvous=known(RendezvousFacts(True, ["CVE-2026-1"]))),
+        set(),
     ),
     "an interrupt": (GOOD._replace(changed_files=failed(InterruptedRunError())), ALL),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -234,17 +238,25 @@ def test_each_error_of_its_own_is_a_finding() -> None:
     odd: Any = known(1)
     wrong = GOOD._replace(changed_files=odd, observed=odd, rendezvous=odd, libraries=odd)
     assert [each.check for each in errors_of(wrong)] == [
-        "files", "drift", "rendezvous", "shadowing"
-    ]  # fmt: skip
+        "files",
+        "drift",
+        "rendezvous",
+        "shadowing",
+    ]
 
 
 def test_an_error_is_one_finding_whatever_it_keeps_from_being_judged() -> None:
     error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
     (finding,) = errors_of(over_mpi(failed(error)))
     assert finding == Finding(
-        "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another",
+        "allreduce",
+        "torch over MPI",
+        "error",
+        "mpirun: no such launcher",
+        "",
+        "use another",
         About(("torch",), ("MPI",), ("MPI",)),
-    )  # fmt: skip
+    )
     everything = failed(ZeroDivisionError("by zero"))
     unknown = dict.fromkeys(GOOD.extensions, everything)
     (finding,) = errors_of(GOOD._replace(libraries=everything, extensions=unknown))

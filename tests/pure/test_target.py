@@ -77,9 +77,13 @@ def test_files_show_what_python_imports(way: str, venv: Path, tmp_path: Path) ->
     {**SEEN, **UNSEEN}[way](venv, other)
     ask = "import importlib.util as u; print(bool(u.find_spec('horovod')))"
     asked = subprocess.run(
-        [venv / "bin/python", "-s", "-c", ask], text=True, capture_output=True, check=True,
-        env={}, cwd="/",
-    ).stdout.strip()  # fmt: skip
+        [venv / "bin/python", "-s", "-c", ask],
+        text=True,
+        capture_output=True,
+        check=True,
+        env={},
+        cwd="/",
+    ).stdout.strip()
     assert (asked == "True", bool(horovod_in(venv))) == (way in SEEN, way in SEEN)
     assert horovod_in(venv, f"relative:{other}") == other / "horovod"
 
@@ -190,9 +194,13 @@ def test_without_any_environment(shell: pytest.MonkeyPatch, hvdenv: Hvdenv) -> N
 def variables_in(venv: Path, *words: str) -> dict[str, str]:
     given = {"PYTHONPATH": "/modules", "PYTHONHOME": "/nowhere", "OPAL_PREFIX": "/mpi"}
     done = subprocess.run(
-        [PROGRAM, *words], env={**os.environ, **given}, text=True, capture_output=True, check=True,
+        [PROGRAM, *words],
+        env={**os.environ, **given},
+        text=True,
+        capture_output=True,
+        check=True,
         input="env\n",
-    )  # fmt: skip
+    )
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
 
@@ -239,8 +247,11 @@ def test_python_path_hides_a_horovod_that_a_pth_file_names(venv: Path, tmp_path:
     write(venv / PACKAGES / "x.pth", str(tmp_path / "other"))
     done = subprocess.run(
         [venv / "bin/python", INSPECT_PROGRAMS / "extension.py", "torch"],
-        env={"PYTHONPATH": str(tmp_path / "fake")}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={"PYTHONPATH": str(tmp_path / "fake")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     facts = json.loads(base64.b64decode(done.stdout.split()[-1]))
     assert facts["shadowed"] == {"horovod": str(tmp_path / "fake")}
 

@@ -22,10 +22,15 @@ Change = Callable[[int, dict[str, Any]], None]
 def facts(rank: int, size: int) -> dict[str, Any]:
     """What a rank reports where all is well."""
     return {
-        "part": "DistributedOptimizer", "seconds": 0.2, "steps": 12, "losses": [6.5, 0.06],
+        "part": "DistributedOptimizer",
+        "seconds": 0.2,
+        "steps": 12,
+        "losses": [6.5, 0.06],
         "checksums": {"parameters after the broadcast": "a", "at the end": "b"},
-        "difference": 7e-8, "bound": 1e-4, "own_loss": 0.06 + 0.01 * (rank - (size - 1) / 2),
-    }  # fmt: skip
+        "difference": 7e-8,
+        "bound": 1e-4,
+        "own_loss": 0.06 + 0.01 * (rank - (size - 1) / 2),
+    }
 
 
 def trained(size: int, *changes: Change) -> RankRun:
@@ -156,13 +161,23 @@ KERAS_2 = SimpleNamespace(get_value=None)
 LIMITS = [
     ("2.2.4-tf", KERAS_2, "0.19.5", ""),
     ("2.15.0", KERAS_2, "0.28.1", ""),
-    ("3.0.0", SimpleNamespace(), "0.28.1", "Horovod 0.28.1 supports Keras 2 only, and this TensorFlow has Keras 3.0"),
+    (
+        "3.0.0",
+        SimpleNamespace(),
+        "0.28.1",
+        "Horovod 0.28.1 supports Keras 2 only, and this TensorFlow has Keras 3.0",
+    ),
     ("3.4.1", SimpleNamespace(), "0.27.0", "Horovod 0.27.0 supports Keras 2 only"),
-    ("2.16.0", SimpleNamespace(), "0.28.1", "uses the backend of Keras 3, but TensorFlow has Keras 2.16.0"),
+    (
+        "2.16.0",
+        SimpleNamespace(),
+        "0.28.1",
+        "uses the backend of Keras 3, but TensorFlow has Keras 2.16.0",
+    ),
     ("2.16.0", KERAS_2, "0.28.1", ""),
     ("3.4.1", SimpleNamespace(), "0.29.0", ""),
     ("3.4.1", KERAS_2, "0.28.1+", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("keras", "backend", "horovod", "reason"), LIMITS)

@@ -59,17 +59,33 @@ def faults(prefix: Path, *, whole: bool) -> str:
 # What executes nothing of a recipe, a site file or an environment. `envs` and `plan` start the
 # workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
-    "completion": ("bash",), "diff": ("PREFIX", "PREFIX"), "doctor": ("RECIPE",),
-    "envs": (), "examples": (), "export": ("--prefix", "PREFIX"),
-    "init": ("x", "--from", "RECIPE", "-o", "-"), "plan": ("RECIPE", "--facts", "FACTS"),
-    "recipes": (), "show": ("RECIPE",), "wheels": ("verify", "FOLDER"),
-}  # fmt: skip
+    "completion": ("bash",),
+    "diff": ("PREFIX", "PREFIX"),
+    "doctor": ("RECIPE",),
+    "envs": (),
+    "examples": (),
+    "export": ("--prefix", "PREFIX"),
+    "init": ("x", "--from", "RECIPE", "-o", "-"),
+    "plan": ("RECIPE", "--facts", "FACTS"),
+    "recipes": (),
+    "show": ("RECIPE",),
+    "wheels": ("verify", "FOLDER"),
+}
 # What executes something of them; with --trust also that of other users.
 EXECUTING = {
-    "build": (), "check": (), "fetch": ("--to", "there"), "install": ("tqdm",), "job": ("--", "true"),
-    "lock": (), "module": (), "run": ("--", "true"), "shell": (), "verify": (),
-    "container": ("--build",), "pack": (),
-}  # fmt: skip
+    "build": (),
+    "check": (),
+    "fetch": ("--to", "there"),
+    "install": ("tqdm",),
+    "job": ("--", "true"),
+    "lock": (),
+    "module": (),
+    "run": ("--", "true"),
+    "shell": (),
+    "verify": (),
+    "container": ("--build",),
+    "pack": (),
+}
 
 
 def test_every_command_that_executes_anything_can_be_told_to_trust() -> None:
@@ -83,9 +99,14 @@ def test_every_command_that_executes_anything_can_be_told_to_trust() -> None:
 
 
 REQUIRED = {
-    "build": ("r",), "check": ("r",), "container": ("r",), "fetch": ("r", "--to", "x"), "lock": ("r",),
-    "install": ("r", "p"), **SHOWN,
-}  # fmt: skip
+    "build": ("r",),
+    "check": ("r",),
+    "container": ("r",),
+    "fetch": ("r", "--to", "x"),
+    "lock": ("r",),
+    "install": ("r", "p"),
+    **SHOWN,
+}
 
 
 @needs_root
@@ -224,10 +245,22 @@ def environment(folder: Path) -> Path:
 
 
 PARTS = (
-    "", "activate.sh", "bin", "bin/python", "bin/pip", "lib", "lib/python3.11", "pyvenv.cfg",
-    "lib/python3.11/site-packages", "lib/python3.11/site-packages/a.pth",
-    "lib/python3.11/site-packages/horovod", "../python3.11", "../src", "../base", "..",
-)  # fmt: skip
+    "",
+    "activate.sh",
+    "bin",
+    "bin/python",
+    "bin/pip",
+    "lib",
+    "lib/python3.11",
+    "pyvenv.cfg",
+    "lib/python3.11/site-packages",
+    "lib/python3.11/site-packages/a.pth",
+    "lib/python3.11/site-packages/horovod",
+    "../python3.11",
+    "../src",
+    "../base",
+    "..",
+)
 
 
 @needs_root
@@ -289,11 +322,13 @@ def test_all_that_a_recipe_names_is_judged() -> None:
         Conda, {"channels": ["file:///a/chan%20nel", "conda-forge"], "program": "/a/conda"}
     )
     torch = FrameworkPackage(
-        "1", wheelhouse="/a/wheels", cpu_index="file://localhost/a/index",
+        "1",
+        wheelhouse="/a/wheels",
+        cpu_index="file://localhost/a/index",
         extra_index="file:///a/more%23x#fragment",
         find_links=("/a/links", "file:///a/page", "https://x/page"),
         source=Source("file:///a/git", "v1"),
-    )  # fmt: skip
+    )
     named = executed_paths(
         recipe._replace(
             modules=modules,
@@ -303,9 +338,19 @@ def test_all_that_a_recipe_names_is_judged() -> None:
         )
     )
     assert {path for _, path in named} == {
-        "/a/init", "/a/use", "/a/source", "/a/conda", "/a/prefix", "/a/wheels", "/a/index", "/a/git",
-        "/a/chan nel", "/a/more#x", "/a/links", "/a/page",
-    }  # fmt: skip
+        "/a/init",
+        "/a/use",
+        "/a/source",
+        "/a/conda",
+        "/a/prefix",
+        "/a/wheels",
+        "/a/index",
+        "/a/git",
+        "/a/chan nel",
+        "/a/more#x",
+        "/a/links",
+        "/a/page",
+    }
 
 
 @pytest.mark.parametrize(

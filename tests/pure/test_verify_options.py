@@ -77,5 +77,8 @@ def test_hosts_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_command_without_variables_of_the_shell() -> None:
     arguments = make_parser("verify").parse_args(["verify", "--prefix", "/my env", "-n", "2"])
     assert command_line(arguments, clean=True) == (
-        "verify", "--prefix=/my env", "--ranks=2", "--clean"
-    )  # fmt: skip
+        "verify",
+        "--prefix=/my env",
+        "--ranks=2",
+        "--clean",
+    )

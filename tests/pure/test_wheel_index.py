@@ -137,7 +137,10 @@ def test_provenance_contains_no_secret(
     [
         ({"mpi": "mpirun (Open MPI) 5.0.11 Report bugs"}, "torch2.13.cpu.ompi50"),
         ({"mpi": "HYDRA build details: Version: 4.3.2 Release"}, "torch2.13.cpu.mpich43"),
-        ({"mpi": "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 1"}, "torch2.13.cpu.impi202110"),
+        (
+            {"mpi": "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 1"},
+            "torch2.13.cpu.impi202110",
+        ),
         ({"mpi": ""}, "torch2.13.cpu.mpi"),
         ({"extension": b"\0libc.so.6\0"}, "torch2.13.cpu.gloo"),
         (
@@ -146,7 +149,7 @@ def test_provenance_contains_no_secret(
         ),
         ({"variables": {"HOROVOD_GPU": "ROCm"}}, "torch2.13.rocm.ompi41"),
     ],
-)  # fmt: skip
+)
 def test_the_version_says_what_a_wheel_fits(
     changed: dict[str, Any], label: str, keep: Callable[..., None], hvdenv: Hvdenv
 ) -> None:

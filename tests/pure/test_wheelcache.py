@@ -196,9 +196,13 @@ def test_an_entry_under_the_name_of_another_is_damaged(
 )
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_what_others_could_have_written_is_not_used_and_replaced_in_the_own_cache(
-    cache: Cache, group: Cache, wheel: Path, target: Path,
-    change: Callable[[Path], object], is_shared: bool,
-) -> None:  # fmt: skip
+    cache: Cache,
+    group: Cache,
+    wheel: Path,
+    target: Path,
+    change: Callable[[Path], object],
+    is_shared: bool,
+) -> None:
     cache = group if is_shared else cache
     entry = keep(cache, wheel)
     change(entry)
@@ -298,8 +302,9 @@ def test_a_wheel_that_is_not_there_is_an_error(cache: Cache, tmp_path: Path, tar
 
 def test_what_a_site_names(tmp_path: Path) -> None:
     wheels = Wheels(
-        read=("/a", "/b/"), trust=("root", "4711", "nobody-of-this-name"),
-    )  # fmt: skip
+        read=("/a", "/b/"),
+        trust=("root", "4711", "nobody-of-this-name"),
+    )
     caches = shared(wheels, {"HVDENV_WHEEL_CACHE": "/c::/a"})
     assert [str(each.folder) for each in caches] == ["/c", "/a", "/b"]
     assert {each[1:] for each in caches} == {(True, wheels.trust)}
@@ -309,18 +314,28 @@ def test_what_a_site_names(tmp_path: Path) -> None:
 def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
     inputs = {
         "stack": {
-            "compiler": "g++ 12.2.0 Copyright (C) 2022", "mpi": "mpirun (Open MPI) 4.1.8 Report bugs",
+            "compiler": "g++ 12.2.0 Copyright (C) 2022",
+            "mpi": "mpirun (Open MPI) 4.1.8 Report bugs",
             "frameworks": {"torch": {"package": "torch", "version": "2.13.0+cpu"}, "odd": 1},
         }
-    }  # fmt: skip
+    }
     entry = keep(cache, wheel, inputs)
     os.utime(entry, (1000, 1000))
     listed = describe(cache, entry.name, thorough=False)
     created = json.loads((entry / "entry.json").read_text())["created"]
     assert listed == Listed(
-        entry.name, str(cache.folder), False, "", NAME, {"torch": "2.13.0+cpu", "odd": ""},
-        "mpirun (Open MPI) 4.1.8", "g++ 12.2.0", 5000, created, "1970-01-01T00:16:40+00:00",
-    )  # fmt: skip
+        entry.name,
+        str(cache.folder),
+        False,
+        "",
+        NAME,
+        {"torch": "2.13.0+cpu", "odd": ""},
+        "mpirun (Open MPI) 4.1.8",
+        "g++ 12.2.0",
+        5000,
+        created,
+        "1970-01-01T00:16:40+00:00",
+    )
     assert describe(group, keep(group, wheel).name, thorough=False).used is None
     assert describe(cache, key({}), thorough=False).problem == "it is gone"
     assert names(own(Places(Path("/none")))) == []
@@ -397,5 +412,6 @@ def test_what_is_damaged_stays_behind_and_is_said(
     count, notes = carry([missing, cache], INPUTS, tmp_path)
     assert count == 0
     assert [note.partition(": ")[0] for note in notes] == [
-        "cached wheels not used", "cached wheel not used",
-    ]  # fmt: skip
+        "cached wheels not used",
+        "cached wheel not used",
+    ]

@@ -33,9 +33,22 @@ from tests.waiting import wait_until
 # compiles `local`, the other runs long files that do not need it. Then the longest come first, so
 # that both workers end together.
 FIRST = (
-    "build", "job", "container", "modulesystem", "conda", "faults", "neuron", "tutorial", "locks",
-    "training_programs", "verify", "gridengine", "seed_clusters", "pack", "bench",
-)  # fmt: skip
+    "build",
+    "job",
+    "container",
+    "modulesystem",
+    "conda",
+    "faults",
+    "neuron",
+    "tutorial",
+    "locks",
+    "training_programs",
+    "verify",
+    "gridengine",
+    "seed_clusters",
+    "pack",
+    "bench",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,9 +91,12 @@ class Cli:
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "hvdenv", *words],
-            env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=hear_interrupts,
-        )  # fmt: skip
+        )
 
     def __call__(self, *words: str, code: int | None = 0, timeout: float = 1500) -> Result:
         with self.start(*words) as process:

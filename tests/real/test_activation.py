@@ -51,10 +51,15 @@ def shell(name: str, lines: Sequence[str], cwd: Path, **variables: str) -> Said:
     return Said(
         subprocess.run(
             [program, *(["-f"] if name in ("zsh", "tcsh") else []), "-c", "\n".join([SHOW, *lines])]
-            if name != "tcsh" else [program, "-f", "-c", "\n".join(lines)],
-            cwd=cwd, env=environ, capture_output=True, text=True, timeout=300,
+            if name != "tcsh"
+            else [program, "-f", "-c", "\n".join(lines)],
+            cwd=cwd,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
-    )  # fmt: skip
+    )
 
 
 def write(
@@ -86,9 +91,14 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     assert "strict" in said.out
     env = f"{folder}/env"
     expected = {
-        **said.at("before"), "A": HOSTILE, "B": "", "OLD": "new", "VIRTUAL_ENV": env,
-        "PATH": f"{env}/bin:{PATH}", "PYTHONNOUSERSITE": "1",
-    }  # fmt: skip
+        **said.at("before"),
+        "A": HOSTILE,
+        "B": "",
+        "OLD": "new",
+        "VIRTUAL_ENV": env,
+        "PATH": f"{env}/bin:{PATH}",
+        "PYTHONNOUSERSITE": "1",
+    }
     del expected["PYTHONPATH"], expected["PYTHONHOME"]
     assert said.at("once") == said.at("twice") == expected
     assert said.at("after") == said.at("before")
@@ -125,9 +135,18 @@ def test_one_environment_takes_the_place_of_another(name: str, tmp_path: Path) -
     first = write(tmp_path / "1", "venv", {"A": "1", "B": "1"})
     second = write(tmp_path / "2", "conda", {"A": "2"})
     said = shell(
-        name, ["set -eu", "show before", f". {first}", f". {second}", "show active",
-               "hvdenv_deactivate", "show after"], tmp_path,
-    )  # fmt: skip
+        name,
+        [
+            "set -eu",
+            "show before",
+            f". {first}",
+            f". {second}",
+            "show active",
+            "hvdenv_deactivate",
+            "show after",
+        ],
+        tmp_path,
+    )
     active = said.at("active")
     assert active["PATH"] == f"{tmp_path}/2/env/bin:{PATH}"
     assert active["A"] == "2"
@@ -179,10 +198,18 @@ def test_scripts_of_conda_packages(name: str, tmp_path: Path) -> None:
         (etc / folder / "c.fish").write_text("exit 1\n")
     said = shell(
         name,
-        ["set -eu", "show before", f". {file}", "show active", "hvdenv_deactivate", "show after",
-         "case $- in *e*u*|*u*e*) echo strict ;; esac"],
-        tmp_path, CONDA_PREFIX="/base",
-    )  # fmt: skip
+        [
+            "set -eu",
+            "show before",
+            f". {file}",
+            "show active",
+            "hvdenv_deactivate",
+            "show after",
+            "case $- in *e*u*|*u*e*) echo strict ;; esac",
+        ],
+        tmp_path,
+        CONDA_PREFIX="/base",
+    )
     assert (said.code, said.err) == (0, "")
     assert "strict" in said.out
     assert said.at("active")["ORDER"] == " activate.d/a activate.d/b"
@@ -227,10 +254,23 @@ def test_modules_are_loaded_and_what_they_set_is_kept(
     file = write(tmp_path, kind, {"A": "1"}, loading(system, "gcc/10.2.0", "numpy/1.0"))
     said = shell(
         name,
-        ["set -eu", f". {file}", "show once", f". {file}", "show twice", "hvdenv_deactivate",
-         "show after", f". {file}", "hvdenv_deactivate", "show again", "module list"],
-        tmp_path, PYTHONPATH="/mine", **ROOT,
-    )  # fmt: skip
+        [
+            "set -eu",
+            f". {file}",
+            "show once",
+            f". {file}",
+            "show twice",
+            "hvdenv_deactivate",
+            "show after",
+            f". {file}",
+            "hvdenv_deactivate",
+            "show again",
+            "module list",
+        ],
+        tmp_path,
+        PYTHONPATH="/mine",
+        **ROOT,
+    )
     assert said.code == 0, said.err
     own = "" if kind == "none" else f"{tmp_path}/env/bin:"
     for stage in ("once", "twice"):
@@ -251,10 +291,20 @@ def test_a_module_that_is_not_there(name: str, system: Installed, tmp_path: Path
     file = write(tmp_path, "venv", {"A": "1"}, loading(system, "gcc/99", "numpy/1.0"))
     said = shell(
         name,
-        [f". {file} || echo \"failed $?\"", "show after", "set -u", f". {file} || true",
-         "case $- in *u*) echo strict ;; esac", "set -e", f". {file}", "echo unreached"],
-        tmp_path, PYTHONPATH="/mine", **ROOT,
-    )  # fmt: skip
+        [
+            f'. {file} || echo "failed $?"',
+            "show after",
+            "set -u",
+            f". {file} || true",
+            "case $- in *u*) echo strict ;; esac",
+            "set -e",
+            f". {file}",
+            "echo unreached",
+        ],
+        tmp_path,
+        PYTHONPATH="/mine",
+        **ROOT,
+    )
     assert "failed 1" in said.out
     assert "strict" in said.out
     assert "unreached" not in said.out
@@ -277,10 +327,20 @@ def test_modules_that_were_loaded_before_are_used(
     file = write(tmp_path, "venv", lines=lines)
     said = shell(
         name,
-        [f". {system.init}", f"module use {system.root}/files", "module load numpy/1.0 gcc",
-         "set -eu", f". {file}", "show once", f". {file}", "show twice"],
-        tmp_path, PYTHONPATH="/mine", **ROOT,
-    )  # fmt: skip
+        [
+            f". {system.init}",
+            f"module use {system.root}/files",
+            "module load numpy/1.0 gcc",
+            "set -eu",
+            f". {file}",
+            "show once",
+            f". {file}",
+            "show twice",
+        ],
+        tmp_path,
+        PYTHONPATH="/mine",
+        **ROOT,
+    )
     for stage in ("once", "twice"):
         seen = said.at(stage)
         assert (seen["PYTHONPATH"], seen["GCC"]) == ("/apps/numpy", "10"), said.err
@@ -291,9 +351,11 @@ def test_an_environment_below_a_variable_of_the_modules(system: Installed, tmp_p
     write(site, "conda")
     write_module(system.root / "files", "conda/1", setenv={"CONDA_HOME": str(site)})
     text = activate_script(
-        Path("$CONDA_HOME/env"), kind="conda", variables={},
+        Path("$CONDA_HOME/env"),
+        kind="conda",
+        variables={},
         module_lines=loading(system, "conda/1"),
-    )  # fmt: skip
+    )
     (tmp_path / "activate.sh").write_text(text)
     for name in SHELLS:
         said = shell(name, ["set -eu", ". ./activate.sh", "train", "show active"], tmp_path, **ROOT)

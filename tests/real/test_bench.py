@@ -31,11 +31,16 @@ def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> N
     ended: list[str] = []
     report = verify(
         Setup(
-            original, runner, expectation, launchers=("mpirun",), exercises=EXERCISES,
-            effort=Effort(0.2, str(tmp_path)), seconds=5 * TIMEOUT,
+            original,
+            runner,
+            expectation,
+            launchers=("mpirun",),
+            exercises=EXERCISES,
+            effort=Effort(0.2, str(tmp_path)),
+            seconds=5 * TIMEOUT,
         ),
         lambda what, label, _: ended.append(label) if what == "finished" else None,
-    )  # fmt: skip
+    )
     assert ended[-1] == "speed of torch over MPI"
     yardstick, bench = found(report, "yardstick")["MPI alone"], found(report, "bench")
     assert yardstick.status == "pass", yardstick
@@ -76,9 +81,12 @@ def test_a_compiler_that_does_not_do(
     mpirun.symlink_to(original.program("mpirun"))
     other = original._replace(path=(str(mpicc.parent), *original.path))
     yardstick = measure_yardstick(
-        Setup(other, runner, launch=LAUNCH), TIMEOUT, Effort(0.1, str(tmp_path)),
-        inspection.host_mpi(Setup(original, runner), TIMEOUT)[0], 1024,
-    )  # fmt: skip
+        Setup(other, runner, launch=LAUNCH),
+        TIMEOUT,
+        Effort(0.1, str(tmp_path)),
+        inspection.host_mpi(Setup(original, runner), TIMEOUT)[0],
+        1024,
+    )
     assert yardstick.points == ()
     assert yardstick.problem.startswith(problem.format(mpicc=mpicc))
     assert "no figures" in problem or "gcc: command not found" in yardstick.evidence
@@ -133,9 +141,13 @@ def test_the_yardstick_on_what_stands_for_gpus(
         assert runner.run(command).returncode == 0
     setup = Setup(original, runner, launch=LAUNCH, launchers=("mpirun",))
     yardstick = measure_yardstick(
-        setup, TIMEOUT, Effort(0.2, str(tmp_path)), inspection.host_mpi(setup, TIMEOUT)[0], 1024,
+        setup,
+        TIMEOUT,
+        Effort(0.2, str(tmp_path)),
+        inspection.host_mpi(setup, TIMEOUT)[0],
+        1024,
         (str(library), str(library)),
-    )  # fmt: skip
+    )
     if problem:
         assert yardstick.points == ()
         assert problem in yardstick.evidence, yardstick

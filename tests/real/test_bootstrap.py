@@ -31,9 +31,14 @@ def program(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def say(program: Path, *words: str) -> str:
     return subprocess.run(
-        [program, *words], capture_output=True, text=True, check=True, cwd="/", timeout=300,
+        [program, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+        timeout=300,
         env={"PATH": "/usr/bin:/bin", "HOME": str(program.parent)},
-    ).stdout  # fmt: skip
+    ).stdout
 
 
 def test_the_bundle_is_all_that_is_needed(program: Path) -> None:

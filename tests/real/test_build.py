@@ -89,9 +89,16 @@ def test_activate_works_in_every_posix_shell(local_prefix: Path) -> None:
     assert "bash" in shells
     for shell in shells:
         found = subprocess.run(
-            [shell, "-c", f"set -eu; . {local_prefix}/activate.sh; horovodrun --version; command -v mpirun"],
-            capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
+            [
+                shell,
+                "-c",
+                f"set -eu; . {local_prefix}/activate.sh; horovodrun --version; command -v mpirun",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PATH": "/usr/bin:/bin"},
+        )
         assert "0.28.1" in found.stdout
         assert str(local_prefix.resolve()) in found.stdout
 
@@ -246,6 +253,9 @@ def test_one_process_without_a_launcher(local_prefix: Path) -> None:
     code = "import torch, horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
     found = subprocess.run(
         ["sh", "-c", f". {local_prefix}/activate.sh; python -c '{code}'"],
-        capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
     assert found.stdout == "0 1\n"

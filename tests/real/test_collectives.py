@@ -37,9 +37,13 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
     def run(framework: str) -> RankRun:
         if framework not in runs:
             run = run_ranks(
-                doctored, Runner(), CONTROLLERS[framework],
-                framework=framework, exercises=("wrong",), timeout=300,
-            )  # fmt: skip
+                doctored,
+                Runner(),
+                CONTROLLERS[framework],
+                framework=framework,
+                exercises=("wrong",),
+                timeout=300,
+            )
             runs[framework] = run._replace(exercises=(collectives.EXERCISE,))
         return runs[framework]
 
@@ -49,7 +53,12 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
 # framework, operation: on which ranks (or all), and what is wrong there
 WRONG = [
     ("torch", "allreduce Min", "each of 2 ranks", "Min int32 17: element "),
-    ("torch", "Adasum", "rank 1 on {host}", "in 3 of 6 cases: allreduce Adasum float16 1003+77+5: element "),
+    (
+        "torch",
+        "Adasum",
+        "rank 1 on {host}",
+        "in 3 of 6 cases: allreduce Adasum float16 1003+77+5: element ",
+    ),
     ("torch", "grouped allreduce", "rank 1 on {host}", "elements wrong)"),
     ("torch", "allgather", "rank 1 on {host}", "in 2 of 16 cases: int8 3 uneven rows: element "),
     ("torch", "broadcast", "rank 1 on {host}", "elements wrong)"),
@@ -57,12 +66,17 @@ WRONG = [
     ("torch", "reducescatter", "rank 1 on {host}", "its type is float64, expected int32"),
     ("torch", "grouped reducescatter", "each of 2 ranks", "RuntimeError: a bad day"),
     ("torch", "barrier", "each of 2 ranks", "element 0 is 1, expected 0"),
-    ("torch", "forked processes", "each of 2 ranks", "hvd.init(): RuntimeError: it ended with exit code -11"),
+    (
+        "torch",
+        "forked processes",
+        "each of 2 ranks",
+        "hvd.init(): RuntimeError: it ended with exit code -11",
+    ),
     ("tensorflow", "grouped allreduce", "rank 1 on {host}", "2 tensors, expected 3"),
     ("tensorflow", "broadcast", "rank 1 on {host}", "elements wrong)"),
     ("tensorflow", "reducescatter", "rank 1 on {host}", "its type is float64, expected int32"),
     ("tensorflow", "grouped reducescatter", "each of 2 ranks", "Horovod has been shut down"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("framework", "operation", "where", "what"), WRONG)
@@ -145,10 +159,14 @@ def test_an_mpi_that_is_wrong_in_large_messages_and_in_process_sets(
     shell = {**os.environ, "LD_PRELOAD": str(wrong_mpi), "WRONG_ABOVE": str(2**20)}
     report = verify(
         Setup(
-            original, Runner(shell), Expectation(("torch",), ("MPI",)),
-            Launch((), usual_ranks(cores=2)), exercises=(collectives.EXERCISE,), seconds=3 * TIMEOUT,
+            original,
+            Runner(shell),
+            Expectation(("torch",), ("MPI",)),
+            Launch((), usual_ranks(cores=2)),
+            exercises=(collectives.EXERCISE,),
+            seconds=3 * TIMEOUT,
         )
-    )  # fmt: skip
+    )
     judged = {name.partition(",")[0]: each for name, each in found(report, "collectives").items()}
     assert judged.keys() == WRONG_IN_MPI.keys()
     for operation, text in WRONG_IN_MPI.items():
@@ -215,8 +233,9 @@ def test_right_sums_over_sockets_that_are_full_and_no_proof_of_process_sets(
     run = run_ranks(slow, runner, "Gloo", exercises=(collectives.EXERCISE,), timeout=300)
     judged = dict(collectives.judge_operations(run))
     assert {name: each.status for name, each in judged.items()} == {
-        "": "pass", "process sets": "unproven",
-    }  # fmt: skip
+        "": "pass",
+        "process sets": "unproven",
+    }
     assert judged["process sets"].message == (
         "a process set of two ranks needs a third one beside it"
     )

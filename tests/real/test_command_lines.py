@@ -119,25 +119,36 @@ def test_horovodrun(
     "launcher", ["mpirun", "horovodrun-gloo", *map(REPEATS, ["mpiexec", "horovodrun-mpi"])]
 )
 def test_run_by_ssh(
-    original: Installation, cli: Cli, cluster: Cluster, program: tuple[str, ...], tmp_path: Path,
+    original: Installation,
+    cli: Cli,
+    cluster: Cluster,
+    program: tuple[str, ...],
+    tmp_path: Path,
     launcher: str,
-) -> None:  # fmt: skip
+) -> None:
     words = (sys.executable, "-m", "hvdenv", "run", "--prefix", original.prefix)
     given = {**VARIABLES, "HVDENV_HOME": str(cli.home)}
     with watched():
         done = cluster.on(
-            "gpu32", [*words, *ON_BOTH, "--launcher", launcher, *NAMES, "--", *program],
-            env=given, check=False, timeout=SECONDS,
-        )  # fmt: skip
+            "gpu32",
+            [*words, *ON_BOTH, "--launcher", launcher, *NAMES, "--", *program],
+            env=given,
+            check=False,
+            timeout=SECONDS,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_exact(tmp_path, {**VARIABLES, "GIVEN": GIVEN})
 
 
 @pytest.mark.parametrize("launcher", ["srun", REPEATS("mpirun")])
 def test_run_in_a_job(
-    original: Installation, cli: Cli, cluster: Cluster, program: tuple[str, ...], tmp_path: Path,
+    original: Installation,
+    cli: Cli,
+    cluster: Cluster,
+    program: tuple[str, ...],
+    tmp_path: Path,
     launcher: str,
-) -> None:  # fmt: skip
+) -> None:
     job = ("salloc", "--quiet", "-p", cluster.partition, "-N2", "--ntasks-per-node=1")
     words = (sys.executable, "-m", "hvdenv", "run", "--prefix", original.prefix)
     with watched():

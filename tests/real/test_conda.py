@@ -139,12 +139,19 @@ def test_the_lock_has_builds_for_gpus_that_fit(neuron: Neuron) -> None:
     assert {name: versions[name] for name in expected} == expected
     # pip locks what conda does not provide, also where other Python packages require that.
     assert {each.name for each in pypi.packages(neuron.lock)} == {
-        "cloudpickle", "ninja", "packaging", "psutil", "pyyaml", "six", "tensorflow-gpu"
-    }  # fmt: skip
+        "cloudpickle",
+        "ninja",
+        "packaging",
+        "psutil",
+        "pyyaml",
+        "six",
+        "tensorflow-gpu",
+    }
     words = ("lock", "neuron", *neuron.locks)
     assert neuron.cli(*words, "--check").stdout.splitlines() == [
-        "recipe since the lock: unchanged", "lock: satisfies the recipe"
-    ]  # fmt: skip
+        "recipe since the lock: unchanged",
+        "lock: satisfies the recipe",
+    ]
     assert not neuron.cli(*words, "--json").json["changed"]
     newer = neuron.cli(*words, "--check", "--set", "conda.virtual.__cuda='12.4'", code=4)
     assert "conda.virtual.__cuda: 11.4 in the lock, 12.4 here" in newer.stdout
@@ -187,7 +194,7 @@ def test_what_check_looks_up(neuron: Neuron) -> None:
         # No build for CPUs in its place.
         ({"conda.packages.cudatoolkit": "11.7.*"}, "pytorch ==1.12.0 *cuda* cannot be installed"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit(neuron: Neuron, changed: dict[str, str], printed: str) -> None:
     ((key, value),) = changed.items()
     words = ("--upgrade", "--set", f"{key}='{value}'")
@@ -206,9 +213,13 @@ def environment(neuron: Neuron) -> Path:
 def output(*words: str | Path) -> str:
     """Of a program of an environment, without anything of the tests' own environment."""
     return subprocess.run(
-        [str(word) for word in words], env={"PATH": "/usr/bin:/bin"}, text=True, check=True,
-        stdout=subprocess.PIPE, timeout=120,
-    ).stdout.strip()  # fmt: skip
+        [str(word) for word in words],
+        env={"PATH": "/usr/bin:/bin"},
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=120,
+    ).stdout.strip()
 
 
 def test_it_is_an_environment_to_conda_and_to_a_group(environment: Path) -> None:
@@ -265,10 +276,13 @@ def variables(cache: Path | None) -> dict[str, str]:
 def start(*words: str | Path, cache: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(CONDA_ENV), *map(str, words)],
-        env=variables(cache), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        env=variables(cache),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
         preexec_fn=hear_interrupts,
-    )  # fmt: skip
+    )
 
 
 def run(*words: str | Path, cache: Path | None = None) -> tuple[int, str]:
@@ -358,7 +372,11 @@ def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_
     words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env")
     for program, reaches_it in ((["-c", ""], True), ([str(CONDA_ENV), *map(str, words)], False)):
         printed = subprocess.run(
-            [sys.executable, *program], env={**variables(cache), "PYTHONPATH": str(tmp_path)}, text=True, check=True,
-            stdout=subprocess.PIPE, timeout=300,
-        ).stdout  # fmt: skip
+            [sys.executable, *program],
+            env={**variables(cache), "PYTHONPATH": str(tmp_path)},
+            text=True,
+            check=True,
+            stdout=subprocess.PIPE,
+            timeout=300,
+        ).stdout
         assert ("the end" in printed) is reaches_it

@@ -29,20 +29,32 @@ SPECS = ["tool", "greeter >=1"]
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
     """With what an installation changes: prefixes, entry points, links, noarch packages."""
     found = Channel(tmp_path_factory.mktemp("locked") / "channel")
-    found.add("python", "3.11.7", {
-        "bin/python3.11": File(b"\x7fELF\0" + PLACEHOLDER.encode() + b"/lib\0" * 2, True, PLACEHOLDER),
-        "bin/python": File(link="python3.11"),
-    })  # fmt: skip
     found.add(
-        "tool", "1.2", {"site-packages/tool.py": File(b"def main():\n    pass\n")},
-        depends=["python >=3.8", "python <4", "__glibc >=2.17"], noarch="python",
+        "python",
+        "3.11.7",
+        {
+            "bin/python3.11": File(
+                b"\x7fELF\0" + PLACEHOLDER.encode() + b"/lib\0" * 2, True, PLACEHOLDER
+            ),
+            "bin/python": File(link="python3.11"),
+        },
+    )
+    found.add(
+        "tool",
+        "1.2",
+        {"site-packages/tool.py": File(b"def main():\n    pass\n")},
+        depends=["python >=3.8", "python <4", "__glibc >=2.17"],
+        noarch="python",
         entry_points=["tool = tool:main"],
-    )  # fmt: skip
+    )
     greet = f"#!/bin/sh\nexec {PLACEHOLDER}/bin/python\n".encode()
     found.add(
-        "greeter", "1.0", {"bin/greet": File(greet, True, PLACEHOLDER), "share/hello": File(b"hi")},
-        depends=["data"], packed=".tar.bz2",
-    )  # fmt: skip
+        "greeter",
+        "1.0",
+        {"bin/greet": File(greet, True, PLACEHOLDER), "share/hello": File(b"hi")},
+        depends=["data"],
+        packed=".tar.bz2",
+    )
     found.add("data", "0.1", {"share/data": File(b"0123456789" * 1000)}, noarch="generic")
     for subdir in ("linux-ppc64le", "linux-aarch64"):
         found.add("greeter", "0.9", {"share/hello": File(b"hi")}, subdir=subdir)
@@ -58,8 +70,12 @@ def run(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) 
     done = subprocess.run(
         [sys.executable, PROGRAM, path, *words],
         env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home", **variables},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
-    )  # fmt: skip
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+        check=False,
+    )
     return done.returncode, done.stdout
 
 
@@ -111,8 +127,12 @@ def test_the_lock_alone_gives_the_same_environment(
         shutil.rmtree(tmp_path / "env")
     assert trees[0] == trees[1]
     assert {
-        "lib/python3.11/site-packages/tool.py", "bin/tool", "bin/python", "bin/greet", "share/data"
-    } <= set(trees[0])  # fmt: skip
+        "lib/python3.11/site-packages/tool.py",
+        "bin/tool",
+        "bin/python",
+        "bin/greet",
+        "share/data",
+    } <= set(trees[0])
     assert PLACEHOLDER not in str(trees[0]["bin/greet"])
     assert ".unfinished" not in str(trees[0])
     assert str(tmp_path / "env") in str(trees[0]["bin/tool"])
@@ -346,11 +366,14 @@ def test_only_what_is_named_moves_and_what_it_needs(tmp_path: Path) -> None:
     as_before = dict.fromkeys(newest, "1.0")
     assert versions({**spec, **condalock.preferring(before, None)}) == as_before
     assert versions({**spec, **condalock.preferring(before, "other")}) == {
-        **as_before, "other": "1.1"
-    }  # fmt: skip
+        **as_before,
+        "other": "1.1",
+    }
     assert versions({**spec, **condalock.preferring(before, "app")}) == {
-        **as_before, "app": "2.0", "base": "1.1"
-    }  # fmt: skip
+        **as_before,
+        "app": "2.0",
+        "base": "1.1",
+    }
     for path in channel.folder.glob("linux-64/base2-1.0-0.conda"):
         path.unlink()
     channel.index()
@@ -424,11 +447,24 @@ def test_a_program_solves_where_py_rattler_is_missing(
 
 def conda_lock(program: Path, home: Path, *words: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "conda_lock", words[0], "--no-mamba", "--no-micromamba",
-         "--conda", program, *words[1:]],
+        [
+            sys.executable,
+            "-m",
+            "conda_lock",
+            words[0],
+            "--no-mamba",
+            "--no-micromamba",
+            "--conda",
+            program,
+            *words[1:],
+        ],
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "CONDA_PKGS_DIRS": str(home / "pkgs")},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
-    )  # fmt: skip
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

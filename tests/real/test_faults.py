@@ -490,10 +490,13 @@ def test_a_library_that_handles_signals_in_c_costs_no_report_and_no_exit_code(
         "assert signal.getsignal(signal.SIGINT) is None\n" + AFTER_ALL[name]
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=RANK_PROGRAMS.parents[2],
+        [sys.executable, "-c", code],
+        cwd=RANK_PROGRAMS.parents[2],
         env={**os.environ, "LD_PRELOAD": str(library)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 41, ended.stderr
 
 

@@ -19,11 +19,16 @@ PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/fetch_git.py"
 TAG = "v1.7.1"
 # Nobody's name and configuration; since 2.38.1 git wants to be asked about submodules in files.
 GIT = {
-    "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null",
-    "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
-    "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "protocol.file.allow", "GIT_CONFIG_VALUE_0": "always",
-}  # fmt: skip
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@b",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@b",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "protocol.file.allow",
+    "GIT_CONFIG_VALUE_0": "always",
+}
 
 EXTENSION = """
 #include <Python.h>
@@ -74,9 +79,12 @@ class Repository(NamedTuple):
 
 def git(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        ["git", "-C", folder, *words], env={**os.environ, **GIT}, text=True, check=True,
+        ["git", "-C", folder, *words],
+        env={**os.environ, **GIT},
+        text=True,
+        check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     return done.stdout.strip()
 
 
@@ -117,9 +125,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 def fetch(folder: Path, *words: str, **variables: str) -> tuple[int, str]:
     """Run the step's first command."""
     done = subprocess.run(
-        [sys.executable, PROGRAM, *words, folder], env={**os.environ, **GIT, **variables},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, PROGRAM, *words, folder],
+        env={**os.environ, **GIT, **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     return done.returncode, done.stdout
 
 

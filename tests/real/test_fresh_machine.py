@@ -86,8 +86,12 @@ def test_tests_that_need_packages_are_skipped_without_them(tmp_path: Path) -> No
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", HIDE, "sh", str(layer), str(listed), *words],
-        cwd=ROOT, env=variables, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
     reasons = " ".join(json.loads(line) for line in skips.read_text().splitlines())
     assert "Debian's lua5.3" in reasons and "Debian's chromium" in reasons

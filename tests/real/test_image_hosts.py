@@ -71,10 +71,13 @@ def image(
     (folder / "opt/env").symlink_to(venv)
     path = "/opt/env/bin:/usr/local/bin:/usr/bin:/bin"
     variables = {
-        "PATH": path, "VIRTUAL_ENV": str(venv), **record["variables"], "IMAGE": "debian",
+        "PATH": path,
+        "VIRTUAL_ENV": str(venv),
+        **record["variables"],
+        "IMAGE": "debian",
         # As definitions have it: each rank is in a user namespace of its own.
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-    }  # fmt: skip
+    }
     equip(folder, variables, bound(home))
     (folder / "srv/here").touch()
     return folder
@@ -93,10 +96,11 @@ def recipe(
     """A recipe whose programs run there, and a module that brings the hosts' Open MPI."""
     software = install_software(home)
     write_module(
-        cluster.modulefiles, MODULE,
+        cluster.modulefiles,
+        MODULE,
         setenv={"OPAL_PREFIX": str(software.packages)},
         prepend_path={"PATH": software.mpi, "LD_LIBRARY_PATH": software.packages / "lib"},
-    )  # fmt: skip
+    )
     path = tmp_path_factory.mktemp("recipe") / "imaged.toml"
     binds = [str(each) for each in bound(home)]
     path.write_text(RECIPE.format(module=MODULE, image=image, binds=json.dumps(binds)))

@@ -70,9 +70,19 @@ def get(index: Index) -> list[str]:
     )
     listed = TextFile(index.folder / "wheels.txt", f"tiny===1.0 --hash=sha256:{sha256}\n")
     install = (
-        sys.executable, str(STEP_PROGRAMS / "uv_pip.py"), "--", "install", "--no-deps", "--require-hashes",
-        "--no-cache", "--reinstall", "--target", str(index.folder / "to"), "--requirement", str(listed.path),
-    )  # fmt: skip
+        sys.executable,
+        str(STEP_PROGRAMS / "uv_pip.py"),
+        "--",
+        "install",
+        "--no-deps",
+        "--require-hashes",
+        "--no-cache",
+        "--reinstall",
+        "--target",
+        str(index.folder / "to"),
+        "--requirement",
+        str(listed.path),
+    )
     environ = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{index.site.url}/simple"}
     environ |= {"UV_HTTP_RETRIES": "0", "PIP_FIND_LINKS": ""}
     command = Command(install, tuple(environ.items()))

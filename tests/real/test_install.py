@@ -151,6 +151,7 @@ def test_what_would_move_a_framework_is_said(local_prefix: Path, wheels: Path, h
     said = cli("install", "local", "unfit", code=3).stderr
     assert "unfit depend on torch<2 and torch==" in said
     assert json.loads(cli("install", "local", "added", "--dry-run", "--json").stdout) == {
-        "added": {"added": "2.0"}, "changed": False,
-    }  # fmt: skip
+        "added": {"added": "2.0"},
+        "changed": False,
+    }
     assert os.readlink(local_prefix) == before

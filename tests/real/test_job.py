@@ -136,9 +136,16 @@ def test_slurm_gets_what_was_asked_for(hvdenv: Cli, site: Cluster) -> None:
     wait_until(lambda: "JobState=RUNNING" in facts(site, number), 120)
     shown = facts(site, number)
     for expected in (
-        "JobName=proof", "Comment=pytorch", "TimeLimit=01:30:00", "NumNodes=2", "NumTasks=4",
-        "CPUs/Task=2", f"Partition={site.partition}", "gres:gpu:3", f"proof_{number}.txt",
-    ):  # fmt: skip
+        "JobName=proof",
+        "Comment=pytorch",
+        "TimeLimit=01:30:00",
+        "NumNodes=2",
+        "NumTasks=4",
+        "CPUs/Task=2",
+        f"Partition={site.partition}",
+        "gres:gpu:3",
+        f"proof_{number}.txt",
+    ):
         assert expected in shown
 
 
@@ -241,9 +248,13 @@ sys.exit(run_there(request, "verify", sys.argv[1:], dry_run=False))
 
 def in_job(hvdenv: Cli, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", IN_JOB, *words], env=hvdenv.variables, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_interrupts,
-    )  # fmt: skip
+        [sys.executable, "-c", IN_JOB, *words],
+        env=hvdenv.variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,
+    )
 
 
 def test_hvdenv_itself_in_a_job(hvdenv: Cli, folder: Path) -> None:

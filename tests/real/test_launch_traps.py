@@ -79,8 +79,9 @@ def test_ranks_that_believe_in_gpus(
         assert [gpu.device for gpu in gpus] == ["cpu", "cpu"]
         status, why = datapath.why_no_nccl(run)
         assert (status, why) == (
-            "fail", f"tensors were on cpu of {run.ranks[0].name}, but NCCL connected no ranks",
-        )  # fmt: skip
+            "fail",
+            f"tensors were on cpu of {run.ranks[0].name}, but NCCL connected no ranks",
+        )
     else:
         assert [gpu.device for gpu in gpus] == ["", ""]
         assert gpus[0].why == "another rank has no GPU"

@@ -47,8 +47,11 @@ def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProce
     return subprocess.run(
         [*inside, sys.executable, "-m", "hvdenv", *map(str, words)],
         env={**os.environ, "HVDENV_HOME": str(home), "PIP_NO_CACHE_DIR": "1"},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
 
 
 def test_a_node_without_internet_builds_what_was_fetched(
@@ -90,8 +93,10 @@ def test_a_node_without_internet_builds_what_was_fetched(
     assert made.wheel == record.wheel["sha256"]
     assert not cli(*words, "--json").json["changed"]
     assert cli(*words, "--check", "--json").json == {
-        "directory": str(lock), "changed": [], "unsatisfied": [],
-    }  # fmt: skip
+        "directory": str(lock),
+        "changed": [],
+        "unsatisfied": [],
+    }
 
 
 def assert_separate(first: Path, second: Path) -> None:

@@ -37,9 +37,16 @@ def bash(
         "LMOD_ALLOW_ROOT_USE": "yes",
     }
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environ, text=True, encoding="utf-8",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
-    )  # fmt: skip
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environ,
+        text=True,
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
     shown = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     said = "\n".join(line for line in done.stdout.splitlines() if not line.startswith("@"))
     return said, shown
@@ -67,13 +74,24 @@ def test_loaded_and_unloaded(system: Installed, tmp_path: Path, locale: str, mor
     entry = entry_in(tmp_path, "hvd/1", A=hostile, B="-x", C="--x y")
     publish(system, tmp_path, entry)
     said, shown = bash(
-        system, tmp_path, DUMP, "module load hvd/1", DUMP, "module unload hvd/1", DUMP,
-        "module whatis hvd/1; module help hvd/1", locale=locale,
-    )  # fmt: skip
+        system,
+        tmp_path,
+        DUMP,
+        "module load hvd/1",
+        DUMP,
+        "module unload hvd/1",
+        DUMP,
+        "module whatis hvd/1; module help hvd/1",
+        locale=locale,
+    )
     before, loaded, after = shown
     assert {name: loaded[name] for name in ("A", "B", "C", "VIRTUAL_ENV", "PYTHONNOUSERSITE")} == {
-        "A": hostile, "B": "-x", "C": "--x y", "VIRTUAL_ENV": str(entry.environment), "PYTHONNOUSERSITE": "1",
-    }, said  # fmt: skip
+        "A": hostile,
+        "B": "-x",
+        "C": "--x y",
+        "VIRTUAL_ENV": str(entry.environment),
+        "PYTHONNOUSERSITE": "1",
+    }, said
     assert loaded["PATH"] == f"{entry.environment}/bin:{before['PATH']}"
     ours = {"A", "B", "C", "VIRTUAL_ENV", "PYTHONNOUSERSITE"}
     assert after["PATH"] == before["PATH"]
@@ -93,14 +111,24 @@ def test_what_it_needs_is_loaded_with_it(system: Installed, tmp_path: Path) -> N
     write_module(site, "PrgEnv-gnu/1", setenv={"PRG": "gnu"}, prepend_path={"PYTHONPATH": "/p"})
     (tmp_path / "setup.sh").write_text("export SETUP=done\n")
     modules = Modules(
-        use=(str(site), str(base)), source=(str(tmp_path / "setup.sh"),), unload=("atp",),
-        swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),), load=("gcc/10.2.0",), build=("cmake/3",),
-    )  # fmt: skip
+        use=(str(site), str(base)),
+        source=(str(tmp_path / "setup.sh"),),
+        unload=("atp",),
+        swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),
+        load=("gcc/10.2.0",),
+        build=("cmake/3",),
+    )
     publish(system, tmp_path / "own", entry_in(tmp_path, "hvd/1", modules))
     said, shown = bash(
-        system, tmp_path / "own", f"module use {base}", "module load atp PrgEnv-intel",
-        "module load hvd/1", DUMP, "module unload hvd/1", DUMP,
-    )  # fmt: skip
+        system,
+        tmp_path / "own",
+        f"module use {base}",
+        "module load atp PrgEnv-intel",
+        "module load hvd/1",
+        DUMP,
+        "module unload hvd/1",
+        DUMP,
+    )
     loaded, after = shown
     assert loaded["PATH"] == f"{tmp_path}/e n'v{{1/bin:/site/gcc:/usr/bin:/bin", said
     assert (loaded["PRG"], loaded["PYTHONPATH"], loaded["SETUP"]) == ("gnu", "/p", "done")

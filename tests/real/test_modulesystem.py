@@ -116,9 +116,12 @@ def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
     init = {"lmod": "share/lmod/lmod/init/bash", "tcl": "share/modules/init/bash"}
     script = site.installed.root / "usr" / init[site.installed.kind]
     dump = subprocess.run(
-        ["bash", "-c", f". {script}; env -0"], capture_output=True, text=True, check=True,
+        ["bash", "-c", f". {script}; env -0"],
+        capture_output=True,
+        text=True,
+        check=True,
         env={"PATH": "/usr/bin:/bin", "HOME": str(site.home)},
-    ).stdout  # fmt: skip
+    ).stdout
     inherited = dict(entry.split("=", 1) for entry in dump.split("\0") if entry)
     assert "BASH_FUNC_module%%" in inherited
     system = find(Runner(inherited), "/nowhere/init")
@@ -143,8 +146,10 @@ def test_a_machine_without_modules_is_told_so() -> None:
     )
     shown = subprocess.run(
         ["unshare", "-rm", "sh", "-c", hide, "sh", sys.executable, "-c", program],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
     assert shown.returncode == 0, shown.stderr
     assert f"{os.uname().nodename}: this machine has no module system" in shown.stdout
     assert "what to do: call hvdenv on the cluster" in shown.stdout
@@ -206,7 +211,7 @@ def test_the_first_folder_of_the_recipe_is_found_first(site: Site, tmp_path: Pat
     error = site.refused("tool/1", use=(str(tmp_path / "three"),))
     assert error.message == (
         f"cannot load modules: there is no directory of modules {tmp_path / 'three'}"
-    )  # fmt: skip
+    )
     assert error.detail == ""
 
 
@@ -268,9 +273,11 @@ def test_all_that_is_missing_is_named_at_once_with_what_there_is(site: Site) -> 
 def hierarchy(site: Site, tmp_path: Path) -> None:
     """GCC opens OpenMPI, which opens Horovod, as in EasyBuild's hierarchies."""
     parts = {
-        "GCC/10.2.0": site.folder, "CUDA/11.1.1": site.folder,
-        "OpenMPI/4.0.5": tmp_path / "gcc", "Horovod/0.21.1-TensorFlow-2.4.1": tmp_path / "mpi",
-    }  # fmt: skip
+        "GCC/10.2.0": site.folder,
+        "CUDA/11.1.1": site.folder,
+        "OpenMPI/4.0.5": tmp_path / "gcc",
+        "Horovod/0.21.1-TensorFlow-2.4.1": tmp_path / "mpi",
+    }
     opens = {"GCC/10.2.0": tmp_path / "gcc", "OpenMPI/4.0.5": tmp_path / "mpi"}
     for name, folder in parts.items():
         use = [opens[name]] if name in opens else []

@@ -35,9 +35,15 @@ environments = "{home}/envs"
 """
 # The table of the site's document, without what needs a GPU.
 TABLE = {
-    "TensorFlow": True, "PyTorch": True, "MXNet": False,
-    "NCCL": False, "DDL": False, "CCL": False, "MPI": True, "Gloo": True,
-}  # fmt: skip
+    "TensorFlow": True,
+    "PyTorch": True,
+    "MXNet": False,
+    "NCCL": False,
+    "DDL": False,
+    "CCL": False,
+    "MPI": True,
+    "Gloo": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +154,16 @@ def report(result: Result) -> dict[str, dict[str, str]]:
 def test_both_frameworks_on_two_hosts(hvdenv: Neuron) -> None:
     """mpirun and horovodrun start two ranks on each host, over ssh."""
     result = hvdenv(
-        "verify", "--hosts", "gpu32:2,gpu33:2", "--launcher", "mpirun", "--launcher",
-        "horovodrun-gloo", "--quick", "--json",
-    )  # fmt: skip
+        "verify",
+        "--hosts",
+        "gpu32:2,gpu33:2",
+        "--launcher",
+        "mpirun",
+        "--launcher",
+        "horovodrun-gloo",
+        "--quick",
+        "--json",
+    )
     found = report(result)
     assert found["verdict"] == {"": "pass"}, result.stdout
     assert found["allreduce"] == {
@@ -166,9 +179,20 @@ def test_both_frameworks_on_two_hosts(hvdenv: Neuron) -> None:
 
 def test_horovodrun_over_mpi(hvdenv: Neuron) -> None:
     result = hvdenv(
-        "verify", "--hosts", "gpu32:2,gpu33:2", "--framework", "torch", "--controller", "MPI", "--operation", "MPI", "--launcher", "horovodrun-mpi",
-        "--quick", "--json",
-    )  # fmt: skip
+        "verify",
+        "--hosts",
+        "gpu32:2,gpu33:2",
+        "--framework",
+        "torch",
+        "--controller",
+        "MPI",
+        "--operation",
+        "MPI",
+        "--launcher",
+        "horovodrun-mpi",
+        "--quick",
+        "--json",
+    )
     assert report(result)["allreduce"]["torch over MPI"] == "pass", result.stdout
     assert "(horovodrun-mpi)" in result.stdout
 

@@ -34,14 +34,21 @@ ONE = "1" * 12
 # An ordinary user. On some machines only root may open /dev/fuse, which on clusters is for all.
 NOBODY = 65534
 USER = (
-    "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--",
-)  # fmt: skip
+    "setpriv",
+    f"--reuid={NOBODY}",
+    f"--regid={NOBODY}",
+    "--clear-groups",
+    "--",
+)
 WITH_FUSE = (
-    "unshare", "-m", "sh", "-c",
+    "unshare",
+    "-m",
+    "sh",
+    "-c",
     "mount -t tmpfs none /mnt && mknod /mnt/fuse c 10 229 && chmod 666 /mnt/fuse"
     ' && mount --bind /mnt/fuse /dev/fuse && exec "$@"',
     "sh",
-)  # fmt: skip
+)
 WHERE = "cat {0}/venv/file; grep -c hvdenv: /proc/self/mountinfo; readlink /proc/self/ns/mnt"
 
 
@@ -169,8 +176,9 @@ def test_an_image_is_the_same_when_it_is_made_again(
     assert Packed(again).manifest() == manifest
     base = environment.prefix.parent / "base"
     assert list(manifest.mounts) == [
-        str(environment.generation(ONE)), str(base / "lib/python3.99"),
-    ]  # fmt: skip
+        str(environment.generation(ONE)),
+        str(base / "lib/python3.99"),
+    ]
     assert manifest.outside == (str(base / "bin/python3.99"),)
 
 
@@ -218,9 +226,13 @@ def test_programs_see_the_image_and_others_do_not(environment: Environment, pack
     (base / "lib/python3.99/os.py").write_text("not packed\n")
     script = f"cat {here}/venv/file {base}/lib/python3.99/os.py; touch {here}/new; pwd; exit 3"
     done = subprocess.run(
-        entered(packed, environment, "sh", "-c", script), cwd=environment.prefix.parent,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        entered(packed, environment, "sh", "-c", script),
+        cwd=environment.prefix.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.stdout.splitlines() == ["packed", "packed", str(environment.prefix.parent)]
     assert (done.returncode, "Read-only file system" in done.stderr) == (3, True)
     assert (here / "venv/file").read_text() == "not packed\n"
@@ -276,8 +288,11 @@ def test_a_host_that_cannot_mount_says_so_and_runs_without(
     closed = [*WITH_FUSE, "sh", "-c", 'chmod 600 /dev/fuse; exec "$@"', "sh", *USER]
     done = subprocess.run(
         [*closed, *entered(packed, environment, "cat", f"{environment.prefix}/venv/file")],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert done.stdout == "not packed\n"
     assert "/dev/fuse: Permission denied" in done.stderr
     assert "the program runs without the image" in done.stderr
@@ -298,8 +313,11 @@ def test_a_flipped_byte_is_refused(environment: Environment, packed: Packed) -> 
     packed.image.write_bytes(data)
     done = subprocess.run(
         entered(packed, environment, "echo", "it ran"),
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout) == (125, "")
     assert "differs from its manifest" in done.stderr
     assert "hvdenv pack RECIPE" in done.stderr

@@ -28,10 +28,22 @@ def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) 
     archive = folder.parent / f"horovod-{version}.tar.gz"
     if not archive.exists():
         subprocess.run(
-            [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation",
-             "--no-binary", "horovod", "--dest", folder.parent, f"horovod=={version}"],
+            [
+                python,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-binary",
+                "horovod",
+                "--dest",
+                folder.parent,
+                f"horovod=={version}",
+            ],
             check=True,
-        )  # fmt: skip
+        )
     data = [
         {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]} for patch in patches
     ]
@@ -39,10 +51,16 @@ def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) 
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     source = folder / f"source-{len(patches)}"
     subprocess.run(
-        [sys.executable, STEP_PROGRAMS / "prepare_source.py", archive, sha256, source,
-         folder / "patches.json"],
+        [
+            sys.executable,
+            STEP_PROGRAMS / "prepare_source.py",
+            archive,
+            sha256,
+            source,
+            folder / "patches.json",
+        ],
         check=True,
-    )  # fmt: skip
+    )
     return source
 
 
@@ -101,10 +119,12 @@ def launched(
             subprocess.run(
                 [local_prefix / "venv" / "bin" / "python", "-c", LAUNCH],
                 env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(source)},
-                stdout=subprocess.PIPE, text=True, check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
             ).stdout.replace(str(source), "SOURCE")
             for source in sources
-        )  # fmt: skip
+        )
         return stock, patched
 
     return run
@@ -156,10 +176,13 @@ def test_no_address_is_left_for_the_next_init(
     stock, patched = (
         subprocess.run(
             [local_prefix / "venv" / "bin" / "python", "-c", MEETING],
-            env={"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, text=True, check=True,
+            env={"PYTHONPATH": str(source)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         ).stdout.strip()
         for source in sources
-    )  # fmt: skip
+    )
     assert (stock, patched) == ("['local_h']", "[]")
 
 
@@ -199,10 +222,21 @@ def test_process_sets_over_gloo(original: Installation) -> None:
     network = next((name for name in addresses if name != "lo"), "lo")
     path = os.pathsep.join([*original.path, os.environ["PATH"]])
     found = subprocess.run(
-        [original.program("horovodrun"), "--gloo", "-np", "3", original.python, "-c", PROCESS_SETS,
-         network],
+        [
+            original.program("horovodrun"),
+            "--gloo",
+            "-np",
+            "3",
+            original.python,
+            "-c",
+            PROCESS_SETS,
+            network,
+        ],
         env={**os.environ, "PATH": path, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
-        stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+    )
     printed = [json.loads(line.partition(":")[2]) for line in found.stdout.splitlines()]
     assert printed == [[[addresses[network]], 6.0, 0, 3.0]] * 3

@@ -74,10 +74,18 @@ class User(NamedTuple):
     ) -> subprocess.CompletedProcess[str]:
         """Run a program as this user."""
         return subprocess.run(
-            words, user=self.name, group=self.group, extra_groups=[], umask=umask,
-            cwd=cwd or self.home, capture_output=True, text=True, timeout=600, check=False,
+            words,
+            user=self.name,
+            group=self.group,
+            extra_groups=[],
+            umask=umask,
+            cwd=cwd or self.home,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
             env={"PATH": "/usr/bin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8"},
-        )  # fmt: skip
+        )
 
     def hvdenv(self, *words: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
         return self(str(self.place / "hvdenv" / "bin" / "hvdenv"), *words, umask=umask)

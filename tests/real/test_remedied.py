@@ -118,6 +118,10 @@ def test_the_remedy_is_one(case: Case, tmp_path: Path) -> None:
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        timeout=600, check=False,
-    )  # fmt: skip
+        ["bash", "-c", command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+        check=False,
+    )

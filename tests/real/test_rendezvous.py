@@ -29,14 +29,26 @@ KEY = "HOROVOD_RENDEZVOUS_KEY"
 ADVISORIES = ("CVE-2024-10190", "CVE-2026-31234")
 # Each runs on the first host, with ranks on both.
 ELASTIC = (
-    "horovodrun", "--gloo", "-np", "2", "--min-np", "2", "--host-discovery-script", "{folder}/hosts",
-    "--network-interface", "{interface}", "sleep", "6",
-)  # fmt: skip
+    "horovodrun",
+    "--gloo",
+    "-np",
+    "2",
+    "--min-np",
+    "2",
+    "--host-discovery-script",
+    "{folder}/hosts",
+    "--network-interface",
+    "{interface}",
+    "sleep",
+    "6",
+)
 # Horovod keeps the name of the interface for an hour, longer than a stand-in lasts.
 FUNCTION = (
-    "python", "-c", "import time, horovod; print('results', horovod.run(lambda: time.sleep(4) or 7,"
+    "python",
+    "-c",
+    "import time, horovod; print('results', horovod.run(lambda: time.sleep(4) or 7,"
     " np=2, hosts='gpu32:1,gpu33:1', disable_cache=True, {by}))",
-)  # fmt: skip
+)
 BY_MPI = "use_mpi=True, network_interfaces=['{interface}'], mpi_args='--prefix {mpi}'"
 JOBS = {
     "elastic": ELASTIC,

@@ -70,9 +70,14 @@ def test_a_failing_rank_fails_the_run(cli: Cli, local_prefix: Path, program: str
 
 def test_standard_input_reaches_the_first_rank(cli: Cli, local_prefix: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hvdenv", "run", "local", "--", "cat"], env=cli.variables,
-        input="through\n", capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "hvdenv", "run", "local", "--", "cat"],
+        env=cli.variables,
+        input="through\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     assert done.stdout == "through\n"
 
 
@@ -106,10 +111,14 @@ def test_the_line_can_be_pasted(cli: Cli, local_prefix: Path, program: str, laun
     words = ("run", "local", "-n", "2", "--launcher", launcher, "-x", "GREETING=it's me")
     line = cli(*words, "--dry-run", "--", "python", program, "0").stdout
     done = subprocess.run(
-        ["bash", "-c", f"{line}echo code $? ${{VIRTUAL_ENV-none}}"], stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=True, timeout=300,
+        ["bash", "-c", f"{line}echo code $? ${{VIRTUAL_ENV-none}}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
         env={**os.environ, "MY_TOKEN": "hunter2"},
-    )  # fmt: skip
+    )
     for rank in (0, 1):
         assert f"rank {rank} of 2 total 3.0 it's me" in done.stdout
     assert "code 0 none" in done.stdout
@@ -119,10 +128,14 @@ def test_a_shell(cli: Cli, local_prefix: Path, program: str) -> None:
     """What is typed there runs in the environment."""
     done = subprocess.run(
         [sys.executable, "-m", "hvdenv", "shell", "local"],
-        env={**cli.variables, "SHELL": "/bin/bash"}, start_new_session=True,
-        input="echo $VIRTUAL_ENV; mpirun --version; exit 5\n", capture_output=True, text=True,
-        check=False, timeout=300,
-    )  # fmt: skip
+        env={**cli.variables, "SHELL": "/bin/bash"},
+        start_new_session=True,
+        input="echo $VIRTUAL_ENV; mpirun --version; exit 5\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 5, done.stderr
     assert str(local_prefix.resolve()) in done.stdout
     assert "Open MPI" in done.stdout

@@ -211,8 +211,10 @@ def test_alvis_in_an_allocation(alvis: Site) -> None:
     salloc = ["salloc", "--quiet", "-p", "alvis", "-N2", "--ntasks-per-node=2"]
     verified = alvis.cluster.run(
         [*salloc, sys.executable, "-m", "hvdenv", "verify", recipe, "--variant", "cpu", "--quick"],
-        env={"HVDENV_HOME": str(alvis.home)}, check=False, timeout=600,
-    )  # fmt: skip
+        env={"HVDENV_HOME": str(alvis.home)},
+        check=False,
+        timeout=600,
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     rows = table(verified.stdout)
     assert (rows["PyTorch"], rows["MPI"]) == ("XXX", "XXX")
@@ -234,14 +236,19 @@ def conda(home: Path, site: Site) -> Path:
     prefix, python = site.apps / "mconda3", find_interpreter(site.minor)
     spec = site.apps / "conda.json"
     wanted = {
-        "channels": [python_channel(home, site.minor).url], "specs": [f"python {python.minor}.*", "pip"],
-        "platform": "linux-64", "virtual": {"__glibc": "2.31"},
-    }  # fmt: skip
+        "channels": [python_channel(home, site.minor).url],
+        "specs": [f"python {python.minor}.*", "pip"],
+        "platform": "linux-64",
+        "virtual": {"__glibc": "2.31"},
+    }
     spec.write_text(json.dumps(wanted))
     subprocess.run(
-        [sys.executable, PROGRAM, spec, prefix], check=True, capture_output=True, timeout=300,
+        [sys.executable, PROGRAM, spec, prefix],
+        check=True,
+        capture_output=True,
+        timeout=300,
         env={**os.environ, "RATTLER_CACHE_DIR": str(home / "cache/conda")},
-    )  # fmt: skip
+    )
     library = f"lib/python{python.minor}"
     # The channel's Python lacks what only makes environments.
     shutil.copytree(python.root / library / "ensurepip", prefix / library / "ensurepip")
@@ -296,9 +303,17 @@ def test_thetagpu_on_two_hosts(site: Site, thetagpu: str, conda: Path) -> None:
     rows = table(verified.stdout)
     assert (rows["PyTorch"], rows["MPI"]) == ("XXX", "XXX")
     ran = hvdenv(
-        "run", *recipe, "--hosts", hosts, "-x", "WHO=theta", "--",
-        "sh", "-c", "echo $(hostname) $OMPI_COMM_WORLD_RANK $WHO $(command -v python)",
-    )  # fmt: skip
+        "run",
+        *recipe,
+        "--hosts",
+        hosts,
+        "-x",
+        "WHO=theta",
+        "--",
+        "sh",
+        "-c",
+        "echo $(hostname) $OMPI_COMM_WORLD_RANK $WHO $(command -v python)",
+    )
     expected = [
         f"{host} {rank} theta {conda}/bin/python"
         for rank, host in enumerate(host for host in HOSTS for _ in range(2))
@@ -397,9 +412,13 @@ def taurus(site: Site, conda: Path) -> Taurus:
     top, folder = site.cluster.modulefiles, site.apps / "modules"
     for name in ("scs5", "ml", "hiera"):
         write_lua_module(
-            top, f"modenv/{name}", 'family("modenv")', 'add_property("lmod", "sticky")',
-            f'setenv("MODENV", "{name}")', f'prepend_path("MODULEPATH", "{folder / name}")',
-        )  # fmt: skip
+            top,
+            f"modenv/{name}",
+            'family("modenv")',
+            'add_property("lmod", "sticky")',
+            f'setenv("MODENV", "{name}")',
+            f'prepend_path("MODULEPATH", "{folder / name}")',
+        )
         (folder / name).mkdir(parents=True)
     wrong = site.apps / "wrong"
     wrong.mkdir()
@@ -481,9 +500,14 @@ def test_modules_that_cannot_be_loaded(taurus: Taurus, load: tuple[str, ...], sa
     """Said in seconds, and nothing is left behind: neither directories nor a workspace."""
     hvdenv, before = taurus.cli(), sorted(taurus.site.home.rglob("*"))
     words = (
-        "taurus", "--variant", "alpha", "--set", "places.workspace.name=another",
-        "--set", f"modules.load={json.dumps(load)}",
-    )  # fmt: skip
+        "taurus",
+        "--variant",
+        "alpha",
+        "--set",
+        "places.workspace.name=another",
+        "--set",
+        f"modules.load={json.dumps(load)}",
+    )
     began = time.monotonic()
     refused = hvdenv("build", *words, code=5)
     assert time.monotonic() - began < 120
@@ -506,11 +530,13 @@ def test_a_machine_without_modules(tmp_path: Path) -> None:
     refused, checked = (
         subprocess.run(
             [*words, *command, "neuron"],
-            capture_output=True, text=True, cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[2],
             env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HVDENV_HOME": f"{tmp_path}/home"},
         )
         for command in (("build",), ("check", "--offline"))
-    )  # fmt: skip
+    )
     assert refused.returncode == 3, refused.stderr
     assert "this machine has no module system, and the recipe loads modules" in refused.stderr
     assert "what to do: call hvdenv on the cluster" in refused.stderr

@@ -39,9 +39,13 @@ def run_step(name: str, *words: str, path: Path | None = None, **given: str) -> 
     if path:
         env["PYTHONPATH"] = str(path)
     found = subprocess.run(
-        [sys.executable, str(STEP_PROGRAMS / name), *words], env=env, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, str(STEP_PROGRAMS / name), *words],
+        env=env,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     return found.returncode, found.stdout
 
 
@@ -84,8 +88,10 @@ def test_a_good_wheel(tmp_path: Path, installed: Path) -> None:
     assert (code, found["problems"]) == (0, [])
     assert found["bytes"] == path.stat().st_size
     assert found["frameworks"]["torch"] == {
-        "built_with": "2.13.0+cpu", "bytes": len(LIBRARY), "extension": EXTENSIONS["torch"]
-    }  # fmt: skip
+        "built_with": "2.13.0+cpu",
+        "bytes": len(LIBRARY),
+        "extension": EXTENSIONS["torch"],
+    }
 
 
 def not_compiled(framework: str) -> str:
@@ -97,16 +103,24 @@ def not_compiled(framework: str) -> str:
     [
         ({}, [], ["torch", "tensorflow"], [not_compiled("torch"), not_compiled("tensorflow")]),
         (GOOD, ["torch"], ["torch", "tensorflow"], [not_compiled("tensorflow")]),
-        ({"pytorch": "2.12.0"}, ["torch"], ["torch"],
-         ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"]),
+        (
+            {"pytorch": "2.12.0"},
+            ["torch"],
+            ["torch"],
+            ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"],
+        ),
         ({}, ["torch"], ["torch"], ["torch: compiled with None, installed is 2.13.0+cpu"]),
     ],
     ids=["no extension", "one of two", "other version", "unknown version"],
-)  # fmt: skip
+)
 def test_a_bad_wheel(
-    tmp_path: Path, installed: Path,
-    metadata: dict[str, str], compiled: list[str], requested: list[str], problems: list[str],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    installed: Path,
+    metadata: dict[str, str],
+    compiled: list[str],
+    requested: list[str],
+    problems: list[str],
+) -> None:
     code, found = inspect(wheel(tmp_path, metadata, *compiled), installed, *requested)
     assert (code, found["problems"]) == (1, problems)
 
@@ -214,9 +228,15 @@ def test_a_cpu_index_that_answers_is_used(tmp_path: Path, words: tuple[str, ...]
     program, *more = words
     with served(tmp_path / "cpu") as site:
         code, printed = run_step(
-            program, "--cpu-index", site.url, *more, "--target", str(tmp_path / "t"), "tiny",
+            program,
+            "--cpu-index",
+            site.url,
+            *more,
+            "--target",
+            str(tmp_path / "t"),
+            "tiny",
             PIP_INDEX_URL=f"file://{tmp_path}/cpu",
-        )  # fmt: skip
+        )
     assert code == 0, printed
     assert "/tiny/" in site.asked
     assert "no answer from" not in printed
@@ -237,9 +257,17 @@ def test_constraints_of_pip_hold_for_uv(tmp_path: Path) -> None:
         package(tmp_path / "wheels", "tiny", version)
     (tmp_path / "c.txt").write_text("tiny<2\n")
     code, printed = run_step(
-        "uv_pip.py", "--no-index", "--find-links", str(tmp_path / "wheels"), "--", "install", "tiny",
-        "--target", str(tmp_path / "t"), PIP_CONSTRAINT=str(tmp_path / "c.txt"),
-    )  # fmt: skip
+        "uv_pip.py",
+        "--no-index",
+        "--find-links",
+        str(tmp_path / "wheels"),
+        "--",
+        "install",
+        "tiny",
+        "--target",
+        str(tmp_path / "t"),
+        PIP_CONSTRAINT=str(tmp_path / "c.txt"),
+    )
     assert code == 0, printed
     assert (tmp_path / "t/tiny-1.0.dist-info").exists()
 
@@ -253,9 +281,15 @@ def test_uv_starts_a_python_that_needs_the_libraries_of_modules(tmp_path: Path) 
     python.chmod(0o755)
     words = ("--no-index", "--find-links", str(tmp_path / "wheels"), "--", "install", "tiny")
     code, printed = run_step(
-        "uv_pip.py", *words, "--python", str(python), "--target", str(tmp_path / "t"),
-        HVDENV_STEP_LIBRARY_PATH="/needed", UV_CACHE_DIR=str(tmp_path / "cache"),
-    )  # fmt: skip
+        "uv_pip.py",
+        *words,
+        "--python",
+        str(python),
+        "--target",
+        str(tmp_path / "t"),
+        HVDENV_STEP_LIBRARY_PATH="/needed",
+        UV_CACHE_DIR=str(tmp_path / "cache"),
+    )
     assert code == 0, printed
 
 
@@ -276,8 +310,10 @@ def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> 
             found = {each.filename: each.external_attr >> 16 for each in archive.infolist()}
             assert archive.read("a.so") == b"a.so" * 1000
         assert list(found.items()) == [
-            ("b.py", 0o100644), ("a.so", 0o100755), ("x.dist-info/RECORD", 0o100644)
-        ]  # fmt: skip
+            ("b.py", 0o100644),
+            ("a.so", 0o100755),
+            ("x.dist-info/RECORD", 0o100644),
+        ]
         assert len(path.read_bytes()) == len(before)
     assert made[0] == made[1] == made[2]
     assert len(list(tmp_path.iterdir())) == 3

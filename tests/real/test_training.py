@@ -32,9 +32,13 @@ def run_with_faults(original: Installation) -> Callable[[str], RankRun]:
     def run_once(framework: str) -> RankRun:
         if framework not in runs:
             run = run_ranks(
-                doctored, Runner(), CONTROLLERS[framework],
-                framework=framework, exercises=("faults",), timeout=500,
-            )  # fmt: skip
+                doctored,
+                Runner(),
+                CONTROLLERS[framework],
+                framework=framework,
+                exercises=("faults",),
+                timeout=500,
+            )
             assert judge_exercise(run, "faults") is None
             runs[framework] = run
         return runs[framework]

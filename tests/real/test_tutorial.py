@@ -113,9 +113,15 @@ class Reader(NamedTuple):
         program = f"{Path(sys.executable).parent}:{self.cluster.environ['PATH']}"
         variables = {**self.cluster.environ, "PATH": program, "HVDENV_HOME": str(self.home)}
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=variables, text=True, timeout=900,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=variables,
+            text=True,
+            timeout=900,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         paths = {
             str(self.folder): "/home/ann",
             str(self.home): "/home/ann/.local/share/hvdenv",

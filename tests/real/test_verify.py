@@ -40,11 +40,9 @@ TORCH = Expectation(("torch",), ("MPI", "Gloo"))
 def test_good_installation(original: Installation, runner: Runner) -> None:
     events: list[tuple[str, ...]] = []
     report = verify(
-        Setup(
-            original, runner, BOTH, Launch((), 3), exercises=EXERCISES, seconds=3 * TIMEOUT
-        ),
+        Setup(original, runner, BOTH, Launch((), 3), exercises=EXERCISES, seconds=3 * TIMEOUT),
         lambda *event: events.append(event),
-    )  # fmt: skip
+    )
     assert report.verdict == "pass", [f for f in report.findings if f.status != "pass"]
     runs = {f"{f} over {c}" for f in ("torch", "tensorflow") for c in ("MPI", "Gloo")}
     assert found(report, "allreduce").keys() == runs
@@ -59,10 +57,13 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
     assert runs <= {measurement.name for measurement in report.measurements}
     proven = {(row.section, row.name) for row in report.table if row.proven}
     assert proven == {
-        ("Frameworks", "TensorFlow"), ("Frameworks", "PyTorch"),
-        ("Controllers", "MPI"), ("Controllers", "Gloo"),
-        ("Tensor Operations", "MPI"), ("Tensor Operations", "Gloo"),
-    }  # fmt: skip
+        ("Frameworks", "TensorFlow"),
+        ("Frameworks", "PyTorch"),
+        ("Controllers", "MPI"),
+        ("Controllers", "Gloo"),
+        ("Tensor Operations", "MPI"),
+        ("Tensor Operations", "Gloo"),
+    }
     json.dumps(report.to_json())
 
 

@@ -213,9 +213,12 @@ class Cluster:
         keeper = ends.enter_context(
             subprocess.Popen(
                 ["sh", str(HERE / "keeper.sh"), str(self.folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
-        )  # fmt: skip
+        )
         assert keeper.stdout is not None
         self._keeper = int(keeper.stdout.readline())
 
@@ -345,14 +348,27 @@ class Cluster:
             process = subprocess.Popen(
                 [
                     *enter(self._keeper, "mount", "net", "uts", "pid"),
-                    "unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork",
-                    "sh", str(HERE / "host.sh"),
-                    name, self.addresses[name], self.interface, str(self.folder),
+                    "unshare",
+                    "--net",
+                    "--uts",
+                    "--mount",
+                    "--ipc",
+                    "--pid",
+                    "--fork",
+                    "sh",
+                    str(HERE / "host.sh"),
+                    name,
+                    self.addresses[name],
+                    self.interface,
+                    str(self.folder),
                     *map(str, below),
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 env={**self.environ, "PATH": SYSTEM_PATH},
-            )  # fmt: skip
+            )
         ends.callback(process.wait)
         ends.callback(process.kill)
 
@@ -379,9 +395,14 @@ class Cluster:
     def _start_slurm(self) -> None:
         munge = self.folder / "munge"
         self._on_controller(
-            "munged", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
-            f"--log-file={munge}/munged.log", f"--pid-file={munge}/pid", f"--seed-file={munge}/seed",
-        )  # fmt: skip
+            "munged",
+            "--force",
+            f"--key-file={munge}/key",
+            f"--socket={munge}/socket",
+            f"--log-file={munge}/munged.log",
+            f"--pid-file={munge}/pid",
+            f"--seed-file={munge}/seed",
+        )
         self.start_scheduler()
         for name in self.hosts:
             slurmd = ["slurmd", "-N", name, "-f", self.environ["SLURM_CONF"]]

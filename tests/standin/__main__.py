@@ -25,9 +25,13 @@ def options() -> argparse.Namespace:
     for name in KINDS:
         kind.add_argument(f"--{name}", dest="kind", action="store_const", const=name)
     parser.add_argument(
-        "--share", type=Path, action="append", default=[], metavar="DIR",
+        "--share",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
         help="a directory below /tmp that the hosts see too (repeatable)",
-    )  # fmt: skip
+    )
     parser.set_defaults(kind="lmod")
     return parser.parse_args()
 

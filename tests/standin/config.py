@@ -10,8 +10,10 @@ from typing import NamedTuple
 # UCX, which has no network here to use. And with ranks that yield while they wait, since all hosts
 # share the cores of one machine, which Open MPI cannot know.
 FOR_RANKS = {
-    "OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "1",
-}  # fmt: skip
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
 
 
 class Partition(NamedTuple):

@@ -20,9 +20,17 @@ BASE = Path("/tmp")
 PREFIX = "hvdenv-standin-"
 
 PACKAGES = (
-    "iproute2", "munge", "slurm-client", "slurmctld", "slurmd", "libpmix-dev", "openssh-client",
-    "openssh-server", "procps", "util-linux",
-)  # fmt: skip
+    "iproute2",
+    "munge",
+    "slurm-client",
+    "slurmctld",
+    "slurmd",
+    "libpmix-dev",
+    "openssh-client",
+    "openssh-server",
+    "procps",
+    "util-linux",
+)
 
 
 class StandinError(Exception):
@@ -90,9 +98,14 @@ def run(
     """
     words = [word for part in argv for word in part]
     with subprocess.Popen(
-        words, env=env, text=True, start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        words,
+        env=env,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         try:
             stdout, stderr = process.communicate(stdin, timeout)
         except BaseException:

@@ -35,8 +35,11 @@ FAILED = 125
 # Apptainer brings its own, in a directory that is not in PATH.
 PROGRAMS = ("squashfuse_ll", "squashfuse")
 FOLDERS = (
-    "/usr/bin", "/usr/local/bin", "/usr/libexec/apptainer/bin", "/usr/local/libexec/apptainer/bin",
-)  # fmt: skip
+    "/usr/bin",
+    "/usr/local/bin",
+    "/usr/libexec/apptainer/bin",
+    "/usr/local/libexec/apptainer/bin",
+)
 # Seconds for reading the whole image from a busy file system, for its mount, and for the first
 # process to connect.
 READ_SECONDS, MOUNT_SECONDS, FIRST_SECONDS = 1800.0, 60.0, 30.0
@@ -125,17 +128,23 @@ def mount_image(file: int, source: str, folders: List[str]) -> None:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *FOLDERS])
     program = next(filter(None, (shutil.which(name, path=path) for name in PROGRAMS)), "")
     if not program:
-        raise CannotMount("there is no squashfuse_ll or squashfuse: install squashfuse, or load"
-                          " the module of Apptainer")  # fmt: skip
+        raise CannotMount(
+            "there is no squashfuse_ll or squashfuse: install squashfuse, or load"
+            " the module of Apptainer"
+        )
     run("mount", "-t", "tmpfs", "-o", "nosuid,nodev,size=64k,mode=755", "tmpfs", folders[0])
     point = os.path.join(folders[0], "image")
     os.mkdir(point)
     before = os.stat(point).st_dev
     words = [program, "-f", "-o", "ro,fsname=" + source, "/proc/self/fd/{}".format(file), point]
     server = subprocess.Popen(
-        words, pass_fds=[file], restore_signals=False,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        words,
+        pass_fds=[file],
+        restore_signals=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     end = time.monotonic() + MOUNT_SECONDS
     while os.stat(point).st_dev == before:
         if server.poll() is not None or time.monotonic() > end:
@@ -179,9 +188,14 @@ def start_keeper(listener: socket.socket, image: List[str]) -> None:
     program = [*space, sys.executable, "-I", "-S", os.path.abspath(__file__), "--keep"]
     words = [*program, str(listening), *ids, why, *image]
     subprocess.Popen(
-        ["sh", "-c", DETACHED, "sh", *words], cwd="/", start_new_session=True, pass_fds=[listening],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ).wait()  # fmt: skip
+        ["sh", "-c", DETACHED, "sh", *words],
+        cwd="/",
+        start_new_session=True,
+        pass_fds=[listening],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ).wait()
 
 
 def keep(listening: str, user: str, group: str, why: str, *image: str) -> None:

@@ -176,9 +176,14 @@ def answer(command: List[str], **variables: str) -> str:
     """The standard output of a program; empty when it fails."""
     try:
         done = subprocess.run(
-            command, env=dict(os.environ, **variables), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=SECONDS, check=True,
-        )  # fmt: skip
+            command,
+            env=dict(os.environ, **variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return str(done.stdout, "utf-8", "replace")

@@ -35,8 +35,13 @@ from observer import observer, replaces, watch  # noqa: E402
 from source import Program  # noqa: E402
 
 OWN_MODULES = (
-    "events", "source", "observer", "observe_torch", "observe_tensorflow", "observe_keras"
-)  # fmt: skip
+    "events",
+    "source",
+    "observer",
+    "observe_torch",
+    "observe_tensorflow",
+    "observe_keras",
+)
 
 
 class Importer:

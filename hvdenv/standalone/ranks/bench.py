@@ -28,8 +28,13 @@ COPIES = 4
 # Of control groups version 2 and 1: directory, files with limit and use, and reclaimable memory.
 GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)  # fmt: skip
+    (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
 
 
 def number(path: str, name: str = "") -> int:

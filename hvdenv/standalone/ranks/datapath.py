@@ -40,7 +40,10 @@ _VALUES = tuple(
         ("btl", r"mca: bml: Using (\w+) btl for send to"),
         ("provider", r"mtl:ofi:prov(?:ider)?: (\S+)"),
         ("provider", r"libfabric provider: (\S+)"),
-        ("ucx", r"UCX +INFO .{0,40}?(self |intra-node |inter-node )?(?:ep_cfg\[\d+\]: |cfg#\d{1,9} ?)(\w.*\))"),
+        (
+            "ucx",
+            r"UCX +INFO .{0,40}?(self |intra-node |inter-node )?(?:ep_cfg\[\d+\]: |cfg#\d{1,9} ?)(\w.*\))",
+        ),
         ("nccl", r"[NR]CCL version (\d[\w.+-]*)"),
         ("network", r"NCCL INFO Using network (.+)"),
         (
@@ -50,7 +53,7 @@ _VALUES = tuple(
         ),
         ("via", r"NCCL INFO (?:Channel|Ring) .* via ([\w ]+(?:/[A-Za-z ]+)?)"),
     )
-)  # fmt: skip
+)
 # Lines that are due to VARIABLES alone, and that are left out of a rank's last lines.
 _DEBUG_LINE = re.compile(
     r"\[\S+:\d+\] (mca: (base|bml): |mca:base:select|select: |selected \w+ best|check:select)"
@@ -66,9 +69,17 @@ _LIBRARIES = re.compile(
     r"(\.so|-[\w.]+\.so)"
 )
 _REPORTED = (
-    "OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "HOROVOD_GLOO_IFACE",
-    "HOROVOD_CPU_OPERATIONS", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES",
-)  # fmt: skip
+    "OMPI_MCA_pml",
+    "OMPI_MCA_btl",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+    "FI_PROVIDER",
+    "HOROVOD_GLOO_IFACE",
+    "HOROVOD_CPU_OPERATIONS",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 class Seen:

@@ -21,11 +21,14 @@ def torch_step(context: Context) -> Loop:
     torch, hvd = context.native, context.hvd
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(),
-        torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.ReLU(),
-        torch.nn.Linear(HIDDEN, HIDDEN // 2), torch.nn.ReLU(),
+        torch.nn.Linear(FEATURES, HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN, HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN, HIDDEN // 2),
+        torch.nn.ReLU(),
         torch.nn.Linear(HIDDEN // 2, CLASSES),
-    ).to(context.device or "cpu")  # fmt: skip
+    ).to(context.device or "cpu")
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=RATE), named_parameters=model.named_parameters()
     )

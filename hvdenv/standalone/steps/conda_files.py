@@ -22,7 +22,7 @@ def collect(records: List[Record], folder: str, download: Download) -> List[str]
     files = [
         (each, os.path.join(folder, "packages", each["sha256"], file_name(each)))
         for each in records
-    ]  # fmt: skip
+    ]
     missing = [each for each in files if not is_intact(*each)]
     if missing and os.environ.get("CONDA_OFFLINE"):
         lines = ["without a network, %s must have these packages:" % folder]

@@ -16,9 +16,16 @@ from conda_spec import Failure, Record, Spec, check_record, requested, say, virt
 
 # A record, and its values where the program has none.
 EMPTY: Record = {
-    "name": "", "version": "", "build": "", "url": "", "sha256": "", "md5": "", "size": 0,
-    "depends": [], "constrains": [],
-}  # fmt: skip
+    "name": "",
+    "version": "",
+    "build": "",
+    "url": "",
+    "sha256": "",
+    "md5": "",
+    "size": 0,
+    "depends": [],
+    "constrains": [],
+}
 
 
 def find_program(environ: Mapping[str, str]) -> Optional[str]:
@@ -48,9 +55,13 @@ class Program:
             say("%s keeps no versions: more packages may change than need to" % self.program)
         channels = [word for name in self.spec["channels"] for word in ("--channel", name)]
         printed = self.create(
-            os.path.join(self.work, "solved"), "--dry-run", "--json", "--override-channels",
-            *channels, *self.spec["specs"]
-        )  # fmt: skip
+            os.path.join(self.work, "solved"),
+            "--dry-run",
+            "--json",
+            "--override-channels",
+            *channels,
+            *self.spec["specs"],
+        )
         try:
             # All of them: there are none in the directory for packages.
             found = json.loads(printed)["actions"]["FETCH"]

@@ -60,10 +60,13 @@ class Rattler:
             names = [each["name"] for each in self.spec.get("prefer", ())]
             answer = await gateway.query(channels, platforms, names, recursive=False)
             return await rattler.solve(
-                channels, specs, gateway=gateway, platforms=platforms,
+                channels,
+                specs,
+                gateway=gateway,
+                platforms=platforms,
                 locked_packages=self._still_there([each for part in answer for each in part]),
                 virtual_packages=machine,
-            )  # fmt: skip
+            )
         except problems.SolverError as error:
             raise Failure(_unsolvable(self.spec, str(error))) from None
         except problems.GatewayError as error:
@@ -115,9 +118,12 @@ class Rattler:
         own = rattler.Config.from_toml("allow-hard-links = true")
         try:
             await rattler.install(
-                records, prefix, cache_dir=Path(prefix + ".unfinished", "unpacked"),
-                config=self.config.merge(own), show_progress=False,
-            )  # fmt: skip
+                records,
+                prefix,
+                cache_dir=Path(prefix + ".unfinished", "unpacked"),
+                config=self.config.merge(own),
+                show_progress=False,
+            )
         except (problems.InstallerError, problems.TransactionError) as error:
             raise Failure("a package cannot be installed\n%s" % error) from None
 
@@ -130,11 +136,16 @@ def _plain(record: Any) -> Record:
     """A record of rattler as plain data."""
     name, version, build = _identity(record)
     return {
-        "name": name, "version": version, "build": build, "url": record.url,
+        "name": name,
+        "version": version,
+        "build": build,
+        "url": record.url,
         "sha256": record.sha256.hex() if record.sha256 else "",
         "md5": record.md5.hex() if record.md5 else "",
-        "size": record.size or 0, "depends": record.depends, "constrains": record.constrains,
-    }  # fmt: skip
+        "size": record.size or 0,
+        "depends": record.depends,
+        "constrains": record.constrains,
+    }
 
 
 async def _from_archive(record: Record, path: str) -> Any:

@@ -78,9 +78,12 @@ def missing_libraries(path: str) -> List[str]:
         library_folders() + ([inherited] if inherited else [])
     )
     listing = subprocess.run(
-        ["ldd", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ["ldd", path],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         universal_newlines=True,
-    ).stdout  # fmt: skip
+    ).stdout
     return [line.split()[0] for line in listing.split("\n") if "not found" in line]
 
 

@@ -38,9 +38,13 @@ def configuration() -> Dict[str, str]:
     folders = environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
     own = environ.get("XDG_CONFIG_HOME", "~/.config")
     files = [
-        *(os.path.join(folder, "pip/pip.conf") for folder in folders), "/etc/pip.conf",
-        "~/.pip/pip.conf", os.path.join(own, "pip/pip.conf"), os.path.join(sys.prefix, "pip.conf"), named,
-    ]  # fmt: skip
+        *(os.path.join(folder, "pip/pip.conf") for folder in folders),
+        "/etc/pip.conf",
+        "~/.pip/pip.conf",
+        os.path.join(own, "pip/pip.conf"),
+        os.path.join(sys.prefix, "pip.conf"),
+        named,
+    ]
     parser = configparser.RawConfigParser()
     if named != os.devnull:
         parser.read([os.path.expanduser(each) for each in files], encoding="utf-8")

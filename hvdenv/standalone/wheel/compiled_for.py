@@ -40,9 +40,11 @@ def _check_glibc(facts: Facts) -> None:
         return
     if _numbers(found) < _numbers(facts["glibc"]):
         _fail(
-            facts, "this machine has glibc " + found, "glibc %s or newer" % facts["glibc"],
+            facts,
+            "this machine has glibc " + found,
+            "glibc %s or newer" % facts["glibc"],
             "install a Horovod that was compiled on a machine like this one",
-        )  # fmt: skip
+        )
 
 
 def _check_framework(framework: str, wanted: Facts, facts: Facts) -> None:
@@ -66,9 +68,11 @@ def _check_framework(framework: str, wanted: Facts, facts: Facts) -> None:
     cuda = str(getattr(getattr(module, "version", None), "cuda", None) or "")
     if facts["cuda"] and framework == "torch" and cuda.split(".")[0] != facts["cuda"].split(".")[0]:
         _fail(
-            facts, "%s %s is installed for %s" % (framework, found, (cuda and "CUDA " + cuda) or "CPUs"),
-            "CUDA " + facts["cuda"], "install %s for CUDA %s" % (needed, facts["cuda"].split(".")[0]),
-        )  # fmt: skip
+            facts,
+            "%s %s is installed for %s" % (framework, found, (cuda and "CUDA " + cuda) or "CPUs"),
+            "CUDA " + facts["cuda"],
+            "install %s for CUDA %s" % (needed, facts["cuda"].split(".")[0]),
+        )
 
 
 def _cxx11(framework: str, module: Any) -> Any:
