@@ -22,7 +22,7 @@ from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version
-from hvdenv.environments.package_records import find_problems
+from hvdenv.environments.installed import damaged_files
 from hvdenv.errors import StepError
 from hvdenv.locks import compare, pypi
 from hvdenv.locks.resolved import Target, all_hashes
@@ -269,7 +269,7 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
     problems = []
     for folder in plan.environment.glob("lib/python3.*/site-packages") if own else ():
         with reporting(folder, "read", inside=True):
-            problems += find_problems(folder, hashes)
+            problems += damaged_files(folder, hashes)
     if problems:
         # They may be damaged where uv unpacks them from.
         downloads.forget_unpacked(state.places, state.plain_runner)

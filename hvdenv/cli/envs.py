@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add, add_options, age, time_ago
-from hvdenv.environments import last_used, registry, storage
+from hvdenv.environments import registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
 from hvdenv.environments.storage import Generation
@@ -102,7 +102,7 @@ def _remove(arguments: argparse.Namespace, places: Places) -> None:
     _report(target, cleared, {}, "removed")
     registry.forget(places, target)
     for identity in cleared.removed:
-        last_used.forget(places, target.generation(identity))
+        registry.forget_use(places, target.generation(identity))
 
 
 def _prune(arguments: argparse.Namespace, places: Places) -> None:
@@ -122,7 +122,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     for target in chosen:
         listed = storage.list_generations(target, places)
         found = {each.generation: each for each in listed}
-        if idle and not last_used.keeps_access_times(target.store):
+        if idle and not registry.keeps_access_times(target.store):
             report(
                 f"{target.prefix}: this file system keeps no access times (noatime), so uses of"
                 " activate.sh without hvdenv are unknown"
@@ -133,7 +133,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
         _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         removed += len(cleared.removed)
         for identity in () if arguments.dry_run else cleared.removed:
-            last_used.forget(places, target.generation(identity))
+            registry.forget_use(places, target.generation(identity))
     if not removed:
         print("nothing to remove")
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
-from hvdenv.environments import last_used
+from hvdenv.environments import registry
 from hvdenv.errors import UsageError
 from hvdenv.launch import placement, variables
 from hvdenv.launch.container import start_in_image
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         report(f"{planned.job.name}: {batch.charged(planned.job)}")
     record = jobs.submit(text, record, Runner(), places)
     if planned.activate:  # an image has none
-        last_used.note(places, Path(planned.activate).parent)
+        registry.note_use(places, Path(planned.activate).parent)
     if not arguments.detach:
         if not quiet:
             report(f"submitted job {record.id}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdenv.cli.options import add, add_options, read_request
-from hvdenv.environments import modulefile
+from hvdenv.environments import activation
 from hvdenv.errors import UsageError
 from hvdenv.places import make_folder, named_file, named_folder, reporting, user_name, write_text
 from hvdenv.reading import OWN, read_text
@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     # Not the prefix, since what a module provides must not change while jobs use it.
     generation = installed.generation(active)
     user = user_name(generation.stat().st_uid)
-    entry = modulefile.from_record(record, generation, arguments.name, user)
+    entry = activation.modulefile_of(record, generation, arguments.name, user)
     here = [each.modulefile for each in BACKENDS if each.variable in environment()]
-    language: modulefile.Language = arguments.format or (here[0] if here else "lua")
-    text = modulefile.render(entry, language)
+    language: activation.Language = arguments.format or (here[0] if here else "lua")
+    text = activation.render_modulefile(entry, language)
     if not arguments.to:
         print(text, end="")
         return 0

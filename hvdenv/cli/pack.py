@@ -10,10 +10,9 @@ from pathlib import Path
 
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.command import Command
-from hvdenv.environments import last_used
+from hvdenv.environments import image, registry
+from hvdenv.environments.image import Packed
 from hvdenv.errors import UsageError
-from hvdenv.packing import image
-from hvdenv.packing.image import Packed
 from hvdenv.places import find_places, named_file
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
         )
     environment, identity, record = choose_built(read_request(arguments))
-    last_used.note(find_places(), environment.prefix)
+    registry.note_use(find_places(), environment.prefix)
     packed = image.default(environment, identity)
     if arguments.to:
         packed = Packed(named_file(arguments.to))

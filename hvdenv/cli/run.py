@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.command import Command
-from hvdenv.environments import last_used
+from hvdenv.environments import registry
 from hvdenv.environments.installation import hides_variables
 from hvdenv.errors import UsageError
 from hvdenv.launch import placement, variables
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print(line, start.env, chosen, [each for each in environment() if each not in environ])
         return 0
     if not chosen.of_modules:
-        last_used.note(find_places(), chosen.prefix)
+        registry.note_use(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     to_set = tuple((_TO_SET + each, value) for each, value in start.env)
     return hand_over(Command(words, to_set), environ)

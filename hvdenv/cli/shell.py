@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
 from hvdenv.command import Command
-from hvdenv.environments import last_used
+from hvdenv.environments import registry
 from hvdenv.errors import UsageError
 from hvdenv.launch.variables import shell_variables
 from hvdenv.places import Places, find_places, make_folder, write_text
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(shlex.join(words))
         return 0
-    last_used.note(places, chosen.prefix)
+    registry.note_use(places, chosen.prefix)
     dialect = chosen.recipe.dialect
     if given and dialect and not shutil.which(words[0]):
         raise without_scheduler(dialect, words[0])

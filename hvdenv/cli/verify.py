@@ -26,13 +26,8 @@ from hvdenv.cli.options import (
     seconds,
 )
 from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
-from hvdenv.environments import last_used
-from hvdenv.environments.installation import (
-    Expectation,
-    Installation,
-    with_modules,
-)
-from hvdenv.environments.search_path import PYTHON_PATH
+from hvdenv.environments import registry
+from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation, with_modules
 from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.launchers import LAUNCHERS, Launch
@@ -190,7 +185,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     recipe = chosen.recipe if chosen.name else None
     installation = chosen.inspect(runner.given.get(PYTHON_PATH, ""))
     expectation = _expected(arguments, recipe)
-    last_used.note(places, Path(installation.prefix))
+    registry.note_use(places, Path(installation.prefix))
     if recipe:
         installation = _with_modules(installation, recipe, runner)
     entry = find_entry(wanted, chosen)

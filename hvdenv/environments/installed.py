@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +22,12 @@ from hvdenv.contents.packages import (
     hint,
 )
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, registry, search_path
+from hvdenv.environments import generations, installation, registry
 from hvdenv.errors import UsageError
 from hvdenv.locks import condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, Locked
 from hvdenv.places import Places, home_folder
-from hvdenv.reading import STATE, read_json
+from hvdenv.reading import MANIFEST, STATE, open_file, read_json
 from hvdenv.schema import Table
 
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
@@ -164,7 +168,7 @@ def installed_packages(base: Path) -> Installed:
         if name not in distributions and folder.name not in of_conda:
             packages.append(_python_package(name, version, folder))
         distributions.setdefault(name, version)
-    settings = search_path.settings(base)
+    settings = installation.venv_settings(base)
     stated = settings.get("version") or settings.get("version_info", "")
     created_with = re.match(r"\d+(\.\d+){1,2}", stated)
     python = python or (created_with[0] if created_with else "")
@@ -206,3 +210,79 @@ def _json(path: Path) -> Table:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+class _Promise(NamedTuple):
+    """What a RECORD states of a file; ``sha256`` in hexadecimal, or empty."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+def damaged_files(site_packages: Path, hashes: Mapping[str, str]) -> list[str]:
+    """One sentence for each file that is not what the RECORD of its package states.
+
+    Packages can share files; the package installed last determines the content then.
+
+    Args:
+        hashes: sha256 of files by their absolute path; of others only the size is compared.
+
+    Raises:
+        OSError: a RECORD cannot be read.
+    """
+    # conda rewrites programs for the prefix, and some of its packages have empty metadata.
+    of_conda = (site_packages.parents[2] / "conda-meta").is_dir()
+    problems: list[str] = []
+    promised: dict[str, list[_Promise]] = {}
+    for info in sorted(site_packages.glob("*.dist-info")):
+        found = {name: _size(info / name) for name in ("METADATA", "RECORD")}
+        for name, size in found.items():
+            if size is None or not (size or of_conda):
+                what = "missing" if size is None else "empty"
+                problems.append(f"{info.stem}: {info.name}/{name} is {what}")
+        try:
+            for path, size, sha256 in _listed(info / "RECORD") if found["RECORD"] else ():
+                # METADATA was edited after the RECORD was written (torch 1.12.0).
+                if path != f"{info.name}/METADATA" and not (of_conda and path.startswith("../")):
+                    inside = os.path.normpath(site_packages / path)
+                    promise = _Promise(f"{info.stem}: {path}", size, sha256)
+                    promised.setdefault(inside, []).append(promise)
+        except (ValueError, csv.Error) as error:
+            problems.append(f"{info.stem}: {info.name}/RECORD is damaged ({error})")
+    for inside, promises in sorted(promised.items()):
+        if problem := _broken(promises, _size(Path(inside)), hashes.get(inside, "")):
+            problems.append(problem)
+    return problems
+
+
+def _broken(promises: Sequence[_Promise], size: int | None, sha256: str) -> str:
+    """What is wrong with a file; empty if it fits one of its RECORDs."""
+    first = promises[0]
+    if size is None:
+        return f"{first.name} is missing"
+    fitting = {each.sha256 for each in promises if each.size == size}
+    if not fitting:
+        return f"{first.name} has {size} bytes instead of {first.size}"
+    if sha256 and "" not in fitting and sha256 not in fitting:
+        return f"{first.name} has other content than its RECORD states"
+    return ""
+
+
+def _size(path: Path) -> int | None:
+    """The size of a file; None if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _listed(record: Path) -> Iterator[tuple[str, int, str]]:
+    """The files that a RECORD lists with their size and sha256, without bytecode."""
+    with open_file(record, MANIFEST) as raw:
+        text = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+        for path, digest, size in csv.reader(text):
+            if size and "__pycache__/" not in path:
+                algorithm, _, value = digest.partition("=")
+                padded = value + "=" * (-len(value) % 4) if algorithm == "sha256" else ""
+                yield path, int(size), base64.urlsafe_b64decode(padded).hex()

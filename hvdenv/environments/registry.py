@@ -1,4 +1,9 @@
-"""Which environments there are: in HVDENV_HOME, and registered ones elsewhere."""
+"""Which environments there are, in HVDENV_HOME or registered, and when they were last used.
+
+hvdenv notes each use in a small file under HVDENV_HOME, since a complete generation is never
+changed and may belong to another user. When activate.sh is sourced without hvdenv, only the
+access time of that file is known, which some file systems do not keep.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments.generations import Environment, at
-from hvdenv.errors import UsageError
-from hvdenv.places import Places, environment_name, make_folder, write_json
+from hvdenv.environments.generations import MARKER, RECORD, Environment, at, timestamp
+from hvdenv.errors import StepError, UsageError
+from hvdenv.places import Places, environment_name, make_folder, write_json, write_text
 from hvdenv.reading import STATE, read_json
 
 State = Literal["complete", "incomplete", "broken", "missing"]
@@ -135,3 +140,65 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
 def _registered(places: Places, environment: Environment) -> Path:
     digest = hashlib.sha256(os.fsencode(environment.prefix)).hexdigest()
     return places.registry / f"{digest[:16]}.json"
+
+
+class LastUsed(NamedTuple):
+    """The latest known use.
+
+    Attributes:
+        when: in UTC, in the format of records; empty if unknown.
+    """
+
+    when: str = ""
+    how: Literal["", "hvdenv", "access time"] = ""
+
+
+def note_use(places: Places, environment: Path) -> None:
+    """Note that an environment, by its prefix or generation, is used now.
+
+    Does nothing if hvdenv did not build it or the note cannot be written.
+    """
+    generation = Path(os.path.realpath(environment))
+    if not (generation / MARKER).is_file():
+        return
+    path = _note_of(places, generation)
+    try:
+        make_folder(path.parent)
+        write_text(path, f"{generation}\n")
+    except StepError:
+        return
+
+
+def forget_use(places: Places, generation: Path) -> None:
+    _note_of(places, generation).unlink(missing_ok=True)
+
+
+def last_use(places: Places, generation: Path) -> LastUsed:
+    """When a generation was last used."""
+    noted = _time(_note_of(places, generation), "st_mtime")
+    activate = generation / "activate.sh"
+    read = _time(activate, "st_atime")
+    # The build itself reads it before it writes the record.
+    if read > max(noted, _time(generation / RECORD, "st_mtime"), _time(activate, "st_ctime")):
+        return LastUsed(timestamp(read), "access time")
+    return LastUsed(timestamp(noted), "hvdenv") if noted else LastUsed()
+
+
+def keeps_access_times(folder: Path) -> bool:
+    """Whether reading a file there leaves a trace."""
+    try:
+        return not os.statvfs(folder).f_flag & os.ST_NOATIME
+    except OSError:
+        return False
+
+
+def _note_of(places: Places, generation: Path) -> Path:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(generation))).hexdigest()
+    return places.used / digest[:16]
+
+
+def _time(path: Path, which: str) -> float:
+    try:
+        return float(getattr(path.stat(), which))
+    except OSError:
+        return 0.0

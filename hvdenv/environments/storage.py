@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.environments import generations, last_used
+from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.model.observe import quota, space
 from hvdenv.places import Places
@@ -87,7 +87,7 @@ def list_generations(environment: Environment, places: Places) -> tuple[Generati
     found = []
     for identity in environment.identities():
         folder = environment.generation(identity)
-        used, added = last_used.find(places, folder), ()
+        used, added = registry.last_use(places, folder), ()
         if record := records.get(identity):
             state: State = "active" if identity == active else "complete"
             created, size = record.created, Size(record.bytes, record.files)

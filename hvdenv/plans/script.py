@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from hvdenv.command import OWN_PYTHON, Command
-from hvdenv.environments.prefixes import UNFIT_IN_BASH
+from hvdenv.environments.generations import UNFIT_IN_BASH
 from hvdenv.places import environment_name
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Step, TextFile

@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations
+from hvdenv.environments import generations, image
 from hvdenv.environments.generations import IMAGE
-from hvdenv.environments.installation import inspect_prefix, mpi_prefix
-from hvdenv.environments.search_path import PYTHON_PATH
+from hvdenv.environments.image import Packed
+from hvdenv.environments.installation import PYTHON_PATH, inspect_prefix, mpi_prefix
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
 from hvdenv.launch.placement import Requested
 from hvdenv.model.recipe import Recipe
-from hvdenv.packing import image
-from hvdenv.packing.image import Packed
 from hvdenv.runner import Runner, environment
 from hvdenv.session.output import report
 from hvdenv.session.request import Request, read_hostfile

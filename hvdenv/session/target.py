@@ -13,8 +13,15 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.environments.activation import Kind, activate_script, site_lines
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.installation import Installation, in_image, inspect_prefix
-from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
+from hvdenv.environments.installation import (
+    PYTHON_PATH,
+    Installation,
+    horovod_in,
+    horovod_provider,
+    in_image,
+    inspect_prefix,
+    uses_mpi,
+)
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import inside, recipe_image
 from hvdenv.model.cluster import Container
@@ -164,7 +171,7 @@ def _at(
     if record:  # the site may provide its Python
         also = record.environment if record.environment.startswith("/") else ""
     else:
-        also = provider(folder, environment().get(PYTHON_PATH, ""))
+        also = horovod_provider(folder, environment().get(PYTHON_PATH, ""))
     request.gate.refuse_prefix(installed.prefix, whole=judged, also=also)
     if record and not recipe:
         recipe = generations.recorded_recipe(record, file)

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest
-from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.environments.search_path import PYTHON_PATH
+from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.launch.launchers import Mpi, parse_mpi_version
 from hvdenv.masking import clean

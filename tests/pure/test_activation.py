@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.environments import generations
-from hvdenv.environments.activation import (
-    KINDS,
-    Kind,
-    activate_script,
-    filled_in,
-    left_open,
-)
+from hvdenv.environments.activation import KINDS, Kind, activate_script, filled_in, left_open
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.model.dialect import job_id
 from hvdenv.model.recipe import Python

@@ -27,7 +27,6 @@ LAYERS = (
     ("contents",),
     ("locks",),
     ("environments",),
-    ("packing",),
     ("plans",),
     ("wheels",),
     ("verification",),

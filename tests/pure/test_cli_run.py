@@ -19,7 +19,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
-from hvdenv.environments import generations, last_used, manifest
+from hvdenv.environments import generations, manifest, registry
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.launch.variables import influences
 from hvdenv.model.layers import load_recipe
@@ -190,9 +190,9 @@ def test_what_is_started_is_a_use_of_the_environment(
         (job, True),
     ):
         hvdenv(*words)
-        found = last_used.find(places, generations.at(built).generation(ONE))
+        found = registry.last_use(places, generations.at(built).generation(ONE))
         assert (found.how == "hvdenv") == used, words
-        last_used.forget(places, generations.at(built).generation(ONE))
+        registry.forget_use(places, generations.at(built).generation(ONE))
 
 
 IMAGE = """

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdenv.environments.installed import damaged_files
 from hvdenv.environments.manifest import NAME, compare, read, write
-from hvdenv.environments.package_records import find_problems
 from hvdenv.errors import StepError
 
 ODD = st.binary(min_size=1, max_size=20).filter(
@@ -193,9 +193,9 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_whole_packages_pass_shared_files_too(site: Path) -> None:
-    assert find_problems(site, {}) == []
+    assert damaged_files(site, {}) == []
     (site / "one-1.0.dist-info/RECORD").write_text("../../lib/site-packages/one/a.py,,2\n")
-    (problem,) = find_problems(site, {})
+    (problem,) = damaged_files(site, {})
     assert problem == "one-1.0: ../../lib/site-packages/one/a.py has 1 bytes instead of 2"
 
 
@@ -217,18 +217,18 @@ def test_half_installed_packages_are_named(
         (site / path).unlink()
     else:
         (site / path).write_text(content)
-    assert find_problems(site, {})[0].startswith(problem)
+    assert damaged_files(site, {})[0].startswith(problem)
 
 
 def test_other_content_of_the_same_size_is_named(site: Path) -> None:
     (site / "two.py").write_bytes(b"\0\0\0")
     hashes = {str(site / "two.py"): hashlib.sha256(b"\0\0\0").hexdigest()}
-    assert find_problems(site, hashes) == [
+    assert damaged_files(site, hashes) == [
         "two-1.0: two.py has other content than its RECORD states"
     ]
     (site / "two.py").write_bytes(b"two")
     hashes = {str(site / "two.py"): hashlib.sha256(b"two").hexdigest()}
-    assert find_problems(site, hashes) == []
+    assert damaged_files(site, hashes) == []
 
 
 def test_a_link_in_the_place_of_a_file_is_compared_by_size(site: Path, tmp_path: Path) -> None:
@@ -237,4 +237,4 @@ def test_a_link_in_the_place_of_a_file_is_compared_by_size(site: Path, tmp_path:
     (site / "two.py").symlink_to("real.py")
     hashes = write(tmp_path).hashes(tmp_path)
     assert str(site / "real.py") in hashes
-    assert find_problems(site, hashes) == []
+    assert damaged_files(site, hashes) == []

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments.activation import Language, Modulefile, modulefile_of, render_modulefile
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.modulefile import Entry, Language, from_record, render
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.model.recipe import Recipe
@@ -46,13 +46,13 @@ def record(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def entry_of(record: dict[str, Any], name: str = "") -> Entry:
+def entry_of(record: dict[str, Any], name: str = "") -> Modulefile:
     recorded = decode(GenerationRecord, record, lenient=True)
-    return from_record(recorded, Path("/g"), name, user="ann")
+    return modulefile_of(recorded, Path("/g"), name, user="ann")
 
 
 def test_lua(record: dict[str, Any]) -> None:
-    assert render(entry_of(record), "lua").splitlines() == [
+    assert render_modulefile(entry_of(record), "lua").splitlines() == [
         "-- Written by hvdenv.",
         'help("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu\\nRecipe: neuron+nccl\\n'
         "Built: 2026-11-21 by ann\\nPlan: ab12\\n\\n"
@@ -83,7 +83,7 @@ def test_lua(record: dict[str, Any]) -> None:
 def test_tcl(record: dict[str, Any]) -> None:
     record["resolved"]["python"]["provider"] = "conda"
     record["environment"] = "/site/conda"
-    lines = render(entry_of(record, "hvd/a/1"), "tcl").splitlines()
+    lines = render_modulefile(entry_of(record, "hvd/a/1"), "tcl").splitlines()
     assert lines[:3] == ["#%Module1.0", "# Written by hvdenv.", "proc ModulesHelp { } {"]
     assert lines[3].endswith(
         'Scripts in etc/conda/activate.d are not run; source activate.sh for that."'
@@ -113,7 +113,7 @@ def test_where_modules_bring_everything_there_is_no_folder(
     record: dict[str, Any], language: Language
 ) -> None:
     record["resolved"]["python"]["provider"] = "modules"
-    text = render(entry_of(record), language)
+    text = render_modulefile(entry_of(record), language)
     assert not re.search("isDir|isdirectory|VIRTUAL_ENV|CONDA_PREFIX|bin", text)
     assert "gcc/10.2.0" in text
 
@@ -148,7 +148,7 @@ def test_what_no_modulefile_can_say(
     record: dict[str, Any], language: Language, change: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError):
-        render(entry_of(record)._replace(**change), language)
+        render_modulefile(entry_of(record)._replace(**change), language)
 
 
 def fact_in(text: str, pattern: str, escape: str, base: int) -> str:
@@ -165,10 +165,12 @@ def fact_in(text: str, pattern: str, escape: str, base: int) -> str:
 
 @given(fact=st.text(st.characters(exclude_categories=["Cs"])))
 def test_texts_are_quoted(fact: str) -> None:
-    entry = Entry("hvd/1", Path("/g/venv"), "venv", {"F": fact})
-    said = fact_in(render(entry, "lua"), r'\nwhatis\("F: (.*?)"\)\nconflict', r"\\(\d{3}|.)", 10)
+    entry = Modulefile("hvd/1", Path("/g/venv"), "venv", {"F": fact})
+    said = fact_in(
+        render_modulefile(entry, "lua"), r'\nwhatis\("F: (.*?)"\)\nconflict', r"\\(\d{3}|.)", 10
+    )
     assert said == fact
-    text = render(entry, "tcl")
+    text = render_modulefile(entry, "tcl")
     assert fact_in(text, r'\nmodule-whatis "F: (.*?)"\nconflict', r"\\([0-7]{3}|.)", 8) == fact
     assert not re.search(r"(?<!\\)(\\\\)*[$\[]", text.split("F: ")[2].split("\nconflict")[0])
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from hvdenv.environments import generations
+from hvdenv.environments import generations, image
 from hvdenv.environments.generations import Environment
+from hvdenv.environments.image import Manifest, Packed
 from hvdenv.errors import HvdenvError, UsageError
-from hvdenv.packing import image
-from hvdenv.packing.image import Manifest, Packed
 from hvdenv.places import write_json
 from hvdenv.schema import encode
 from tests.environments import ONE, TWO, build_active

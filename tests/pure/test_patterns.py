@@ -67,7 +67,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("schema.py", "pattern.regex"): lambda: _of_types(),
     ("cli/init.py", "get_args(ModuleName)[1].regex"): list,  # a type of the schema
-    ("environments/modulefile.py", "get_args(ModuleName)[1].regex"): list,  # a type of the schema
+    ("environments/activation.py", "get_args(ModuleName)[1].regex"): list,  # a type of the schema
     ("model/dialect.py", "pattern"): list,  # compiled only
     ("sites/batch.py", "pattern"): lambda: [e for d in DIALECTS.values() for e in d.times],
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.environments import generations, prune
-from hvdenv.environments.generations import at
-from hvdenv.environments.prefixes import UNFIT_IN_BASH, UNFIT_IN_PREFIX
+from hvdenv.environments.generations import UNFIT_IN_BASH, UNFIT_IN_PREFIX, at
 from hvdenv.errors import UsageError
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe

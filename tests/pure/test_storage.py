@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, last_used, registry, storage
+from hvdenv.environments import generations, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.storage import Size, measure
 from hvdenv.places import Places, find_places
@@ -88,22 +88,22 @@ def test_counting(tmp_path: Path) -> None:
 
 def test_a_use_is_noted_beside_the_environment(environment: Environment) -> None:
     places, generation = find_places(), environment.generation(THREE)
-    assert last_used.find(places, generation) == ("", "")
+    assert registry.last_use(places, generation) == ("", "")
     before = sorted(os.listdir(generation))
-    last_used.note(places, environment.prefix)
-    found = last_used.find(places, generation)
+    registry.note_use(places, environment.prefix)
+    found = registry.last_use(places, generation)
     assert found.how == "hvdenv"
     assert ago(1) < found.when <= ago(0)
     assert sorted(os.listdir(generation)) == before
     assert listed(environment)[THREE].used == found.when
-    last_used.forget(places, generation)
-    last_used.forget(places, generation)
-    assert last_used.find(places, generation) == ("", "")
+    registry.forget_use(places, generation)
+    registry.forget_use(places, generation)
+    assert registry.last_use(places, generation) == ("", "")
 
 
 def test_a_home_that_cannot_be_written_stops_nothing(environment: Environment) -> None:
     (environment.prefix.parent / "file").write_text("")
-    last_used.note(Places(environment.prefix.parent / "file"), environment.prefix)
+    registry.note_use(Places(environment.prefix.parent / "file"), environment.prefix)
 
 
 def test_access_times_are_the_second_best(
@@ -112,20 +112,20 @@ def test_access_times_are_the_second_best(
     places, generation = find_places(), environment.generation(ONE)
     activate = generation / "activate.sh"
     # Changing times sets the change of the inode to now: take that as long ago.
-    genuine = last_used._time
+    genuine = registry._time
     monkeypatch.setattr(
-        last_used, "_time", lambda path, which: 0.0 if which == "st_ctime" else genuine(path, which)
+        registry, "_time", lambda path, which: 0.0 if which == "st_ctime" else genuine(path, which)
     )
     set_times(environment.record(ONE), accessed=50, changed=50)
     # Read by its own build, before the record was written.
     set_times(activate, accessed=51, changed=52)
-    assert last_used.find(places, generation) == ("", "")
+    assert registry.last_use(places, generation) == ("", "")
     set_times(activate, accessed=20, changed=52)
-    found = last_used.find(places, generation)
+    found = registry.last_use(places, generation)
     assert found.how == "access time"
     assert ago(21) < found.when < ago(19)
-    last_used.note(places, generation)
-    assert last_used.find(places, generation).how == "hvdenv"
+    registry.note_use(places, generation)
+    assert registry.last_use(places, generation).how == "hvdenv"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_access_times_are_the_second_best(
 def test_prune_by_age_and_use(
     words: tuple[str, ...], gone: list[str], environment: Environment, hvdenv: Hvdenv
 ) -> None:
-    last_used.note(find_places(), environment.generation(ONE))
+    registry.note_use(find_places(), environment.generation(ONE))
     (note,) = find_places().used.iterdir()
     set_times(note, accessed=1, changed=1)
     would = hvdenv("envs", "prune", *words, "--dry-run").out
@@ -193,7 +193,7 @@ def test_ages_that_are_none(age: str, hvdenv: Hvdenv) -> None:
 def test_where_no_access_times_are_kept_it_is_said(
     environment: Environment, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_used, "keeps_access_times", lambda folder: False)
+    monkeypatch.setattr(registry, "keeps_access_times", lambda folder: False)
     assert "noatime" in hvdenv("envs", "prune", "--unused-for", "12w", "--dry-run").err
     assert "noatime" not in hvdenv("envs", "prune", "--older-than", "12w", "--dry-run").err
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, in_use, prune
+from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError
 from tests.waiting import wait_until
@@ -120,7 +120,7 @@ def through_the_prefix(environment: Environment, start: Start) -> subprocess.Pop
 
 
 def starts_ranks_in_its_image(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
-    """A launcher from the generation, or a keeper: see packing/use.py."""
+    """A launcher from the generation, or a keeper: see standalone/image/enter.py."""
     program = environment.store / f"{ONE}.sqsh.enter.py"
     return start(sys.executable, "-c", SLEEP, environment.generation(ONE) / "x", program)
 
@@ -136,7 +136,7 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
 ) -> None:
     process = use(environment, start)
     try:
-        wait_until(lambda: in_use.uses(environment).select(ONE))
+        wait_until(lambda: prune.uses(environment).select(ONE))
 
         cleared = prune.prune(environment, keep=0)
         assert cleared.removed == ()
@@ -152,27 +152,27 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not in_use.uses(environment).select(ONE))
+    wait_until(lambda: not prune.uses(environment).select(ONE))
     assert prune.prune(environment, keep=0).removed == (ONE,)
 
 
 def test_only_the_generation_that_is_used_is_kept(environment: Environment, start: Start) -> None:
     process = runs(environment, start)
-    wait_until(lambda: in_use.uses(environment).select(ONE))
-    assert in_use.uses(environment).select(TWO).users == ()
-    assert [user.pid for user in in_use.uses(environment).users] == [process.pid]
+    wait_until(lambda: prune.uses(environment).select(ONE))
+    assert prune.uses(environment).select(TWO).users == ()
+    assert [user.pid for user in prune.uses(environment).users] == [process.pid]
 
 
 def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Start) -> None:
     for path in (f"{environment.prefix}", f"{environment.prefix}/", f"{environment.prefix}-2/x"):
         process = psutil.Process(start(sys.executable, "-c", SLEEP, "--prefix", path).pid)
         wait_until(lambda process=process, path=path: path in process.cmdline())  # type: ignore[misc]
-    assert in_use.uses(environment).users == ()
+    assert prune.uses(environment).users == ()
 
 
 def test_removed_by_force_although_used(environment: Environment, start: Start) -> None:
     runs(environment, start)
-    wait_until(lambda: in_use.uses(environment).select(ONE))
+    wait_until(lambda: prune.uses(environment).select(ONE))
     assert prune.remove(environment, force=True).removed == (ONE, TWO)
     assert not environment.store.exists()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments.modulefile import Entry, Language, render
+from hvdenv.environments.activation import Language, Modulefile, render_modulefile
 from hvdenv.model.cluster import Modules, Swap
 from tests.real.conftest import Cli
 from tests.support.modulesystems import KINDS, Installed, install, write_module
@@ -52,17 +52,17 @@ def bash(
     return said, shown
 
 
-def publish(system: Installed, folder: Path, entry: Entry) -> None:
+def publish(system: Installed, folder: Path, entry: Modulefile) -> None:
     language: Language = "lua" if system.kind == "lmod" else "tcl"
     path = folder / (f"{entry.name}.lua" if language == "lua" else entry.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(entry, language), encoding="utf-8")
+    path.write_text(render_modulefile(entry, language), encoding="utf-8")
 
 
-def entry_in(folder: Path, name: str, modules: Modules = Modules(), **variables: str) -> Entry:  # noqa: B008
+def entry_in(folder: Path, name: str, modules: Modules = Modules(), **variables: str) -> Modulefile:  # noqa: B008
     environment = folder / f"e n'v{{{name[-1]}"
     (environment / "bin").mkdir(parents=True)
-    return Entry(
+    return Modulefile(
         name, environment, "venv", {"Recipe": "neuron", "Note": HOSTILE}, modules, variables
     )
 

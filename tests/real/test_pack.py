@@ -17,11 +17,10 @@ import pytest
 
 from hvdenv.command import Command, Outcome
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, prune
+from hvdenv.environments import generations, image, prune
 from hvdenv.environments.generations import Environment
+from hvdenv.environments.image import Packed
 from hvdenv.model.layers import load_recipe
-from hvdenv.packing import image
-from hvdenv.packing.image import Packed
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from tests.real.conftest import Cli

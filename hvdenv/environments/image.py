@@ -3,8 +3,7 @@
 The image of a generation is beside it in the store, so that `envs prune` removes both. The same
 generation gives the same bytes: mksquashfs sorts the names, files belong to the owner of the
 generation, and nothing in the image depends on the time or the host. The times of files stay, since
-Python compares those of a module and of its bytecode.
-"""
+Python compares those of a module and of its bytecode."""
 
 from __future__ import annotations
 
