@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 
-from hvdenv.building import copied, effects, record
-from hvdenv.building.finished import Built, drift, refused_drift
+from hvdenv.building import copied, effects
 from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.run_step import attempt
-from hvdenv.building.state import LOGS, Done, Request, State
+from hvdenv.building.state import LOGS, Built, Done, Request, State, drift, refused_drift
 from hvdenv.command import Outcome, spelled_out
 from hvdenv.environments import generations, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
@@ -153,7 +152,7 @@ def _do(state: State, number: int, step: Step) -> None:
             state.log = log
             done = EFFECTS[step.effect](state, step, output)
         elif step.report:
-            done = Done(data={"packages": record.installed_packages(step.report)})
+            done = Done(data={"packages": effects.installed_packages(step.report)})
     except StepError as error:
         note_failure(state.plan.generation, state.environment.prefix, step.name, error, log)
         raise
@@ -183,7 +182,7 @@ EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
     "keep": effects.keep_horovod,
     "tidy": effects.tidy,
     "manifest": effects.write_manifest,
-    "record": record.write,
+    "record": effects.write_record,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from hvdenv.building.finished import Built, already_built
+from hvdenv.building.state import Built, already_built
 from hvdenv.cli.options import add, add_options, command_line, give, is_locked, read_request
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.model.observe import complete

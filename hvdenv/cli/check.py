@@ -38,8 +38,8 @@ from hvdenv.session.output import print_json, report
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent
 from hvdenv.sites import module_shell
+from hvdenv.sites.module_shell import Examined
 from hvdenv.sites.modules import offers
-from hvdenv.sites.trials import Examined
 
 # How long indexes and channels may take in all.
 LOOKUP_SECONDS = 120.0

@@ -18,7 +18,7 @@ from hvdenv.cli.verify_report import print_report
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
-from hvdenv.launch import launchers, preflight
+from hvdenv.launch import launchers, nodes
 from hvdenv.launch.nodes import ask
 from hvdenv.launch.placement import recipe_mpi
 from hvdenv.model.cluster import Container
@@ -26,15 +26,8 @@ from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import known_recipes, read_layer
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
-from hvdenv.plans.images import definition
-from hvdenv.plans.images.tools import (
-    TOOLS,
-    Build,
-    FormatName,
-    build_command,
-    failed,
-    mount_points,
-)
+from hvdenv.plans import images
+from hvdenv.plans.image_tools import TOOLS, Build, FormatName, build_command, failed, mount_points
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner
@@ -124,7 +117,7 @@ def _list() -> int:
 
 def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
     plan = _plan(arguments, resolved)
-    text = definition.define(resolved.recipe, plan, arguments.format)
+    text = images.define(resolved.recipe, plan, arguments.format)
     if arguments.to:
         write_text(named_file(arguments.to), text)
     image = _build(arguments, resolved, text) if arguments.build else ""
@@ -152,9 +145,9 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     recipe = resolved.recipe
     partition = recipe.partition
     machine = partition.arch if partition else os.uname().machine
-    facts = definition.image_facts(recipe.container, machine, len(os.sched_getaffinity(0)))
-    python = definition.image_python(recipe, facts, arguments.python)
-    plan = definition.image_plan(recipe, resolved.variants, facts, python)
+    facts = images.image_facts(recipe.container, machine, len(os.sched_getaffinity(0)))
+    python = images.image_python(recipe, facts, arguments.python)
+    plan = images.image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
     refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)
     return plan
@@ -230,23 +223,23 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     required = _requirements(arguments, resolved.recipe)
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    queries = {host: preflight.node_query(host, required) for host in hosts}
-    answers = {host: preflight.parse_node(each) for host, each in ask(queries, Runner()).items()}
+    queries = {host: nodes.node_query(host, required) for host in hosts}
+    answers = {host: nodes.parse_node(each) for host, each in ask(queries, Runner()).items()}
     found = Report(
         recipe="+".join((resolved.recipe.name, *resolved.variants)),
         prefix=required.image,
         host=os.uname().nodename,
         started=started,
         seconds=time.monotonic() - began,
-        findings=tuple(preflight.judge_nodes(required, answers)),
+        findings=tuple(nodes.judge_nodes(required, answers)),
     )
     return print_report(found, arguments)
 
 
-def _requirements(arguments: argparse.Namespace, recipe: Recipe) -> preflight.Requirements:
+def _requirements(arguments: argparse.Namespace, recipe: Recipe) -> nodes.Requirements:
     image = os.path.abspath(arguments.image or _image_file(recipe))
     launcher = launchers.named(recipe.launch.launcher, recipe.launch.launchers)
-    return preflight.Requirements(
+    return nodes.Requirements(
         container=(recipe.container or Container())._replace(image=image),
         mpi=recipe_mpi(recipe) if recipe.mpi and launcher.controller == "MPI" else None,
         launcher=recipe.launch.launcher if launcher.schedulers else "",

@@ -10,7 +10,7 @@ from pathlib import Path
 from hvdenv import PACKAGE
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
-from hvdenv.locks import folders
+from hvdenv.locks import lockfile
 from hvdenv.places import find_places, make_folder, named_folder
 from hvdenv.session.lock import LOCK, make_resolution, recipe_locks, run_steps
 from hvdenv.session.output import report
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         run_steps(request, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
         compiled = _carry_wheels(prepared, to)
     # Last: a directory with a lock in it is whole.
-    folders.write(locked._replace(folder=to / LOCK))
+    lockfile.write_lock(locked._replace(folder=to / LOCK))
     files = [path for path in to.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     give(

@@ -11,16 +11,15 @@ from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from hvdenv.building.resolver import Resolver, elsewhere, here
+from hvdenv.building.resolver import Resolver, Target, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, NetworkError, RecipeError, StepError, UsageError
-from hvdenv.locks import compare, condalock, folders, pypi
-from hvdenv.locks.built import built_with
+from hvdenv.locks import compare, condalock, lockfile, pypi
+from hvdenv.locks.compare import built_with
 from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, bind
-from hvdenv.locks.resolved import Target
 from hvdenv.places import find_places
 from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         locked = _resolve(arguments, prepared, locks, present)
     locked = _with_build(locked, present, prepared)
-    changed = folders.write(locked)
+    changed = lockfile.write_lock(locked)
     state = "built" if locked.lock.built else "resolved, not built yet"
     give(
         arguments,
@@ -146,7 +145,7 @@ def _resolve(
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
             texts[PYPI] = _pypi(arguments, ways, maker, kept, texts.get(CONDA), work)
-    found = bind(folders.place(locks.root, inputs), inputs, texts)
+    found = bind(lockfile.lock_folder(locks.root, inputs), inputs, texts)
     if problems := compare.package_problems(found, inputs):
         raise LockError(
             "uv or conda resolved versions that the recipe does not allow",

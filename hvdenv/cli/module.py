@@ -19,7 +19,7 @@ from hvdenv.reading import OWN, read_text
 from hvdenv.runner import environment
 from hvdenv.session.output import report
 from hvdenv.session.target import choose_built, with_active
-from hvdenv.sites.module_systems import BACKENDS
+from hvdenv.sites.modules import BACKENDS
 
 EXAMPLES = """\
 examples:

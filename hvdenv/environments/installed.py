@@ -24,7 +24,7 @@ from hvdenv.contents.packages import (
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installation, registry
 from hvdenv.errors import UsageError
-from hvdenv.locks import condalock, folders, pypi
+from hvdenv.locks import condalock, lockfile, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, Locked
 from hvdenv.places import Places, home_folder
 from hvdenv.reading import MANIFEST, STATE, open_file, read_json
@@ -51,7 +51,7 @@ def named_contents(text: str, places: Places) -> Named:
         RecipeError, LockError: a lock is malformed, or its files do not belong together.
     """
     if (Path(text) / MAIN).is_file():
-        return Named(text, contents_of_lock(folders.read(Path(text))))
+        return Named(text, contents_of_lock(lockfile.read_lock(Path(text))))
     name, identity = text, ""
     if "@" in text and not Path(text).exists():
         name, _, identity = text.rpartition("@")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdenv.building.effects import try_modules
 from hvdenv.building.engine import build
-from hvdenv.building.finished import Built
+from hvdenv.building.state import Built
 from hvdenv.building.state import Request as BuildRequest
 from hvdenv.environments import generations
 from hvdenv.knowledge.rules import Rule

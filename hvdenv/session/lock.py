@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from hvdenv.building.run_step import perform
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.errors import LockError, UsageError
-from hvdenv.locks import compare, folders
-from hvdenv.locks.built import DRIFTS
+from hvdenv.locks import compare, lockfile
+from hvdenv.locks.compare import DRIFTS
 from hvdenv.locks.lockfile import MAIN, Inputs, Locked
 from hvdenv.model.recipe_files import recipe_folder
 from hvdenv.places import find_places
@@ -53,12 +53,12 @@ class RecipeLocks(NamedTuple):
 
     def find(self) -> Locked | None:
         """The lock of the recipe; None if there is none."""
-        folder = folders.place(self.root, self.inputs)
+        folder = lockfile.lock_folder(self.root, self.inputs)
         if not (folder / MAIN).is_file():
             return None
         # Whoever can change shipped locks can change hvdenv.
         shipped = self.root == recipe_folder().parent / "lockfiles"
-        return folders.read(folder) if shipped else self._read(folder)
+        return lockfile.read_lock(folder) if shipped else self._read(folder)
 
     def require(self, named: Path | None) -> Locked:
         """The named lock, or else that of the recipe, if it is what the recipe asks for now."""
@@ -70,7 +70,7 @@ class RecipeLocks(NamedTuple):
 
     def _read(self, folder: Path) -> Locked:
         use = "hvdenv would install and run what it lists"
-        return folders.read(folder, lambda content: self.gate.refuse_content(content, use))
+        return lockfile.read_lock(folder, lambda content: self.gate.refuse_content(content, use))
 
     def problems(self, locked: Locked) -> list[str]:
         return compare.problems(locked, self.inputs, self.cpu)

@@ -8,8 +8,7 @@ import shutil
 from hvdenv.model.cluster import Partition
 from hvdenv.model.recipe import Recipe
 from hvdenv.runner import environment
-from hvdenv.sites.module_systems import BACKENDS
-from hvdenv.sites.modules import USUAL_SCRIPTS
+from hvdenv.sites.modules import BACKENDS, USUAL_SCRIPTS
 
 
 def job_partition(recipe: Recipe) -> tuple[str, Partition] | None:

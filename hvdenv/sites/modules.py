@@ -1,18 +1,103 @@
 """Modules of a cluster as text: shell commands that load them, and the output of module systems.
 
 The commands are for sh, bash, dash and zsh, also under ``set -eu``, and for every module system in
-module_systems.
+``BACKENDS``.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from hvdenv.model.cluster import Modules, Swap
-from hvdenv.sites.module_systems import BACKENDS
+
+SystemName = Literal["Lmod", "Environment Modules"]
+
+
+class Backend(NamedTuple):
+    """All that hvdenv knows about one module system.
+
+    Attributes:
+        variable: set in shells where it is in use.
+        modulefile: the language that hvdenv writes modulefiles in: ``lua`` or ``tcl``.
+        scripts: scripts that define ``module``, as shell words: those named by variables,
+            of the login shells, and of distributions.
+        version: finds the version in the output of ``module --version``.
+        list_modules: shell commands that write the names of all modules to a file, from the
+            version and the file.
+        hint: shell command that explains why ``{module}`` cannot be loaded; may be empty.
+        prerequisites: reads from that what to load first: sets of modules such as
+            ``GCC/10.2.0 OpenMPI/4.0.5``, any one of which is enough.
+        not_found: what it prints about a module that does not exist or is hidden; may be empty.
+    """
+
+    name: SystemName
+    variable: str
+    modulefile: Literal["lua", "tcl"]
+    scripts: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    version: re.Pattern[str]
+    list_modules: Callable[[str, str], tuple[str, ...]]
+    hint: str = ""
+    prerequisites: Callable[[str], tuple[str, ...]] = lambda text: ()
+    not_found: str = ""
+
+
+_PREREQUISITES = re.compile(
+    r"You will need to load all module\(s\) on any one of the lines below[^\n]{0,200}\n"
+    r"[ \t]*\n(?P<lines>([ \t]+[^\s][^\n]*\n)+)"
+)
+
+
+def _prerequisites(text: str) -> tuple[str, ...]:
+    """From ``module spider NAME/VERSION``."""
+    found = _PREREQUISITES.search(text)
+    lines = found["lines"].splitlines() if found else []
+    return tuple(" ".join(line.split()) for line in lines)
+
+
+_LMOD = Backend(
+    name="Lmod",
+    variable="LMOD_CMD",
+    modulefile="lua",
+    scripts=(
+        ('"${LMOD_PKG-}/init/sh"',),
+        ("/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh"),
+        ("/usr/share/lmod/lmod/init/sh",),
+    ),
+    version=re.compile(r"Modules based on Lua: Version (?P<version>\S+)"),
+    list_modules=lambda version, path: (
+        f"module --show_hidden -t avail > {path} 2>&1",
+        f"module -t spider >> {path} 2>&1",
+    ),
+    hint="module spider {module}",
+    prerequisites=_prerequisites,
+)
+
+
+def _list_modules(version: str, path: str) -> tuple[str, ...]:
+    every = "" if version.startswith("3.") else "--all "
+    return (f"module avail {every}-t > {path} 2>&1",)
+
+
+_TCL = Backend(
+    name="Environment Modules",
+    # Version 3 does not set it.
+    variable="MODULES_CMD",
+    modulefile="tcl",
+    scripts=(
+        ('"${MODULESHOME-}/init/sh"',),
+        ("/etc/profile.d/modules.sh",),
+        ("/usr/share/modules/init/sh",),
+    ),
+    version=re.compile(r"(Modules Release |^VERSION=)(?P<version>\S+)", re.MULTILINE),
+    list_modules=_list_modules,
+    not_found="Unable to locate a modulefile",
+)
+
+# The last one is in use where no other's variable is set.
+BACKENDS = (_LMOD, _TCL)
 
 # What a set is loaded for: to run, or to build with ``modules.build`` on top.
 Phase = Literal["run", "build"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.errors import HvdenvError
 from hvdenv.launch.launchers import LAUNCHERS
-from hvdenv.launch.preflight import compatible
+from hvdenv.launch.nodes import compatible
 from hvdenv.model.cluster import NCCL_ALONE
 from hvdenv.reports.report import About, Finding
 from hvdenv.verification import bench, collectives, datapath, training

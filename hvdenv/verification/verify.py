@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hvdenv import __version__
 from hvdenv.errors import HvdenvError, InterruptedRunError
-from hvdenv.launch import orphans
+from hvdenv.launch import nodes
 from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement, Report, Row, proven
 from hvdenv.runner import ENDING, Runner, end_marked, handled
 from hvdenv.verification import (
@@ -225,7 +225,7 @@ def _orphans(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         end_marked(runner.token)  # what a rank may have started
         return
     seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
-    yield from orphans.end([host.name for host in setup.launch.hosts], runner, seconds)
+    yield from nodes.end_orphans([host.name for host in setup.launch.hosts], runner, seconds)
 
 
 def _report(

@@ -18,8 +18,8 @@ import pytest
 
 from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container
-from hvdenv.plans.images.definition import define
-from hvdenv.plans.images.tools import Build, build_command, mount_points
+from hvdenv.plans.image_tools import Build, build_command, mount_points
+from hvdenv.plans.images import define
 from tests.real.conftest import home
 from tests.real.test_container import (
     BASE,

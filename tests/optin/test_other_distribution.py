@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.locks import folders
+from hvdenv.locks import lockfile
 from hvdenv.locks.lockfile import MAIN
 from tests.real.conftest import home
 
@@ -83,7 +83,7 @@ def there(trixie: Path, home: Path, *words: str | Path) -> subprocess.CompletedP
 
 
 def test_a_lock_of_another_distribution_builds_and_works(trixie: Path, home: Path) -> None:
-    made = folders.read(LOCKED).lock.built
+    made = lockfile.read_lock(LOCKED).lock.built
     assert made, f"{LOCKED / MAIN} was not filled in by a build"
     built = there(trixie, home, "build", "local", "--locked")
     assert built.returncode == 0, built.stderr

@@ -11,7 +11,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.contents.packages import Package
 from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
-from hvdenv.locks import folders
+from hvdenv.locks import lockfile
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
@@ -202,10 +202,10 @@ def prepared_for(*words: str) -> tuple[Request, Prepared]:
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     request, prepared = prepared_for("local", "--python", "3.11", "tqdm")
     assert add_recorded_lock(request, prepared, GenerationRecord()) == prepared
-    folder = folders.place(
+    folder = lockfile.lock_folder(
         recipe_locks(request, prepared).root, make_resolution(prepared).inputs(())
     )
-    record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
+    record = GenerationRecord(lock=LockUse(lockfile.read_lock(folder).digest))
     found = add_recorded_lock(request, prepared, record)
     assert found.locked and found.locked.folder == folder
     with pytest.raises(LockError, match="is not here, or was rewritten"):

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvdenv.building.engine import build
-from hvdenv.building.finished import Built, already_built
-from hvdenv.building.state import Request
+from hvdenv.building.state import Built, Request, already_built
 from hvdenv.command import Command
 from hvdenv.environments.generations import Environment, at, switch
 from hvdenv.errors import HvdenvError, LockError, StepError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdenv.plans.fingerprint import fingerprint
+from hvdenv.plans.step import fingerprint
 from hvdenv.session.progress import ObjectClock
 
 

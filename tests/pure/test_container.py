@@ -16,23 +16,17 @@ from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, RecipeError, UsageError
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
-from hvdenv.plans.images.definition import (
+from hvdenv.plans.image_tools import TOOLS, Build, FormatName, build_command, failed, mount_points
+from hvdenv.plans.images import (
+    DISTRIBUTIONS,
     FOLDER,
     SCRIPT,
     define,
+    find_distribution,
     image_facts,
     image_plan,
     image_python,
     written,
-)
-from hvdenv.plans.images.distributions import DISTRIBUTIONS, find_distribution
-from hvdenv.plans.images.tools import (
-    TOOLS,
-    Build,
-    FormatName,
-    build_command,
-    failed,
-    mount_points,
 )
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.script import render_bash

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hvdenv.building import resolver as uv
 from hvdenv.building.resolver import Resolver
 from hvdenv.cli import lock
 from hvdenv.cli.main import main
@@ -14,8 +15,8 @@ from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
 from hvdenv.errors import LockError, NetworkError, RecipeError, StepError
-from hvdenv.locks import compare, folders, lockfile, pypi, resolved
-from hvdenv.locks.built import built_with, drift
+from hvdenv.locks import compare, lockfile, pypi
+from hvdenv.locks.compare import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
 from hvdenv.model.facts import Facts, Interpreter
@@ -48,7 +49,7 @@ def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Lock
     return lockfile.bind(folder, INPUTS, {PYPI: pypi.render(packages, "3.11", "x86_64")})
 
 
-TARGET = resolved.Target("3.11.7", "x86_64", "2.28")
+TARGET = uv.Target("3.11.7", "x86_64", "2.28")
 
 
 def entry(name: str, version: str, *urls: str, sha256: str = HASH) -> str:
@@ -63,7 +64,7 @@ def entry(name: str, version: str, *urls: str, sha256: str = HASH) -> str:
 
 def from_uv(*entries: str, graph: str = "") -> tuple[Package, ...]:
     head = 'lock-version = "1.0"\ncreated-by = "uv"\nrequires-python = ">=3.11"\n'
-    return resolved.from_uv(head + "".join(entries), graph, TARGET)
+    return uv.from_uv(head + "".join(entries), graph, TARGET)
 
 
 def test_an_old_pip_may_take_any_file_of_a_version() -> None:
@@ -71,7 +72,7 @@ def test_an_old_pip_may_take_any_file_of_a_version() -> None:
     one = entry("ninja", "1.13.2", urls[0], sha256="b" * 64)
     both = one + "wheels = " + f'[{{ url = "{urls[1]}", hashes = {{ sha256 = "{HASH}" }} }}]\n'
     head = 'lock-version = "1.0"\ncreated-by = "uv"\n'
-    hashes = resolved.all_hashes(head + both)
+    hashes = uv.all_hashes(head + both)
     assert pypi.requirements([NINJA], hashes) == (
         f"ninja===1.13.2 --hash=sha256:{HASH} --hash=sha256:{'b' * 64}\n"
     )
@@ -294,14 +295,14 @@ def test_requirements_have_a_hash_each() -> None:
 
 
 def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
-    folder = folders.place(tmp_path, INPUTS)
+    folder = lockfile.lock_folder(tmp_path, INPUTS)
     assert folder == tmp_path / "local+torch" / "py3.11-linux-x86_64"
     one = locked(folder)
     one = one._replace(lock=one.lock._replace(built=BUILT))
-    assert folders.write(one)
-    assert folders.read(folder) == one
-    assert not folders.write(one)
-    assert pypi.packages(folders.read(folder)) == (NINJA, TORCH)
+    assert lockfile.write_lock(one)
+    assert lockfile.read_lock(folder) == one
+    assert not lockfile.write_lock(one)
+    assert pypi.packages(lockfile.read_lock(folder)) == (NINJA, TORCH)
 
 
 def test_a_build_does_not_change_what_a_lock_is() -> None:
@@ -321,23 +322,23 @@ def test_a_build_does_not_change_what_a_lock_is() -> None:
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, name: str, content: bytes | None, said: str
 ) -> None:
-    folders.write(locked(tmp_path))
+    lockfile.write_lock(locked(tmp_path))
     (tmp_path / name).unlink()
     if content:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RecipeError, match=said) as error:
-        folders.read(tmp_path)
+        lockfile.read_lock(tmp_path)
     assert error.value.where == str(tmp_path / name)
 
 
 def test_any_other_byte_in_a_bound_file_is_seen(tmp_path: Path) -> None:
-    folders.write(locked(tmp_path))
+    lockfile.write_lock(locked(tmp_path))
     path = tmp_path / PYPI
     text = path.read_bytes()
     for place in range(0, len(text), 97):
         path.write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
         with pytest.raises(LockError, match="its hash differs"):
-            folders.read(tmp_path)
+            lockfile.read_lock(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -355,13 +356,13 @@ def test_any_other_byte_in_a_bound_file_is_seen(tmp_path: Path) -> None:
 def test_a_malformed_lock_says_where(
     tmp_path: Path, before: str, after: str, said: str, line: str
 ) -> None:
-    folders.write(locked(tmp_path))
+    lockfile.write_lock(locked(tmp_path))
     path = tmp_path / MAIN
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after))
     with pytest.raises(RecipeError) as error:
-        folders.read(tmp_path)
+        lockfile.read_lock(tmp_path)
     assert said in error.value.message
     assert error.value.where.startswith(f"{path}{line}")
 
@@ -459,9 +460,9 @@ def test_what_a_lock_keeps_of_a_build() -> None:
 
 def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    folders.write(locked(one))
+    lockfile.write_lock(locked(one))
     newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64, "", ())
-    folders.write(locked(two, (newer, TORCH)))
+    lockfile.write_lock(locked(two, (newer, TORCH)))
     named = [installed.named_contents(str(each), find_places()) for each in (one, two)]
     changes = difference.compare(*(each.contents for each in named))
     assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
@@ -575,9 +576,9 @@ def test_what_uv_resolves_for_all_platforms_is_chosen_for_one() -> None:
     text = 'lock-version = "1.0"\ncreated-by = "uv"\n' + both + other.replace('version = "1"', head)
     graph = "ninja==1\nold==1 ; python_full_version < '3.8'  # via ninja\n"
     target = TARGET._replace(machine="ppc64le")
-    (ninja,) = resolved.from_uv(text, graph, target)
+    (ninja,) = uv.from_uv(text, graph, target)
     assert (ninja.file, ninja.requires) == ("ninja-1-py3-none-manylinux2014_ppc64le.whl", ())
-    older, old = resolved.from_uv(text, graph, target._replace(python="3.7.1"))
+    older, old = uv.from_uv(text, graph, target._replace(python="3.7.1"))
     assert (older.requires, old.name) == (("old",), "old")
 
 
@@ -586,7 +587,7 @@ def test_conda_is_locked_for_a_machine_that_uv_does_not_know(
 ) -> None:
     asked = []
 
-    def answered(resolver: Resolver, *_: object, target: resolved.Target, **__: object) -> None:
+    def answered(resolver: Resolver, *_: object, target: uv.Target, **__: object) -> None:
         asked.append(("--universal" in resolver.target, resolver.builds, target.machine))
         raise NetworkError("the network cannot be reached")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.schema import Problem, decode
+from hvdenv.sites.module_shell import Trial, judge
 from hvdenv.sites.modules import (
     Loaded,
     compare,
@@ -19,7 +20,6 @@ from hvdenv.sites.modules import (
     shell_lines,
     split_loaded,
 )
-from hvdenv.sites.trials import Trial, judge
 
 # A `module` that writes down its arguments and believes everything.
 RECORDING = """\

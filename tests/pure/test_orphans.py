@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.launch import orphans
+from hvdenv.launch import nodes
 from hvdenv.runner import Runner
 from tests.files import programs
 from tests.waiting import runs, wait_until
@@ -29,7 +29,7 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
     start = f"{mark} sleep 600 & echo $! > {tmp_path}/pid"
     started = f"until grep -qsz '^{mark}$' /proc/$!/environ; do sleep 0.05; done"
     programs(tmp_path, ssh=f"{start}\n{started}\nHVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = orphans.end(["n2", HERE], runner, 60)
+    (finding,) = nodes.end_orphans(["n2", HERE], runner, 60)
     assert finding.status == "pass"
     # It may be seen dying when this host is looked at, which is the same.
     assert finding.message.removesuffix(f", 1 on {HERE}") == (
@@ -41,7 +41,7 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
 
 def test_nothing_is_left(tmp_path: Path, runner: Runner) -> None:
     programs(tmp_path, ssh=f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = orphans.end(["n2"], runner, 60)
+    (finding,) = nodes.end_orphans(["n2"], runner, 60)
     assert finding.message == f"no processes of this run are left on n2, {HERE}"
 
 
@@ -58,7 +58,7 @@ def test_a_host_that_does_not_answer(
 ) -> None:
     programs(tmp_path, ssh=text)
     began = time.monotonic()
-    unknown, rest = orphans.end(["n2"], runner, seconds)
+    unknown, rest = nodes.end_orphans(["n2"], runner, seconds)
     assert time.monotonic() - began < 60
     assert (unknown.subject, unknown.status) == ("n2", "unproven")
     assert unknown.message.startswith("unconfirmed whether ranks still run on n2: ")
@@ -71,4 +71,4 @@ def test_a_runner_that_was_stopped_still_ends_what_it_started(
 ) -> None:
     runner.stop()
     programs(tmp_path, ssh=LAST)
-    assert [finding.status for finding in orphans.end(["n2"], runner, 60)] == ["pass"]
+    assert [finding.status for finding in nodes.end_orphans(["n2"], runner, 60)] == ["pass"]

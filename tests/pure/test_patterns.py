@@ -24,7 +24,7 @@ from hvdenv.model import dialect
 from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
 from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.model.recipe import CondaSpec, Specifier
-from hvdenv.plans.images import distributions
+from hvdenv.plans import images
 from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
 from hvdenv.wheels import published
@@ -57,7 +57,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
     ("masking.py", "f'(?<![\\\\w+/-]){re.escape(word)}(?![\\\\w+/-])={{0,2}}'"): lambda: [r"(?<![\w+/-])YWJj(?![\w+/-])={0,2}"],
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
-    ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],
+    ("plans/images.py", "each.pattern"): lambda: [each.pattern for each in images.DISTRIBUTIONS],
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
     ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from hvdenv.command import Command, Outcome
 from hvdenv.launch.launchers import Mpi
-from hvdenv.launch.preflight import (
-    Node,
-    Requirements,
-    compatible,
-    judge_nodes,
-    node_query,
-    parse_node,
-)
+from hvdenv.launch.nodes import Node, Requirements, compatible, judge_nodes, node_query, parse_node
 from hvdenv.model.cluster import Container
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.runner import Runner

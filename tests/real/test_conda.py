@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.locks import condalock, folders, pypi
+from hvdenv.locks import condalock, lockfile, pypi
 from hvdenv.locks.lockfile import Built, Locked
 from tests.channel import Channel, File, published_channels
 from tests.real.conftest import Cli, Result, hear_interrupts
@@ -98,7 +98,7 @@ def neuron(
         folder = cli("lock", "neuron", "--lockfiles", str(own / "locks"), "--json").json[
             "directory"
         ]
-        yield Neuron(cli, own / "channels", built, folders.read(Path(folder)))
+        yield Neuron(cli, own / "channels", built, lockfile.read_lock(Path(folder)))
 
 
 # The recipe neuron
@@ -161,7 +161,7 @@ def test_a_build_from_the_lock_without_channels_stops_at_another_mpi(neuron: Neu
     solved, lock = neuron.packages, neuron.lock.lock
     modules = dict.fromkeys(lock.inputs.modules, "")
     built = Built("1.0", "3.10.14", mpi="Open MPI 4.0.5", modules=modules)
-    folders.write(neuron.lock._replace(lock=lock._replace(built=built)))
+    lockfile.write_lock(neuron.lock._replace(lock=lock._replace(built=built)))
     published = neuron.channels.readlink()
     neuron.channels.unlink()
     for name in ("pytorch", "conda-forge"):

@@ -23,8 +23,8 @@ import pytest
 
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.images.definition import define, image_facts, image_plan, image_python
-from hvdenv.plans.images.tools import Build, build_command, failed
+from hvdenv.plans.image_tools import Build, build_command, failed
+from hvdenv.plans.images import define, image_facts, image_plan, image_python
 from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from tests.real.conftest import Cli

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.environments import generations
-from hvdenv.locks import folders, pypi
+from hvdenv.locks import lockfile, pypi
 from hvdenv.locks.lockfile import MAIN, PYPI, bind
 from tests.real.conftest import Cli
 from tests.support.needs import need
@@ -65,7 +65,7 @@ def test_a_node_without_internet_builds_what_was_fetched(
     environment = generations.at(prefix)
     record = generations.read_record(environment.record(environment.active()))
     (lock,) = (path.parent for path in locks.rglob(MAIN))
-    locked = folders.read(lock)
+    locked = lockfile.read_lock(lock)
     assert record.lock and record.lock.digest == locked.digest
     installed = {
         path.name.partition(".dist-info")[0].lower().replace("_", "-")
@@ -88,7 +88,7 @@ def test_a_node_without_internet_builds_what_was_fetched(
     # The build fills in what it was made with, and then nothing is left to write.
     words = ("lock", *TORCH, "--lockfiles", str(locks), "--prefix", str(prefix))
     assert cli(*words, "--json").json["changed"]
-    made = folders.read(lock).lock.built
+    made = lockfile.read_lock(lock).lock.built
     assert made
     assert made.wheel == record.wheel["sha256"]
     assert not cli(*words, "--json").json["changed"]
@@ -154,7 +154,7 @@ def test_another_file_under_the_same_name_stops_the_build(
 
 
 def test_pip_and_uv_take_the_python_packages(locks: Path, tmp_path: Path) -> None:
-    shipped = folders.read(
+    shipped = lockfile.read_lock(
         Path(__file__).parents[2] / "lockfiles" / "local" / "py3.11-linux-x86_64"
     )
     small = [each for each in pypi.packages(shipped) if each.name in ("idna", "six")]
@@ -181,7 +181,7 @@ def _own_cache(folder: Path) -> dict[str, str]:
 def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: Path) -> None:
     (lock,) = (path.parent for path in locks.rglob(MAIN))
     folder = tmp_path / "lockfiles" / lock.parent.name / lock.name
-    before = folders.read(lock)
+    before = lockfile.read_lock(lock)
     packages = pypi.packages(before)
     # As if locked when these were the newest.
     older = {"filelock": "3.13.1", "jinja2": "3.1.4"}
@@ -195,9 +195,9 @@ def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: 
     )
     text = pypi.render(aged, before.lock.inputs.python, "x86_64")
 
-    folders.write(bind(folder, before.lock.inputs, {PYPI: text}))
+    lockfile.write_lock(bind(folder, before.lock.inputs, {PYPI: text}))
     cli("lock", *TORCH, "--lockfiles", str(tmp_path / "lockfiles"), "--update", "filelock")
-    now = {each.name: each.version for each in pypi.packages(folders.read(folder))}
+    now = {each.name: each.version for each in pypi.packages(lockfile.read_lock(folder))}
     assert now == {each.name: each.version for each in aged} | {"filelock": now["filelock"]}
     assert now["filelock"] != "3.13.1"
 
@@ -207,14 +207,14 @@ def test_a_lock_whose_requirements_were_taken_out_is_refused_once_it_is_installe
 ) -> None:
     """As if it had been changed by hand, and bound again."""
     (lock,) = (path.parent for path in locks.rglob(MAIN))
-    before = folders.read(lock)
+    before = lockfile.read_lock(lock)
     whole = pypi.packages(before)
     packages = [each for each in whole if each.name not in ("mpmath", "markupsafe")]
 
     def written(changed: list[pypi.Package]) -> tuple[str, str]:
         text = pypi.render(changed, before.lock.inputs.python, "x86_64")
         folder = tmp_path / lock.parent.name / lock.name
-        folders.write(bind(folder, before.lock.inputs, {PYPI: text}))
+        lockfile.write_lock(bind(folder, before.lock.inputs, {PYPI: text}))
         return "--lockfiles", str(tmp_path)
 
     said = cli("lock", *TORCH, *written(packages), "--check", code=4).stdout

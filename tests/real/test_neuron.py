@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.locks import condalock, folders, pypi
+from hvdenv.locks import condalock, lockfile, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, PYPI
 from tests.channel import python_channel
 from tests.real.conftest import Cli, Result
@@ -205,7 +205,7 @@ def test_the_environment_is_that_of_the_lock(hvdenv: Neuron) -> None:
     """conda's packages, pip's and the modules; Horovod's wheel is in the cache."""
     lock, record = hvdenv.lock, hvdenv.record
     assert {each.name for each in lock.iterdir()} == {MAIN, PYPI, CONDA}
-    locked = folders.read(lock)
+    locked = lockfile.read_lock(lock)
     conda = {each.name for each in condalock.packages(locked).packages}
     python = {each.name for each in pypi.packages(locked)}
     assert "python" in conda
@@ -217,7 +217,7 @@ def test_the_environment_is_that_of_the_lock(hvdenv: Neuron) -> None:
     assert {each["name"] for each in record["packages"]} >= conda | python
     fill = (*hvdenv.locks, "--prefix", str(hvdenv.prefix))
     assert hvdenv("lock", *fill, "--json").json["changed"]
-    made = folders.read(lock).lock.built
+    made = lockfile.read_lock(lock).lock.built
     assert made
     # What only the build loads is not there when what it has come to is observed.
     unknown = {name for name, sha256 in made.modules.items() if not sha256}

@@ -1,1 +1,0 @@
-"""Images of an environment: their definitions, and the tools that build them."""
