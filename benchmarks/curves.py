@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from solve import Taken, by_hvdenv, make_channel, run  # type: ignore[import-not-found]
 
-from hvdenv.reports.plots import Scale, figure, marks
+from hvdenv.reports.page import Scale, figure, marks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

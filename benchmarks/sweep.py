@@ -21,7 +21,7 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import Operation
-from hvdenv.verification import collectives
+from hvdenv.verification import rank_checks
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.rank_start import start_ranks
 from hvdenv.verification.setup import Setup
@@ -43,12 +43,12 @@ def sweep(
     mpi = host_mpi(setup, options.timeout)
     began = time.monotonic()
     run = start_ranks(setup, options.timeout, mpi, framework, controller)
-    run = run._replace(exercises=(collectives.EXERCISE,))
+    run = run._replace(exercises=(rank_checks.COLLECTIVES,))
     first = run.ranks[0] if run.ranks else None
     right = sum(each.right for each in first.all(Operation)) if first else 0
     load = os.getloadavg()[0]
     judged = [
-        (name, each) for name, each in collectives.judge_operations(run) if each.status == "fail"
+        (name, each) for name, each in rank_checks.judge_operations(run) if each.status == "fail"
     ]
     print(
         f"{ranks} ranks, {framework} over {controller}: {right} results right on rank 0,"

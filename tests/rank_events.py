@@ -14,8 +14,7 @@ from hvdenv.standalone.ranks.events import (
     Started,
     to_table,
 )
-from hvdenv.verification.rank_run import RankRun, collect
-from hvdenv.verification.received import Received
+from hvdenv.verification.rank_run import RankRun, Received, collect
 
 
 def event(rank: int, what: RankEvent, host: str = "n1", pid: int = 0) -> Received:

@@ -26,8 +26,7 @@ from hvdenv.knowledge.combinations import (
     combination_of,
     summary,
 )
-from hvdenv.knowledge.remedies import Change, edits_of, propose
-from hvdenv.knowledge.rules import Rule
+from hvdenv.knowledge.rules import Change, Rule, edits_of, propose
 from hvdenv.model.cluster import Modules
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions

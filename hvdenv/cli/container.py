@@ -34,7 +34,7 @@ from hvdenv.runner import Runner
 from hvdenv.session.judge import refuse_blocked
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import open_recipe
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.request import Gate
 from hvdenv.sites.hosts import parse_hosts
 
 EXAMPLES = """\

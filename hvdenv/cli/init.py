@@ -36,8 +36,7 @@ from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.session.node import ask_node
 from hvdenv.session.output import print_json, report
-from hvdenv.session.request import usable
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.request import Gate, usable
 from hvdenv.sites.batch import counted
 
 EXAMPLES = """\

@@ -15,8 +15,7 @@ from typing import Any
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import JOB_OPTIONS
 from hvdenv.session.output import print_json
-from hvdenv.session.request import SITE_VARIABLE, Request, site_file
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.request import SITE_VARIABLE, Gate, Request, site_file
 
 # What a job requests. Only a batch job has an output file.
 REQUESTS = tuple(field for field in JOB_OPTIONS if field != "output")

@@ -50,12 +50,12 @@ from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
 from hvdenv.session.target import choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
-from hvdenv.verification.parts import Progress
 from hvdenv.verification.setup import (
     DEFAULT_LAUNCHERS,
     DEFAULT_TIMEOUT,
     TWO_RANKS,
     Effort,
+    Progress,
     Setup,
 )
 from hvdenv.verification.verify import EXERCISES, usual_ranks, verify

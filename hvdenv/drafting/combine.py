@@ -9,7 +9,7 @@ from hvdenv.drafting.inferred import gpu_option, inferred, mpi_module
 from hvdenv.drafting.modulelines import LOAD
 from hvdenv.drafting.shell import shown_whole
 from hvdenv.drafting.values import GIVEN, WITHOUT, Found, Key, Left, Value, at
-from hvdenv.knowledge.horovod_releases import releases
+from hvdenv.knowledge.patches import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import DEFAULTS

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hvdenv.drafting.modulelines import LOAD, module_role
 from hvdenv.drafting.values import INFERRED, WITHOUT, Key, Origin, Scalar, Value, at
-from hvdenv.knowledge.horovod_releases import releases
+from hvdenv.knowledge.patches import releases
 from hvdenv.sites.modules import OFFERS, module_family
 
 # By the name that a module of an MPI has.

@@ -11,7 +11,7 @@ from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
-from hvdenv.model import horovodrun
+from hvdenv.model.recipe_checks import horovodrun_problems
 
 _OPEN_MPI = frozenset({"mpirun", "mpiexec", "orterun"})
 # Launchers of sites.
@@ -78,7 +78,7 @@ def _option(field: str, value: str) -> Iterator[Read]:
 def _other(option: str, value: str, launcher: str) -> Read:
     if launcher.startswith("horovodrun-") and option.startswith("--"):
         argument = f"{option}={value}" if value else option
-        wrong = [message for _, message in horovodrun.problems([argument])]
+        wrong = [message for _, message in horovodrun_problems([argument])]
         return leave(wrong[0]) if wrong else Value(at("launch.horovodrun"), argument, item=True)
     return leave(f"recipes have no key for {option} of {launcher}")
 

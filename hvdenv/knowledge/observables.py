@@ -13,8 +13,7 @@ from packaging.version import Version as Parsed
 
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import compute_capabilities, horovod_variables
-from hvdenv.knowledge.horovod_releases import releases
-from hvdenv.knowledge.patches import applicable
+from hvdenv.knowledge.patches import applicable, releases
 from hvdenv.knowledge.rules import Observable, Observables
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Framework, FrameworkPackage, Gpu, Horovod, Recipe, Version

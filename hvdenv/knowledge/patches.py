@@ -1,4 +1,4 @@
-"""Patches to Horovod's source: data in hvdenv/knowledge/patches, one file each."""
+"""Horovod's releases, and hvdenv's patches of their sources."""
 
 from __future__ import annotations
 
@@ -15,6 +15,36 @@ from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Specifier
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
+
+_RELEASES = Path(__file__).with_name("horovod_releases.toml")
+
+
+class Release(NamedTuple):
+    """A source archive on the package index.
+
+    Attributes:
+        uploaded: the date, YYYY-MM-DD.
+        size: of the archive, in bytes.
+        requires_python: the versions of Python that it states; empty before 0.20.0.
+    """
+
+    version: str
+    uploaded: str
+    size: int
+    sha256: str
+    requires_python: str = ""
+
+
+class _Table(NamedTuple):
+    release: tuple[Release, ...]
+
+
+@lru_cache(maxsize=1)
+def releases() -> dict[str, Release]:
+    """All releases by version, oldest first."""
+    table = decode(_Table, parse_toml(read_text(_RELEASES, OWN)))
+    return {release.version: release for release in table.release}
+
 
 FOLDER = Path(__file__).parent / "patches"
 # The digest of each set of patches so far, one on a line.

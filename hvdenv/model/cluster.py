@@ -18,7 +18,7 @@ AbsoluteFolder = Annotated[
     str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute directory without variables")
 ]
 # hvdenv replaces {user} and {home} by the name and home directory of the user who runs it, and $NAME by
-# that variable of the user: hvdenv.model.folders.
+# that variable of the user: hvdenv.session.recipe.
 Folder = Annotated[
     str,
     Pattern(

@@ -20,8 +20,7 @@ from hvdenv.plans.step import Step
 from hvdenv.plans.steps import GENERATION
 from hvdenv.session.prepare import Prepared
 from hvdenv.session.progress import choose as choose_progress
-from hvdenv.session.request import Request
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.request import Gate, Request
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch

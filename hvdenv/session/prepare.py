@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +12,11 @@ from hvdenv.command import spelled_out
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import IncompatibleError
 from hvdenv.locks.lockfile import Locked
+from hvdenv.model.cluster import Partition
 from hvdenv.model.facts import Facts, Interpreter, of_partition
 from hvdenv.model.layers import Resolved, load_recipe
 from hvdenv.model.observe import ask_interpreter, declared, observe
+from hvdenv.model.recipe import Recipe
 from hvdenv.places import environment_name, find_places
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.plan import TEMPORARY, Plan, candidates, make_plan, site_python, steps_of
@@ -20,8 +24,38 @@ from hvdenv.plans.step import TextFile
 from hvdenv.runner import Runner, cleaned_names, environment
 from hvdenv.session.recipe import open_recipe, planned_environment
 from hvdenv.session.request import Request
-from hvdenv.sites import membership
-from hvdenv.sites.modules import commands
+from hvdenv.sites.modules import BACKENDS, USUAL_SCRIPTS, commands
+
+
+def job_partition(recipe: Recipe) -> tuple[str, Partition] | None:
+    """The partition of the recipe's jobs with its name, or the only one; None if there is none."""
+    named = [recipe.job.partition] if recipe.job.partition else [*recipe.partitions]
+    found = recipe.partitions.get(named[0]) if len(named) == 1 else None
+    return (named[0], found) if found else None
+
+
+def why_foreign(recipe: Recipe, machine: str) -> str:
+    """Why this machine is none of the cluster's; empty if it may be one."""
+    nodes = job_partition(recipe)
+    if nodes is None:
+        return ""
+    name, partition = nodes
+    if partition.arch != machine:
+        return f"this machine is {machine}, and the nodes of {name} are {partition.arch}"
+    if recipe.modules:
+        return "" if _has_modules(recipe.modules.init) else "this machine has no module system"
+    dialect = recipe.dialect
+    if dialect is None or dialect.job_id in environment() or shutil.which(dialect.program):
+        return ""
+    return f"this machine has no {dialect.program}"
+
+
+def _has_modules(init: str | None) -> bool:
+    """Whether there seems to be a module system."""
+    scripts = [*([init] if init else []), *(each for each in USUAL_SCRIPTS if "$" not in each)]
+    variables = ("BASH_FUNC_module%%", "MODULESHOME", *(each.variable for each in BACKENDS))
+    return any(map(environment().get, variables)) or any(map(os.path.exists, scripts))
+
 
 # A longer file of a step is not shown.
 _SHOWN_LINES = 40
@@ -84,9 +118,9 @@ def prepare(request: Request, *, thorough: bool, resolved: Resolved | None = Non
     runner, file = Runner(), request.facts
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
     foreign = ""
-    nodes = membership.job_partition(resolved.recipe)
+    nodes = job_partition(resolved.recipe)
     if request.anywhere and not file and nodes:
-        foreign = membership.foreign(resolved.recipe, facts.machine)
+        foreign = why_foreign(resolved.recipe, facts.machine)
         facts = of_partition(*nodes, facts) if foreign else facts
     python = choose_python(resolved, facts, runner, request.python)
     return Prepared(resolved=resolved, target=target, facts=facts, python=python, foreign=foreign)

@@ -1,17 +1,139 @@
-"""What the user asked for, in the options that commands share."""
+"""What the user asked for, in the options that commands share, and the files that hvdenv may use."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.errors import UsageError
-from hvdenv.reading import HOSTS, read_text
+from hvdenv import trust
+from hvdenv.errors import StepError, UntrustedError, UsageError
+from hvdenv.model.layers import own_keys
+from hvdenv.model.recipe import Recipe, executed_paths, executed_words
+from hvdenv.model.recipe_files import read_layer
+from hvdenv.places import find_places, make_folder
+from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import environment
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.output import report
+from hvdenv.trust import Fault, Owners
+
+RUNS_PROGRAMS = "hvdenv would run its programs"
+# What programs are run from or installed from; wheels of the cache are judged one by one.
+_BELOW_HOME = (
+    ".",
+    "envs",
+    "jobs",
+    "cache",
+    "cache/scratch",
+    "cache/conda",
+    "cache/uv",
+)
+
+
+class Gate:
+    """Refuses what another user could change. Every method raises UntrustedError.
+
+    Args:
+        trusted: let everything pass: with --trust, or if the command executes nothing.
+        site: the site file, which can name trusted owners.
+        again: the command that uses it all the same.
+    """
+
+    def __init__(self, *, trusted: bool = False, site: Path | None = None, again: str = "") -> None:
+        self.trusted = trusted
+        self._site = site
+        self._remedy = f"; or, if you trust it this time: `{again}`" if again else ""
+        self._noted = False
+
+    @cached_property
+    def _owners(self) -> Owners:
+        layer = read_layer("site", self._site) if self._site else None
+        if not (layer and layer.content):
+            return trust.trusted_owners()
+        site = partial(trust.judge_content, layer.content)
+        self._judge(site(trust.trusted_owners()), layer.content.path, _RUNS_NAMED)
+        return trust.trusted_owners(own_keys(layer, "trust").trust.owners)
+
+    def refuse(
+        self,
+        find: Callable[[Owners], Iterator[Fault]],
+        where: object,
+        use: str = RUNS_PROGRAMS,
+        way: str = "",
+    ) -> None:
+        """Refuse what has a fault.
+
+        Args:
+            find: finds the faults, by the owners whose files are used.
+            use: what hvdenv would do.
+            way: a further remedy.
+        """
+        if not self.trusted:
+            self._judge(find(self._owners), where, use, way)
+
+    def _judge(self, faults: Iterator[Fault], where: object, use: str, way: str = "") -> None:
+        for fault in faults:
+            if not fault.note:
+                subject = "this" if fault.path == str(where) else fault.path
+                raise UntrustedError(
+                    f"{subject} {fault.problem}, and {use}",
+                    where=str(where),
+                    remedy=f"{fault.remedy}{way}{self._remedy}",
+                )
+            if not self._noted:
+                self._noted = True
+                report(f"note: {fault.path} {fault.problem}; hvdenv uses it all the same")
+
+    def refuse_home(self) -> None:
+        """Judge HVDENV_HOME, from which many commands execute files."""
+        if self.trusted:
+            return
+        home = find_places().home
+        above = next(each for each in (home, *home.parents) if each.is_dir())
+        if above != home and above.stat().st_mode & stat.S_IWOTH:
+            with suppress(StepError):  # everybody can make it: it must exist before it is judged
+                make_folder(home)
+        use = "hvdenv would run programs from HVDENV_HOME"
+        way = "; or name a directory of your own: export HVDENV_HOME=..."
+        for each in _BELOW_HOME:
+            self.refuse(partial(trust.judge_way, home / each), home, use, way)
+
+    def refuse_content(self, content: Content, use: str = "") -> None:
+        """Judge the bytes of a recipe, a site file or a lock."""
+        self.refuse(partial(trust.judge_content, content), content.path, use or _RUNS_NAMED)
+
+    def refuse_names(self, recipe: Recipe, where: str) -> None:
+        """Judge the scripts and directories that a recipe names."""
+        # The user's `module` command reads these anyway.
+        already = environment().get("MODULEPATH", "").split(":")
+        for key, path in (*executed_paths(recipe), *executed_words(recipe)):
+            if path.startswith("/") and not (key == "modules.use" and path in already):
+                # Other variables name caches, too, which programs create themselves.
+                used = not key.startswith("environment: ") or ": LD_" in key or ": PYTHON" in key
+                self.refuse_path(path, f"{where} names it: {key}", used=used)
+
+    def refuse_prefix(self, prefix: object, *, whole: bool = False, also: str = "") -> None:
+        """Judge an environment before anything in it is executed.
+
+        Args:
+            prefix: the directory or link; need not exist.
+            whole: look at every file.
+            also: a further directory with its Python, where that is elsewhere.
+        """
+        for each in filter(None, (str(prefix), also)):
+            self.refuse(partial(trust.judge_environment, each, whole=whole), each)
+
+    def refuse_path(self, path: object, use: str = RUNS_PROGRAMS, *, used: bool = False) -> None:
+        """Judge a script, an image or a directory; for `used`, see trust.judge_way()."""
+        self.refuse(partial(trust.judge_way, str(path), used=used), path, use)
+
+
+_RUNS_NAMED = "hvdenv would run what it names"
+
 
 SITE_VARIABLE = "HVDENV_SITE"
 

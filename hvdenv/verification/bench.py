@@ -30,7 +30,7 @@ from hvdenv.model.cluster import (
     YARDSTICKS,
     Reference,
 )
-from hvdenv.reports.plots import size as bytes_shown
+from hvdenv.reports.page import size as bytes_shown
 from hvdenv.reports.report import Measurement
 from hvdenv.schema import Problem, decode
 from hvdenv.sites.batch import counted

@@ -13,11 +13,10 @@ from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, inspection, rank_start
 from hvdenv.verification.bench import Benchmark
 from hvdenv.verification.inspection import BuildTable, Extension, Extensions, Observed
-from hvdenv.verification.parts import Parts
 from hvdenv.verification.rank_judgement import judge_run
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import PAIRS, Pair
-from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Setup
+from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Parts, Setup
 
 # TensorFlow takes longest to import, so that its ranks should not be the last ones to start.
 _SLOWEST_FIRST = sorted(PAIRS, key=lambda pair: pair.framework != "tensorflow")

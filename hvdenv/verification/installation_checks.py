@@ -16,11 +16,12 @@ from hvdenv.masking import shown
 from hvdenv.reports.report import EVERYTHING, About, Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
 from hvdenv.standalone.ranks.events import RendezvousFacts
-from hvdenv.verification.checkbuild import ROWS, CheckBuild
 from hvdenv.verification.drift import compare
 from hvdenv.verification.evidence import Evidence
 from hvdenv.verification.inspection import (
+    CHECK_BUILD_ROWS,
     BuildTable,
+    CheckBuild,
     Extension,
     Extensions,
     hidden_modules,
@@ -56,7 +57,9 @@ def check_build(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         judgement = judgement._replace(
             evidence="" if judgement.status == "pass" else _output(found)
         )
-        about = _about(missing, (name for name in ROWS if ROWS[name] in missing))
+        about = _about(
+            missing, (name for name in CHECK_BUILD_ROWS if CHECK_BUILD_ROWS[name] in missing)
+        )
         if not missing:
             about = EVERYTHING
     yield Finding("check-build", "horovodrun --check-build", *judgement, about)
@@ -126,7 +129,7 @@ def _notes(
     frameworks: Mapping[str, bool], extensions: Extensions, expectation: Expectation
 ) -> Iterator[str]:
     """What the table shows besides what is expected."""
-    for framework, row in ROWS.items():
+    for framework, row in CHECK_BUILD_ROWS.items():
         if frameworks[row] and not extensions[framework].present:
             yield f"it marks {row}, which has no extension (a known bug of Horovod)"
         elif frameworks[row] and not expectation.asks(framework):
@@ -328,7 +331,7 @@ def check_extension(framework: str, setup: Setup, evidence: Evidence) -> Iterato
 
 
 def _rebuild(extension: Extension) -> str:
-    return _BUILD_WITH.format(name=ROWS[extension.framework].upper())
+    return _BUILD_WITH.format(name=CHECK_BUILD_ROWS[extension.framework].upper())
 
 
 def _absence(extension: Extension) -> tuple[str, str] | None:

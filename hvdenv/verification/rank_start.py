@@ -21,8 +21,7 @@ from hvdenv.runner import TOKEN_VARIABLE
 from hvdenv.verification import training
 from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_judgement import judge_run
-from hvdenv.verification.rank_run import RankRun, collect, listener
-from hvdenv.verification.received import read
+from hvdenv.verification.rank_run import RankRun, collect, listener, read_events
 from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, TWO_RANKS, HostMpi, Setup
 
 # They name files of the user, which verify's ranks would overwrite.
@@ -105,7 +104,7 @@ def start_ranks(
         argv=argv,
         size=launch.ranks,
         hosts=tuple(host.name for host in launch.hosts),
-        ranks=collect(read(outcome.output, token)),
+        ranks=collect(read_events(outcome.output, token)),
         returncode=outcome.returncode,
         timed_out=outcome.timed_out,
         tail=_without_events(outcome, token),

@@ -18,25 +18,16 @@ from hvdenv.errors import HvdenvError, InterruptedRunError
 from hvdenv.launch import nodes
 from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement, Report, Row, proven
 from hvdenv.runner import ENDING, Runner, end_marked, handled
-from hvdenv.verification import (
-    bench,
-    collectives,
-    datapath,
-    installation_checks,
-    rank_checks,
-    training,
-)
-from hvdenv.verification.checkbuild import ROWS
+from hvdenv.verification import bench, datapath, installation_checks, rank_checks, training
 from hvdenv.verification.evidence import Evidence, found, gather
-from hvdenv.verification.inspection import Extensions
+from hvdenv.verification.inspection import CHECK_BUILD_ROWS, Extensions
 from hvdenv.verification.installation_checks import REBUILD, is_damaged
-from hvdenv.verification.parts import Parts, Progress
 from hvdenv.verification.rank_judgement import Judgement, listed
 from hvdenv.verification.rank_start import FILES_OF_RANKS, PAIRS, Pair
-from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Setup
+from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Parts, Progress, Setup
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
-EXERCISES = (collectives.EXERCISE, training.EXERCISE)
+EXERCISES = (rank_checks.COLLECTIVES, training.EXERCISE)
 # Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
 _USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
 # Seconds that hosts have to report orphaned processes. A batch system that ends verify does not wait.
@@ -272,7 +263,7 @@ def table(setup: Setup, extensions: Extensions, findings: Sequence[Finding]) -> 
     for name in ("tensorflow", "torch", "mxnet"):
         expected = stated(expectation.frameworks, name)
         marks = (extensions[name].present, proven(findings, "frameworks", name))
-        yield Row("Frameworks", ROWS[name], expected, *marks)
+        yield Row("Frameworks", CHECK_BUILD_ROWS[name], expected, *marks)
     for name in CONTROLLERS:
         expected = stated(expectation.controllers, name)
         marks = (any(e.built(name) for e in usable), proven(findings, "controllers", name))

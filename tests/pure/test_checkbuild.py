@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.verification.checkbuild import parse
+from hvdenv.verification.inspection import parse_check_build
 
 CASES = Path(__file__).parents[1] / "cases" / "checkbuild"
 GOOD = sorted((CASES / "good").glob("*.txt"))
@@ -29,33 +29,35 @@ def read(path: Path) -> str:
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
 def test_known_texts(path: Path) -> None:
-    assert parse(read(path))._asdict() == json.loads(path.with_suffix(".json").read_text())
+    assert parse_check_build(read(path))._asdict() == json.loads(
+        path.with_suffix(".json").read_text()
+    )
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
 def test_anything_else_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=REFUSED):
-        parse(read(path))
+        parse_check_build(read(path))
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
 def test_a_cut_text_never_gives_another_table(path: Path) -> None:
     whole = path.read_bytes()
-    expected = parse(whole.decode())
+    expected = parse_check_build(whole.decode())
     last_row = whole.rstrip().rfind(b" Gloo") + len(b" Gloo")
     for length in range(len(whole)):
         text = whole[:length].decode(errors="replace")
         if length < last_row:
             with pytest.raises(ValueError, match=REFUSED):
-                parse(text)
+                parse_check_build(text)
         else:
-            assert parse(text) == expected
+            assert parse_check_build(text) == expected
 
 
 @pytest.mark.parametrize("version", ["0.28.1rc1", "0.28.1.post1", "1.0.0+cu121"])
 def test_versions(version: str) -> None:
     text = read(CASES / "good/0.28.1.txt").replace("0.28.1", version)
-    assert parse(text).version == version
+    assert parse_check_build(text).version == version
 
 
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
@@ -64,7 +66,7 @@ def test_a_line_left_out_is_refused(path: Path) -> None:
     for number, line in enumerate(lines):
         if line.strip():
             with pytest.raises(ValueError, match=REFUSED):
-                parse("\n".join([*lines[:number], *lines[number + 1 :]]))
+                parse_check_build("\n".join([*lines[:number], *lines[number + 1 :]]))
 
 
 @given(
@@ -73,10 +75,10 @@ def test_a_line_left_out_is_refused(path: Path) -> None:
 def test_other_lines_do_not_matter(path: Path, noise: str, at: int) -> None:
     lines = read(path).splitlines()
     changed = [*lines[:at], *noise.split("\n"), *lines[at:]]
-    assert parse("\n".join(changed)) == parse(read(path))
+    assert parse_check_build("\n".join(changed)) == parse_check_build(read(path))
 
 
 @given(st.text())
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=REFUSED):
-        parse(text)
+        parse_check_build(text)

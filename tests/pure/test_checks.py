@@ -15,8 +15,13 @@ from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
 from hvdenv.verification import installation_checks as checks
 from hvdenv.verification import rank_checks
-from hvdenv.verification.checkbuild import ROWS, parse
-from hvdenv.verification.inspection import BuildTable, Extension, missing_rows
+from hvdenv.verification.inspection import (
+    CHECK_BUILD_ROWS,
+    BuildTable,
+    Extension,
+    missing_rows,
+    parse_check_build,
+)
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair, setups_of_runs
 from hvdenv.verification.setup import HostMpi, Setup, Shell
@@ -76,7 +81,7 @@ ALL_ROWS = ("F/TensorFlow", "F/PyTorch", "C/MPI", "C/Gloo", "T/MPI", "T/Gloo")
 
 
 def build_table(printed: str, *, verbose: str = "") -> BuildTable:
-    return BuildTable(parse(printed), "", outcome(printed), verbose)
+    return BuildTable(parse_check_build(printed), "", outcome(printed), verbose)
 
 
 def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
@@ -184,14 +189,14 @@ def test_check_build_without_a_table(found: Outcome, status: str, message: str) 
 
 
 def test_missing_rows() -> None:
-    printed = parse(text("F/PyTorch", "C/MPI", "T/MPI"))
+    printed = parse_check_build(text("F/PyTorch", "C/MPI", "T/MPI"))
     assert missing_rows(printed, ANYTHING) == []
     assert missing_rows(printed, LOCAL) == ["TensorFlow", "Gloo", "Gloo"]
     assert missing_rows(printed, Expectation(operations=("MLSL",))) == ["MLSL"]
 
 
 def test_some_framework_has_to_be_there() -> None:
-    nothing = {name: absent(name) for name in ROWS}
+    nothing = {name: absent(name) for name in CHECK_BUILD_ROWS}
     anything = setup(expectation=ANYTHING)
     assert not list(checks.check_any_framework(anything, evidence(extensions=all_three())))
     assert not list(checks.check_any_framework(setup(), evidence(extensions=nothing)))

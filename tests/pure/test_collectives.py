@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.standalone.ranks.events import Operation, Skipped, Stage
-from hvdenv.verification.collectives import judge_operations
+from hvdenv.verification.rank_checks import judge_operations
 from hvdenv.verification.rank_judgement import Judgement
-from hvdenv.verification.rank_run import RankRun
-from hvdenv.verification.received import Received, from_table
+from hvdenv.verification.rank_run import RankRun, Received, event_of
 from tests.rank_events import event, exited, good, result, run
 from tests.standalone import load
 
@@ -44,7 +43,7 @@ def recorded(cases: Path) -> Callable[[str], list[Received]]:
 
     def read(name: str) -> list[Received]:
         lines = (cases / "collectives" / f"{name}.jsonl").read_text().splitlines()
-        return [from_table(json.loads(line)) for line in lines]
+        return [event_of(json.loads(line)) for line in lines]
 
     return read
 

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.cluster import JobOf
-from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.schema import Problem, check_part, json_schema
-from hvdenv.session.recipe import planned_environment
-from hvdenv.session.request import Request
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.recipe import User, expand, planned_environment
+from hvdenv.session.request import Gate, Request
 from tests.commands import Hvdenv
 from tests.files import write
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.reports import page
-from hvdenv.reports.plots import is_drawn, plots
+from hvdenv.reports.page import is_drawn, plots
 from hvdenv.reports.render import HEADINGS, clean
 from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row
 from hvdenv.schema import encode

@@ -13,8 +13,7 @@ from hvdenv.environments.installation import Installation
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.launch.launchers import Launch
 from hvdenv.runner import Runner
-from hvdenv.verification.parts import Parts
-from hvdenv.verification.setup import Setup
+from hvdenv.verification.setup import Parts, Setup
 
 SETUP = Setup(Installation("/env", "python", ()), Runner(), cores=4)
 

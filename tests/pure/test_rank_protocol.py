@@ -31,8 +31,15 @@ from hvdenv.standalone.ranks.events import (
 )
 from hvdenv.verification.datapath import rank_records
 from hvdenv.verification.rank_judgement import apart, causes_by_rank, judge_exercise, judge_run
-from hvdenv.verification.rank_run import Rank, RankRun, collect, listener
-from hvdenv.verification.received import Received, from_table, read
+from hvdenv.verification.rank_run import (
+    Rank,
+    RankRun,
+    Received,
+    collect,
+    event_of,
+    listener,
+    read_events,
+)
 from tests.rank_events import (
     event,
     exited,
@@ -66,7 +73,7 @@ def test_prefixes_and_other_lines(prefixes: list[str], noise: str) -> None:
         for prefix, event in zip(prefixes, events, strict=True)
         for line in said(event)
     )
-    assert read(text, TOKEN) == events
+    assert read_events(text, TOKEN) == events
 
 
 @given(st.integers(0, 2**32))
@@ -75,7 +82,7 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
     text = "\n".join(said(result(0)))
     at = source.randrange(len(text))
     damaged = text[:at] + chr(source.randrange(32, 127)) + text[at + 1 :]
-    assert read(damaged, TOKEN) in ([], [result(0)])
+    assert read_events(damaged, TOKEN) in ([], [result(0)])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_an_event_of_another_form_hides_no_other(table: object) -> None:
     long = rest.replace(".7.0.1.", f".7.{'1' * 5000}.1.")
     longer = f"@hvdenv {TOKEN} {zlib.crc32(long.encode()):08x} {long}"
     text = "\n".join([*said(result(0)), odd, longer, *said(result(1))])
-    assert read(text, TOKEN) == [result(0), result(1)]
+    assert read_events(text, TOKEN) == [result(0), result(1)]
 
 
 def test_the_supervisor_survives_what_a_rank_writes() -> None:
@@ -138,7 +145,7 @@ def test_the_supervisor_survives_what_a_rank_writes() -> None:
 )
 def test_an_event_arrives_as_it_was_sent(sent: RankEvent) -> None:
     table = json.loads(json.dumps({**to_table(sent), "host": "n1", "pid": 7}))
-    assert from_table(table) == Received("n1", 7, sent)
+    assert event_of(table) == Received("n1", 7, sent)
 
 
 def as_cut(texts: Sequence[str], size: int) -> str:
@@ -159,7 +166,7 @@ def test_what_launchers_cut_and_mix_arrives(size: int, data: st.DataObject) -> N
         written = (f"\n{line}\n{line}\n" for each in sent for line in lines(each, writer))
         texts.append("-" * data.draw(st.integers(0, size)) + "".join(written))
         events += sent
-    found = read(as_cut(texts, size), TOKEN)
+    found = read_events(as_cut(texts, size), TOKEN)
     assert sorted(found, key=repr) == sorted(events, key=repr)
 
 
@@ -167,21 +174,21 @@ def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]
     EventWriter("f" * 32).emit(to_table(Stage("allreduce", "x" * 9000)))
     written = capfd.readouterr().out
     assert max(map(len, written.splitlines())) <= 500
-    (message,) = read(written, "f" * 32)
+    (message,) = read_events(written, "f" * 32)
     assert message.event == Stage("allreduce", "x" * 9000)
     assert message.pid == os.getpid()
 
 
 def test_another_runs_events_do_not_count() -> None:
-    assert read("\n".join(said(result(0), "ffff")), TOKEN) == []
+    assert read_events("\n".join(said(result(0), "ffff")), TOKEN) == []
 
 
 def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
     learn([("MY_TOKEN", "x1y2z3")])
     message = exited(0, code=1, tail="token=x1y2z3 https://me:pass@host \x1b[31mred")
     text = clean("\n".join(said(message)))
-    assert read(text, TOKEN) == [message]
-    (rank,) = collect(read(text, TOKEN))
+    assert read_events(text, TOKEN) == [message]
+    (rank,) = collect(read_events(text, TOKEN))
     assert rank.tail == "token=*** https://***@host red"
 
 

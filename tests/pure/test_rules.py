@@ -13,8 +13,17 @@ from hvdenv.cli.main import main
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
-from hvdenv.knowledge.remedies import edits_of, propose
-from hvdenv.knowledge.rules import Observable, Observables, Rule, all_rules, applies, each_of, judge
+from hvdenv.knowledge.rules import (
+    Observable,
+    Observables,
+    Rule,
+    all_rules,
+    applies,
+    each_of,
+    edits_of,
+    judge,
+    propose,
+)
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe

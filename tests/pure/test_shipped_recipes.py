@@ -11,7 +11,7 @@ import pytest
 
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
-from hvdenv.knowledge.horovod_releases import releases
+from hvdenv.knowledge.patches import releases
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe

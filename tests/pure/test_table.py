@@ -18,10 +18,9 @@ from hvdenv.errors import IncompatibleError, InterruptedRunError, StepError
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
 from hvdenv.standalone.ranks.events import Operation, RankEvent, RendezvousFacts, Training
-from hvdenv.verification.checkbuild import ROWS
 from hvdenv.verification.drift import File, Linked, Observation
 from hvdenv.verification.evidence import Evidence, known
-from hvdenv.verification.inspection import BuildTable, Extension, Observed
+from hvdenv.verification.inspection import CHECK_BUILD_ROWS, BuildTable, Extension, Observed
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair
 from hvdenv.verification.setup import CONTROLLERS, OPERATIONS, Setup, Shell
@@ -42,7 +41,7 @@ from tests.rank_events import exited, run
 
 SECTIONS = ("Frameworks", "Controllers", "Tensor Operations")
 NAMES = {
-    "Frameworks": dict(zip(ROWS.values(), ROWS, strict=True)),
+    "Frameworks": dict(zip(CHECK_BUILD_ROWS.values(), CHECK_BUILD_ROWS, strict=True)),
     "Controllers": {name: name for name in CONTROLLERS},
     "Tensor Operations": {name: name for name in OPERATIONS},
 }
@@ -54,7 +53,7 @@ def subsets(names: tuple[str, ...]) -> st.SearchStrategy[tuple[str, ...]]:
 
 
 ABOUTS = st.just(EVERYTHING) | st.builds(
-    About, subsets(tuple(ROWS)), subsets(CONTROLLERS), subsets(OPERATIONS)
+    About, subsets(tuple(CHECK_BUILD_ROWS)), subsets(CONTROLLERS), subsets(OPERATIONS)
 )
 FINDINGS = st.builds(
     Finding,
@@ -66,7 +65,7 @@ FINDINGS = st.builds(
 )
 # Without these, hardly anything is proven.
 PROOFS = [
-    Finding("allreduce", "all", "pass", "", about=About(tuple(ROWS), CONTROLLERS)),
+    Finding("allreduce", "all", "pass", "", about=About(tuple(CHECK_BUILD_ROWS), CONTROLLERS)),
     Finding("operation", "all", "pass", "", about=About((), (), OPERATIONS)),
 ]
 

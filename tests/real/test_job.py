@@ -238,7 +238,7 @@ IN_JOB = """
 import sys
 from hvdenv.session.job import run_there
 from hvdenv.session.request import Request
-from hvdenv.session.trust_gate import Gate
+from hvdenv.session.request import Gate
 request = Request(
     Gate(), "./site.toml", overrides=("job.verify={nodes = 1, time = '00:05:00'}",)
 )

@@ -1,7 +1,7 @@
 """The events that ranks report: their types, and how they are written into a launcher's output.
 
 The programs that run as ranks import this file, and so does hvdenv, which reads the lines
-(hvdenv/verification/received.py). Runs on Python 3.6 and newer.
+(hvdenv/verification/rank_run.py). Runs on Python 3.6 and newer.
 
 Each event is written as one or more lines of at most 500 bytes:
 
