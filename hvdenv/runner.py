@@ -52,10 +52,12 @@ CLEANED_PATTERN = (
     "|OMPI_[A-Za-z0-9_]+|PMIX_[A-Za-z0-9_]+|PRTE_[A-Za-z0-9_]+|PMI_[A-Z_]+|MPI_HOME|MPICH_[A-Z_]+"
     "|I_MPI_[A-Z_]+|OPAL_PREFIX|VIRTUAL_ENV[A-Z_]*|CONDA_[A-Z_0-9]+"
     "|PIP_(USER|TARGET|PREFIX|ROOT|REQUIRE_VIRTUALENV|NO_BUILD_ISOLATION|NO_DEPS|NO_BINARY"
-    "|ONLY_BINARY|CONSTRAINT|REQUIREMENT|PRE|BUILD_CONSTRAINT|DRY_RUN|REPORT|QUIET|VERBOSE|LOG|PYTHON|PLATFORM|ABI"
+    "|ONLY_BINARY|REQUIREMENT|PRE|BUILD_CONSTRAINT|DRY_RUN|REPORT|QUIET|VERBOSE|LOG|PYTHON|PLATFORM|ABI"
     "|PYTHON_VERSION|IMPLEMENTATION)|UV_[A-Z_]+"
     "|SETUPTOOLS_[A-Z_]+|DISTUTILS_[A-Z_]+|TF_[A-Z_0-9]+|TORCH_[A-Z_0-9]+"
 )
+# Files and directories that pip looks for in the current directory.
+_PATHS = ("PIP_CONFIG_FILE", "PIP_CONSTRAINT", "PIP_FIND_LINKS", "PIP_CERT", "PIP_CLIENT_CERT")
 # What every step gets instead.
 ALWAYS_SET = (("PYTHONNOUSERSITE", "1"), ("PIP_USER", "0"), ("LC_ALL", "C.UTF-8"))
 
@@ -65,7 +67,13 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value for name, value in environ.items() if not re.fullmatch(CLEANED_PATTERN, name)
     }
-    return {**kept, **dict(ALWAYS_SET)}
+    # Steps run in other directories than the user's.
+    absolute = {n: " ".join(map(_absolute, kept[n].split())) for n in _PATHS if n in kept}
+    return {**kept, **absolute, **dict(ALWAYS_SET)}
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) if os.path.exists(path) else path
 
 
 def cleaned_names(environ: Mapping[str, str]) -> list[str]:

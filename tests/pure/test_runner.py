@@ -22,6 +22,7 @@ from hvdenv.runner import (
     TOKEN_VARIABLE,
     Runner,
     _lines,
+    clean,
     end_marked,
     handled,
     interrupts,
@@ -63,6 +64,17 @@ def test_the_environment_is_cleaned_then_set() -> None:
         "LC_ALL": "C.UTF-8",
         TOKEN_VARIABLE: "t",
     }
+
+
+def test_paths_of_pip_are_those_of_the_users_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = {"PIP_FIND_LINKS": "wheels https://x/wheels ~/none", "PIP_CONFIG_FILE": os.devnull}
+    found = clean(given)
+    assert found["PIP_FIND_LINKS"] == f"{tmp_path}/wheels https://x/wheels ~/none"
+    assert found["PIP_CONFIG_FILE"] == os.devnull
 
 
 def test_a_branch_sees_what_it_is_given() -> None:
