@@ -12,13 +12,15 @@ import base64
 import json
 import os
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, TypeVar, cast
 from urllib.parse import quote, quote_plus, unquote
 
+from hvdenv import STEP_PROGRAMS
 from hvdenv.errors import StepError
 
 T = TypeVar("T")
@@ -106,6 +108,13 @@ def learn(variables: Iterable[tuple[str, str]]) -> None:
             _add(value)
         if "://" in value:
             _learn_url(value)
+
+
+def learn_from_pip() -> None:
+    """Mask the passwords in the addresses of pip's configuration, which steps read."""
+    with suppress(SystemExit):  # the steps refuse it
+        program = runpy.run_path(str(STEP_PROGRAMS / "pip_sources.py"))
+        learn((name, value) for name, (value, _) in program["configuration"]().items())
 
 
 def _learn_url(text: str) -> None:

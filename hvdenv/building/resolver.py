@@ -16,7 +16,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.building.run_step import NETWORK, learn_from_pip, withdrawn
+from hvdenv.building.run_step import NETWORK, withdrawn
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import hint
 from hvdenv.errors import LockError, NetworkError, StepError
@@ -236,7 +236,6 @@ class Resolver(NamedTuple):
         )
         hasty = self.end < float("inf")
         env = (("UV_HTTP_TIMEOUT", "15"), ("UV_HTTP_RETRIES", "1")) if hasty else ()
-        learn_from_pip()
         left = max(1.0, min(self.end - time.monotonic(), 3600.0))
         return self.runner.run(Command(argv, env, timeout=left, memory=MEMORY), log=self.log)
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import configparser
 import re
-import runpy
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from hvdenv import STEP_PROGRAMS
 from hvdenv.command import Command, Outcome, spelled_out
 from hvdenv.errors import NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.masking import learn
 from hvdenv.places import make_folder, reporting
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import Runner
@@ -57,7 +52,6 @@ def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = N
         make_folder(file.path.parent)
         with reporting(file.path, inside=True):
             file.path.write_text(file.text, encoding="utf-8", errors="surrogateescape")
-    learn_from_pip()
     done = Outcome(Command(()), 0, "", 0.0)
     for command in step.commands:
         if log:
@@ -70,13 +64,6 @@ def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = N
             progress.note(line)
         done = outcome._replace(output=done.output + outcome.output)
     return done
-
-
-def learn_from_pip() -> None:
-    """Mask the passwords in the addresses of pip's configuration, which steps read."""
-    with suppress(configparser.Error, UnicodeDecodeError):
-        program = runpy.run_path(str(STEP_PROGRAMS / "pip_sources.py"))
-        learn(program["configuration"]().items())
 
 
 def withdrawn(output: str) -> tuple[str, ...]:

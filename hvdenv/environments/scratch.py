@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hvdenv.environments import prefix_lock
 from hvdenv.errors import HvdenvError
+from hvdenv.masking import learn_from_pip
 from hvdenv.places import LEFT_ALONE_SECONDS, make_folder, reporting
 from hvdenv.runner import Runner, end_marked
 
@@ -36,9 +37,12 @@ class Scratch(NamedTuple):
 def folder(root: Path, purpose: str) -> Iterator[Scratch]:
     """Create a directory below ``root``; those of killed runs are deleted first.
 
+    From now on, passwords of pip's configuration are masked: what runs here reads it.
+
     Raises:
         StepError: ``root`` cannot be written.
     """
+    learn_from_pip()
     for left in list(make_folder(root).glob(f"{_PREFIX}*")):
         _delete_if_left(left)
     with reporting(root):

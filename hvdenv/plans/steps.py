@@ -36,6 +36,7 @@ CONDA_ENV = (
     "conda_clone.py",
     "digest.py",
     "index_page.py",
+    "pip_sources.py",
 )
 # The programs that install, with those that they import.
 _UV_PROGRAMS = ("uv_pip.py", "index_page.py", "pip_sources.py")

@@ -16,9 +16,9 @@ from hvdenv.building import lookup
 from hvdenv.building.availability import Availability
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
-from hvdenv.building.run_step import learn_from_pip
 from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
+from hvdenv.environments import scratch
 from hvdenv.masking import forgotten, mask
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
@@ -188,24 +188,46 @@ def test_where_pip_is_configured_to_look(tmp_path: Path, pip_conf: Path) -> None
     assert found.links == [str(links), "https://z/links.html"]
     assert sources(tmp_path, PIP_NO_INDEX="1").indexes == []
     assert sources(tmp_path, "--no-index").indexes == []
-    assert sources(tmp_path, PIP_FIND_LINKS="").links == []
+    # Empty variables change nothing.
+    assert sources(tmp_path, PIP_FIND_LINKS="", PIP_INDEX_URL="").links == found.links
+    assert sources(tmp_path, PIP_INDEX_URL="").indexes == found.indexes[:-1]
+    assert sources(tmp_path, PIP_FIND_LINKS=f"file://{links} file:///gone").links == [str(links)]
     default = sources(tmp_path, PIP_CONFIG_FILE=os.devnull)
     assert default.indexes == ["https://pypi.org/simple"]
+
+
+def test_a_netrc_need_not_be_the_private_one_at_home(tmp_path: Path) -> None:
+    for name, user in (("named", "al"), (".netrc", "bo")):
+        (tmp_path / name).write_text(f"machine mirror login {user} password hunter2\n")
+        (tmp_path / name).chmod(0o644)
+    given = {"HOME": str(tmp_path)}
+    for variables, sent in (
+        (given | {"NETRC": f"{tmp_path}/named"}, "YWw6aHVudGVyMg=="),
+        (given, "Ym86aHVudGVyMg=="),
+    ):
+        found = sources(tmp_path, **variables)
+        with mock.patch.dict(os.environ, variables):
+            request = found.request_of("https://mirror/x")
+        assert request.unredirected_hdrs["Authorization"] == f"Basic {sent}"
 
 
 def test_certificates_of_requests_are_those_of_pip(tmp_path: Path) -> None:
     (bundle := tmp_path / "ca.pem").write_text("")
     variables = {"REQUESTS_CA_BUNDLE": str(bundle), "PIP_CONFIG_FILE": os.devnull}
     assert sources(tmp_path, **variables).pip["cert"] == str(bundle)
-    assert sources(tmp_path, **variables, PIP_CERT="/other.pem").pip["cert"] == "/other.pem"
+    (other := tmp_path / "other.pem").touch()
+    assert sources(tmp_path, **variables, PIP_CERT=str(other)).pip["cert"] == str(other)
 
 
 def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
     pip_conf.write_text(
         "[global]\nindex-url = https://me:geheim-1@mirror/simple\nproxy = http://proxy:3128\n"
-        "trusted-host = mirror\ncert = ~/ca.pem\nclient-cert = /me.pem\nconstraint = /c.txt\ntimeout = 7\n"
+        f"trusted-host =\n  mirror\n  other:81\ncert = ~/ca.pem\nclient-cert = {tmp_path}/me.pem\n"
+        "constraint = /c.txt\ntimeout = 6.5\n"
     )
-    found = sources(tmp_path)
+    for name in ("ca.pem", "me.pem"):
+        (tmp_path / name).touch()
+    found = sources(tmp_path, HOME=str(tmp_path))
     with mock.patch.dict(os.environ, {}, clear=True):
         variables = uv_pip.variables(found)
     assert variables == {
@@ -216,10 +238,10 @@ def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
         "UV_DEFAULT_INDEX": "https://me:geheim-1@mirror/simple",
         "UV_INDEX": "",
         "UV_FIND_LINKS": "",
-        "UV_INSECURE_HOST": "mirror",
+        "UV_INSECURE_HOST": "mirror other:81",
         "UV_HTTP_TIMEOUT": "7",
-        "SSL_CERT_FILE": "/none/ca.pem",
-        "SSL_CLIENT_CERT": "/me.pem",
+        "SSL_CERT_FILE": f"{tmp_path}/ca.pem",
+        "SSL_CLIENT_CERT": f"{tmp_path}/me.pem",
         "HTTP_PROXY": "http://proxy:3128",
         "HTTPS_PROXY": "http://proxy:3128",
     }
@@ -240,10 +262,15 @@ def test_the_main_index_comes_first(tmp_path: Path) -> None:
 
 
 def test_the_password_of_an_index_is_sent_but_not_part_of_the_address(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     url = "http://alice:hunter%232@127.0.0.1:9/simple"
-    request = index_page.request_of(url)
+    found = sources(tmp_path, PIP_EXTRA_INDEX_URL=f"{url} https://token@b")
+    assert found.request_of("https://b/x").unredirected_hdrs["Authorization"] == "Basic dG9rZW46"
+    # Not without encryption, and to no other host.
+    assert not found.request_of("http://b/x").unredirected_hdrs
+    assert not found.request_of("http://127.0.0.1:8/simple").unredirected_hdrs
+    request = found.request_of("http://127.0.0.1:9/simple")
     assert request.full_url == "http://127.0.0.1:9/simple"
     assert request.unredirected_hdrs["Authorization"] == "Basic YWxpY2U6aHVudGVyIzI="
     index_page.main("tiny", url, "http://alice:hunter2@[bad/simple")
@@ -263,11 +290,11 @@ def test_passwords_in_the_configuration_of_pip_are_masked(
     pip_conf.write_text(
         "[global]\nextra-index-url =\n  https://x\n  https://alice:hunter2a@y/simple\n"
     )
-    with forgotten():
-        learn_from_pip()
+    with forgotten(), scratch.folder(tmp_path, "build"):  # as each command that runs steps
         assert mask("nonnumeric port: 'hunter2a@y'") == "nonnumeric port: '***@y'"
-        pip_conf.write_text("no section")
-        learn_from_pip()
+    pip_conf.write_text("no section")
+    with forgotten(), scratch.folder(tmp_path, "build"):
+        assert mask("hunter2a") == "hunter2a"
 
 
 def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:

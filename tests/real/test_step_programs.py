@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -17,12 +18,18 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.knowledge.diagnosis import explain
+from hvdenv.runner import Runner, clean
+from tests.standalone import load
 from tests.support.index import package, served
 
+pip_sources = load("pip_sources")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 EXTENSIONS = {
     "torch": f"horovod/torch/mpi_lib_v2{SUFFIX}",
@@ -252,23 +259,65 @@ def test_the_exit_code_is_that_of_the_installer(tmp_path: Path, words: tuple[str
     assert "hvdenv:" not in printed
 
 
-def test_constraints_of_pip_hold_for_uv(tmp_path: Path) -> None:
+# Of pip: a pip.conf of the user, and variables.
+CONFIGURED = {
+    "an empty variable": ("[global]\nindex-url = file:///a\n", {"PIP_INDEX_URL": ""}),
+    "an empty option": ("[global]\nindex-url = file:///a\n[install]\nindex-url =\n", {}),
+    "other names": ("[global]\n--pypi_url = file:///a\n", {"PIP_INDEX_URL": ""}),
+    "links": ("[install]\nfind-links = {0} file://{0}\nno-index = y\n", {"PIP_NO_INDEX": ""}),
+    "relative links": ("", {"PIP_FIND_LINKS": "wheels", "PIP_NO_INDEX": "T"}),
+    "another file": ("[global]\nindex-url = file:///a\n", {"PIP_CONFIG_FILE": "{0}/other"}),
+    "a file that is not there": ("[global]\nindex-url = file:///a\n", {"PIP_CONFIG_FILE": "gone"}),
+    "no file": (
+        "[global]\nno-index = 1\n",
+        {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "{0}"},
+    ),
+    "no XDG": ("[global]\nindex-url = file:///b\n", {"XDG_CONFIG_HOME": "", "XDG_CONFIG_DIRS": ""}),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_places_are_those_of_pip(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = tmp_path / "wheels"
+    for folder in ("tiny", "pip"):
+        (wheels / folder).mkdir(parents=True)
+    package(wheels, "tiny")
+    package(wheels / "tiny", "tiny")
+    (wheels / "other").write_text("[global]\nindex-url = file:///b\n")
+    text, variables = CONFIGURED[name]
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text(text.format(wheels))
+    # Not a file of pip.
+    (wheels / "pip/pip.conf").write_text("[global]\nindex-url = file:///c\n")
+    monkeypatch.chdir(wheels if name == "no XDG" else tmp_path)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_RETRIES": "0"}
+    environ |= {key: value.format(wheels) for key, value in variables.items()}
+    install = [sys.executable, "-m", "pip", "install", "--dry-run", "--target", "t", "tiny"]
+    found = subprocess.run(install, env=environ, capture_output=True, text=True, check=False)
+    printed = re.findall(r"^Looking in (indexes|links): (.*)$", found.stdout, re.MULTILINE)
+    pip = {
+        kind: [os.path.abspath(pip_sources.local(each)) for each in places.split(", ")]
+        for kind, places in printed
+    }
+    with mock.patch.dict(os.environ, clean(environ), clear=True):
+        monkeypatch.chdir("/")  # as steps
+        ours = pip_sources.Sources(pip_sources.parser_of_sources().parse_args([]))
+    assert [*map(pip_sources.local, ours.indexes)] == pip.get("indexes", [])
+    assert ours.links == [each for each in pip.get("links", []) if Path(each).exists()]
+
+
+def test_constraints_of_pip_hold_for_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.0", "2.0"):
         package(tmp_path / "wheels", "tiny", version)
     (tmp_path / "c.txt").write_text("tiny<2\n")
-    code, printed = run_step(
-        "uv_pip.py",
-        "--no-index",
-        "--find-links",
-        str(tmp_path / "wheels"),
-        "--",
-        "install",
-        "tiny",
-        "--target",
-        str(tmp_path / "t"),
-        PIP_CONSTRAINT=str(tmp_path / "c.txt"),
-    )
-    assert code == 0, printed
+    monkeypatch.chdir(tmp_path)
+    environ = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}
+    environ |= {"PIP_CONSTRAINT": "c.txt", "PIP_FIND_LINKS": "wheels", "PIP_NO_INDEX": "1"}
+    words = ("--", "install", "tiny", "--target", str(tmp_path / "t"))
+    found = Runner(environ).run(Command((OWN_PYTHON, str(STEP_PROGRAMS / "uv_pip.py"), *words)))
+    assert found, found.output
     assert (tmp_path / "t/tiny-1.0.dist-info").exists()
 
 
@@ -376,6 +425,69 @@ def test_files_are_recognised_by_their_hash(tmp_path: Path) -> None:
         assert code == 1 and f"{wheels[0].name} has sha256 " in printed
         assert "geheim" not in printed
         assert [each.name for each in folder.iterdir()] == [wheels[1].name]
+
+
+@pytest.mark.parametrize("program", ["get_files.py", "uv_pip.py"])
+def test_an_index_may_move_on_a_host_that_wants_a_password(program: str, tmp_path: Path) -> None:
+    """Its pages name their files relative to where they are now, or to what they say."""
+    wheel = package(tmp_path / "site/files", "tiny")
+    (tmp_path / "site/new/tiny").mkdir(parents=True)
+    listed, folder = tmp_path / "files.json", tmp_path / "files"
+    entry = {"name": "tiny", "file": wheel.name, "url": ""}
+    listed.write_text(json.dumps([{**entry, "sha256": sha256(wheel.read_bytes()).hexdigest()}]))
+    words = {
+        "get_files.py": [str(listed), str(folder)],
+        "uv_pip.py": ["--", "install", "--target", str(folder), "tiny"],
+    }
+    with served(tmp_path / "site") as site:
+        page = f'<base href="{site.url}/files/"><a href="{wheel.name}">{wheel.name}</a>'
+        (tmp_path / "site/new/tiny/index.html").write_text(page)
+        site.moved, site.secret = {"/old/simple": "/new"}, "bWU6Z2VoZWlt"
+        index = site.url.replace("://", "://me:geheim@") + "/old/simple"
+        # uv accepts no fraction of a second.
+        code, printed = run_step(
+            program, *words[program], PIP_INDEX_URL=index, PIP_TIMEOUT="9.5", UV_NO_CACHE="1"
+        )
+    assert code == 0, printed
+    assert "geheim" not in printed and [*folder.glob("tiny*")]
+
+
+UNUSABLE = "pip's configuration cannot be used: "
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("index-url = https://me:geheim@x\n", UNUSABLE + "{}: File contains no section headers."),
+        ("[global]\ngeheim\n", UNUSABLE + "{}: Source contains parsing errors: '{}'"),
+        ("[global]\ntimeout = soon\n", UNUSABLE + "timeout = soon in {}: not a number"),
+        (
+            "[global]\nno-index = perhaps\n",
+            UNUSABLE + "no-index = perhaps in {}: neither yes nor no",
+        ),
+        ("[global]\ncert = /gone.pem\n", "no certificates at /gone.pem (cert in {})"),
+        ("", "no certificates at /gone (cert in REQUESTS_CA_BUNDLE)"),
+    ],
+)
+@pytest.mark.parametrize("program", ["get_files.py", "uv_pip.py", "pip_install.py"])
+def test_a_configuration_of_pip_that_cannot_be_used_is_named(
+    program: str, text: str, problem: str, tmp_path: Path
+) -> None:
+    (conf := tmp_path / "pip.conf").write_text(text)
+    (listed := tmp_path / "files.json").write_text('[{"file": "tiny"}]')
+    words = {"get_files.py": [str(listed), str(tmp_path / "files")], "uv_pip.py": ["--", "install"]}
+    code, printed = run_step(
+        program,
+        *words.get(program, ["--"]),
+        PIP_CONFIG_FILE=str(conf) if text else os.devnull,
+        REQUESTS_CA_BUNDLE="/gone",
+    )
+    assert code == 1
+    told = f"hvdenv: {problem.format(conf, conf)}\n"
+    assert printed.replace("0 of 1 files are there\n", "") == told
+    found = explain(printed)
+    expected = "pip-configuration" if UNUSABLE in printed else "certificates-not-there"
+    assert found and found.id == expected and (str(conf) if text else "CA_BUNDLE") in found.cause
 
 
 def test_an_answer_that_is_no_http_is_a_line_and_leaves_no_file(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class Site:
         instead: by name of a file, a page in its place; nothing at all where that is empty.
         everywhere: a page in the place of all else.
         asked: the paths that were asked for.
+        moved: by the start of a path, what it is redirected to.
+        secret: a user and password in base64, without which nothing else is given out.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,8 @@ class Site:
         self.instead: dict[str, bytes] = {}
         self.everywhere: bytes | None = None
         self.asked: list[str] = []
+        self.moved: dict[str, str] = {}
+        self.secret = ""
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -62,6 +66,16 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.site.asked.append(self.path)
+        for old, new in self.site.moved.items():
+            if self.path.startswith(old):
+                self.send_response(308)
+                self.send_header("Location", new + self.path[len(old) :])
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+        if self.site.secret not in self.headers.get("Authorization", ""):
+            self.send_error(401)
+            return
         # Its 304 is without the headers that one needs: rattler takes it for an error.
         del self.headers["If-Modified-Since"]
         page = self.site.instead.get(self.path.rpartition("/")[2], self.site.everywhere)

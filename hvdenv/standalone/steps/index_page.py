@@ -10,14 +10,15 @@ or has the title of an index page without packages. With --files, it prints thos
 files themselves: pages for pip's --find-links, where an index has a page for each package.
 """
 
-import base64
 import html
-import http.client
+import os
 import re
 import sys
-import urllib.parse
-import urllib.request
 from typing import Optional
+
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from pip_sources import FAILURES, Sources, parser_of_sources, without_password
 
 SECONDS = 5
 LARGEST = 1 << 20
@@ -35,21 +36,11 @@ def other_page(url: str) -> Optional[str]:
 def read(url: str) -> Optional[str]:
     """The beginning of a page; None without an answer."""
     try:
-        with urllib.request.urlopen(request_of(url), timeout=SECONDS) as answer:
+        sources = Sources(parser_of_sources().parse_args([]))
+        with sources.open(url, SECONDS) as answer:
             return str(answer.read(LARGEST).decode("utf-8", "replace"))
-    except (OSError, ValueError, http.client.HTTPException):
+    except (SystemExit, *FAILURES):
         return None
-
-
-def request_of(url: str) -> urllib.request.Request:
-    """A request with the user and password of a URL, which urllib takes for a port."""
-    parts = urllib.parse.urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    request = urllib.request.Request(parts._replace(netloc=host).geturl())
-    if user:
-        encoded = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
-        request.add_unredirected_header("Authorization", "Basic " + encoded)
-    return request
 
 
 def title_of_other(text: str) -> Optional[str]:
@@ -70,8 +61,10 @@ def main(package: str, *indexes: str) -> None:
         url = "%s/%s/" % (index.rstrip("/"), re.sub(r"[-_.]+", "-", package).lower())
         title = other_page(url)
         if title is not None:
-            shown = re.sub("//[^/]*@", "//", index)
-            print("hvdenv: %s answers with a page that is no package index%s" % (shown, title))
+            print(
+                "hvdenv: %s answers with a page that is no package index%s"
+                % (without_password(index), title)
+            )
 
 
 if __name__ == "__main__":

@@ -25,40 +25,48 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 DEFAULT_INDEX = "https://pypi.org/simple"
 # Of pip's configuration; later ones win.
 SECTIONS = ("global", "install")
-YES = ("1", "true", "yes", "on")
+ALIASES = {"pypi-url": "index-url", "default-timeout": "timeout"}
+YES, NO = ("1", "y", "yes", "t", "true", "on"), ("0", "n", "no", "f", "false", "off")
+UNUSABLE = "hvdenv: pip's configuration cannot be used: %s: %s"
 SECONDS = 3
 ARCHIVES = (".tar.gz", ".tar.bz2", ".zip")
 # Of opening and reading an address.
 FAILURES = (OSError, ValueError, http.client.HTTPException)
 
 
-def configuration() -> Dict[str, str]:
-    """pip's options by name: those in its files, then those in variables."""
+def configuration() -> Dict[str, Tuple[str, str]]:
+    """pip's options by name: the value, and the file or variable that sets it.
+
+    Raises:
+        SystemExit: a file is malformed.
+    """
     environ, named = os.environ, os.environ.get("PIP_CONFIG_FILE", "")
-    folders = environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
-    own = environ.get("XDG_CONFIG_HOME", "~/.config")
-    files = [
-        *(os.path.join(folder, "pip/pip.conf") for folder in folders),
-        "/etc/pip.conf",
-        "~/.pip/pip.conf",
-        os.path.join(own, "pip/pip.conf"),
-        os.path.join(sys.prefix, "pip.conf"),
-        named,
-    ]
-    parser = configparser.RawConfigParser()
-    if named != os.devnull:
-        parser.read([os.path.expanduser(each) for each in files], encoding="utf-8")
+    folders = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    files = [*(os.path.join(folder, "pip/pip.conf") for folder in folders), "/etc/pip.conf"]
+    if not os.path.exists(named):  # pip reads it in the place of the user's
+        own = environ.get("XDG_CONFIG_HOME") or "~/.config"
+        files += ["~/.pip/pip.conf", os.path.join(own, "pip/pip.conf")]
+    files += [os.path.join(sys.prefix, "pip.conf"), named]
+    variables = {name[len("PIP_") :]: (value, name) for name, value in environ.items()}
+    layers = {name: {} for name in SECTIONS}  # type: Dict[str, Dict[str, Tuple[str, str]]]
+    layers[""] = {n: pair for n, pair in variables.items() if pair[1].startswith("PIP_")}
+    for path in map(os.path.expanduser, files if named != os.devnull else ()):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise SystemExit(UNUSABLE % (path, str(error).splitlines()[0])) from None
+        for section in filter(parser.has_section, SECTIONS):
+            layers[section].update({name: (text, path) for name, text in parser.items(section)})
     found = {}
-    for section in filter(parser.has_section, SECTIONS):
-        found.update({name.replace("_", "-"): text for name, text in parser.items(section)})
-    for name, value in environ.items():
-        if name.startswith("PIP_"):
-            found[name[len("PIP_") :].lower().replace("_", "-")] = value
+    for layer in layers.values():
+        for name, pair in layer.items():
+            if pair[0]:  # pip passes over empty values
+                name = name.lower().replace("_", "-").lstrip("-")
+                found[ALIASES.get(name, name)] = pair
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # pip reads these as well
-        if os.path.isfile(environ.get(name, "")):
-            found.setdefault("cert", environ[name])
-    for name in ("cert", "client-cert"):
-        found[name] = os.path.expanduser(found.get(name, ""))
+        if environ.get(name):
+            found.setdefault("cert", (environ[name], name))
     return found
 
 
@@ -76,24 +84,51 @@ class Sources:
 
     Attributes:
         pip: the options of pip's configuration.
+        timeout: of pip, in seconds.
         indexes: the main one first; none where pip is to use none.
         cpu_indexes: those of CPU builds that answer; they are among the indexes.
         links: directories and pages with links to files.
+
+    Raises:
+        SystemExit: pip's configuration cannot be used.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.pip = configuration()
+        self._set = configuration()
+        self.pip = {name: value for name, (value, _) in self._set.items()}
+        for name in ("cert", "client-cert"):
+            self.pip[name] = os.path.expanduser(self.pip.get(name, ""))
+        self.timeout = 60.0
+        if "timeout" in self.pip:
+            try:
+                self.timeout = float(self.pip["timeout"])
+            except ValueError:
+                raise self._unusable("timeout", "not a number") from None
         self.indexes, self.links = [], []  # type: Tuple[List[str], List[str]]
         self.cpu_indexes = []  # type: List[str]
-        if not options.no_index and self.pip.get("no-index", "").lower() not in YES:
-            extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
-            self.indexes = [self.pip.get("index-url", DEFAULT_INDEX), *extra]
-            self.cpu_indexes = [each for each in options.cpu_index if self._answers(each)]
-            self.indexes += self.cpu_indexes
         links = self.pip.get("find-links", "").split() + options.find_links
-        self.links = [os.path.expanduser(each) for each in links]
+        self.links = [local(each) for each in links]
         # pip passes over directories that are not there.
         self.links = [each for each in self.links if "://" in each or os.path.exists(each)]
+        no_index = self.pip.get("no-index", "no").lower()
+        if no_index not in YES + NO:
+            raise self._unusable("no-index", "neither yes nor no")
+        if not options.no_index and no_index in NO:
+            extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
+            named = [self.pip.get("index-url", DEFAULT_INDEX), *extra]
+            self.indexes = [each if "://" in each else file_url(each) for each in named]
+        if any(each.startswith("https:") for each in self.indexes + self.links):
+            for name in ("cert", "client-cert"):
+                if self.pip[name] and not os.path.exists(self.pip[name]):
+                    said = "hvdenv: no certificates at %s (%s in %s)"
+                    raise SystemExit(said % (self.pip[name], name, self._set[name][1]))
+        if self.indexes:
+            self.cpu_indexes = [each for each in options.cpu_index if self._answers(each)]
+            self.indexes += self.cpu_indexes
+
+    def _unusable(self, name: str, problem: str) -> SystemExit:
+        value, origin = self._set[name]
+        return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, value, origin), problem))
 
     def files(self, name: str) -> Iterator[Tuple[str, Dict[str, str]]]:
         """Addresses of files of a package, each with the attributes of its link."""
@@ -101,7 +136,7 @@ class Sources:
         for place in self.links:
             if os.path.isdir(place):
                 for file in sorted(os.listdir(place)):
-                    yield file_url(os.path.join(os.path.abspath(place), file)), {}
+                    yield file_url(os.path.join(place, file)), {}
             else:
                 yield from self._page(place if "://" in place else file_url(place))
         for index in self.indexes:
@@ -111,11 +146,12 @@ class Sources:
         reader = Links()
         try:
             with self.open(url) as answer:
+                reader.base = answer.geturl()  # after redirects
                 reader.feed(answer.read().decode("utf-8", "replace"))
         except FAILURES as error:
             print("hvdenv: %s: %s" % (without_password(url), error))
         for attributes in reader.found:
-            yield urllib.parse.urljoin(url, attributes["href"]), attributes
+            yield urllib.parse.urljoin(reader.base, attributes["href"]), attributes
 
     def _answers(self, url: str) -> bool:
         """Whether an index answers; one that does not is reported."""
@@ -128,41 +164,64 @@ class Sources:
             sys.stdout.flush()
             return False
 
-    def open(self, url: str, seconds: int = 60) -> Any:
+    def open(self, url: str, seconds: float = 0) -> Any:
         """Open an address with the certificates, proxy and passwords of pip's configuration."""
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme == "file" and os.path.isdir(urllib.request.url2pathname(parts.path)):
+        if parts.scheme == "file" and os.path.isdir(local(url)):
             url = url.rstrip("/") + "/index.html"
-        context = ssl.create_default_context(cafile=self.pip["cert"] or None)
+        cert = self.pip["cert"] or None
+        folder = {"capath": cert} if cert and os.path.isdir(cert) else {"cafile": cert}
+        context = ssl.create_default_context(**folder)
         if self.pip["client-cert"]:
             context.load_cert_chain(self.pip["client-cert"])
         hosts = self.pip.get("trusted-host", "").split()
         if parts.hostname in hosts or parts.netloc.rpartition("@")[2] in hosts:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        handlers = [urllib.request.HTTPSHandler(context=context)]  # type: List[Any]
+        handlers = [urllib.request.HTTPSHandler(context=context), Redirects(self)]  # type: List[Any]
         if self.pip.get("proxy"):
             proxies = dict.fromkeys(("http", "https"), self.pip["proxy"])
             handlers.append(urllib.request.ProxyHandler(proxies))
+        opener = urllib.request.build_opener(*handlers)
+        return opener.open(self.request_of(url), timeout=seconds or self.timeout)
+
+    def request_of(self, url: str) -> urllib.request.Request:
+        """A request for an address, which may contain a password."""
         request = urllib.request.Request(without_password(url))
-        secret = self._password(parts)
+        secret = self._password(urllib.parse.urlsplit(url))
         if secret:
-            encoded = base64.b64encode(secret.encode()).decode()
+            user, _, password = secret.partition(":")
+            encoded = base64.b64encode(("%s:%s" % (user, password)).encode()).decode()
             request.add_unredirected_header("Authorization", "Basic " + encoded)
-        return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
+        return request
 
     def _password(self, parts: urllib.parse.SplitResult) -> str:
         """USER:PASSWORD for an address: its own, that of an index on this host, or netrc's."""
         host = parts.netloc.rpartition("@")[2]
-        known = [urllib.parse.urlsplit(each).netloc for each in self.indexes + self.links]
-        for netloc in [parts.netloc, *known]:
-            user, _, other = netloc.rpartition("@")
-            if user and other == host:
+        known = [urllib.parse.urlsplit(each) for each in self.indexes + self.links]
+        for each in [parts, *known]:
+            user, _, other = each.netloc.rpartition("@")
+            # Never without encryption what was given for a connection with it.
+            if user and other == host and each.scheme in (parts.scheme, "http"):
                 return urllib.parse.unquote(user)
-        try:
-            found = netrc.netrc().authenticators(parts.hostname or "")
-        except (OSError, netrc.NetrcParseError):
-            found = None
-        return "%s:%s" % (found[0], found[2]) if found else ""
+        for path in [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]:
+            try:
+                found = netrc.netrc(os.path.expanduser(path)).authenticators(parts.hostname or "")
+            except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
+                continue
+            return "%s:%s" % (found[0], found[2]) if found else ""
+        return ""
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, with the password for the address that they lead to."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+
+    def redirect_request(self, *words: Any) -> urllib.request.Request:
+        return self.sources.request_of(words[-1])
+
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # before Python 3.11
 
 
 class Links(html.parser.HTMLParser):
@@ -170,19 +229,29 @@ class Links(html.parser.HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
+        self.base = ""
         self.found = []  # type: List[Dict[str, str]]
 
     def handle_starttag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
         if tag == "a" and "href" in attributes:
             self.found.append(attributes)
+        if tag == "base":
+            self.base = urllib.parse.urljoin(self.base, attributes.get("href", ""))
 
     def error(self, message: str) -> None:
         """Before Python 3.10, the base class demands it."""
 
 
 def file_url(path: str) -> str:
-    return "file://" + urllib.request.pathname2url(path)
+    return "file://" + urllib.request.pathname2url(os.path.abspath(path))
+
+
+def local(place: str) -> str:
+    """The path of a file: URL; other URLs and paths stay."""
+    if place.startswith("file:"):
+        return urllib.request.url2pathname(urllib.parse.urlsplit(place).path)
+    return os.path.expanduser(place)
 
 
 def file_name(url: str) -> str:

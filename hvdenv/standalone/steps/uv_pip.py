@@ -12,6 +12,7 @@ HVDENV_STEP_LIBRARY_PATH is LD_LIBRARY_PATH for the Python of --python, if that 
 may not start with it.
 """
 
+import math
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from typing import Dict, List
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import index_page
-from pip_sources import Sources, parser_of_sources
+from pip_sources import Sources, file_url, parser_of_sources
 from uv import find_uv_bin
 
 # What uv did not find.
@@ -33,18 +34,21 @@ LIBRARIES = "HVDENV_STEP_LIBRARY_PATH"
 def variables(sources: Sources) -> Dict[str, str]:
     """Where uv looks, and how."""
     pip, found = sources.pip, dict(os.environ)
-    found.update(UV_NO_CONFIG="1", UV_FIND_LINKS=",".join(sources.links), UV_SYSTEM_CERTS="1")
+    # uv splits them at commas.
+    links = [file_url(each) if os.path.exists(each) else each for each in sources.links]
+    found["UV_FIND_LINKS"] = ",".join(each.replace(",", "%2C") for each in links)
+    found.update(UV_NO_CONFIG="1", UV_SYSTEM_CERTS="1")
     found["UV_NO_WRAP"] = "1"  # hvdenv recognises whole lines
-    found["UV_INSECURE_HOST"] = pip.get("trusted-host", "")
+    found["UV_INSECURE_HOST"] = " ".join(pip.get("trusted-host", "").split())
     # As pip: the best of all indexes.
     found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    found.setdefault("UV_HTTP_TIMEOUT", pip.get("timeout", pip.get("default-timeout", "60")))
+    found.setdefault("UV_HTTP_TIMEOUT", str(max(1, math.ceil(sources.timeout))))
     if sources.indexes:
         # uv asks its default index last, and of equal versions takes the first.
         found["UV_INDEX"] = " ".join(sources.indexes[:-1])
         found["UV_DEFAULT_INDEX"] = sources.indexes[-1]
     if pip["cert"]:
-        found["SSL_CERT_FILE"] = pip["cert"]
+        found["SSL_CERT_DIR" if os.path.isdir(pip["cert"]) else "SSL_CERT_FILE"] = pip["cert"]
     if pip["client-cert"]:
         found["SSL_CLIENT_CERT"] = pip["client-cert"]
     if pip.get("proxy"):
