@@ -307,14 +307,18 @@ def _rule(rule: Rule) -> str:
         for each in rule.alternatives()
     )
     edits = [
-        f"`{key} = {value}`" if value else f"remove `{key}`" for key, value in rule.edit.items()
+        ", ".join(
+            f"`{key} = {value}`" if value else f"remove `{key}`" for key, value in edit.items()
+        )
+        for edit in (rule.edit, rule.instead)
+        if edit
     ]
     lines = [
         f"**{rule.severity}**: {plain(rule.message.replace('{found}', '…'))}",
         f"Applies when: {', or '.join(map(code, applies_when))}",
         f"Symptom: {plain(rule.symptom)}",
         f"What to do: {plain(rule.remedy)}",
-        *([f"Recipe change: {', '.join(edits)}"] if edits else []),
+        *([f"Recipe change: {'; or '.join(edits)}"] if edits else []),
         f"Source ({rule.certainty}): {linked(rule.source)}",
     ]
     return "\n".join(f"- {line}" for line in lines)

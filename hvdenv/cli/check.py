@@ -26,17 +26,26 @@ from hvdenv.knowledge.combinations import (
     combination_of,
     summary,
 )
-from hvdenv.knowledge.rules import Change, Rule, edits_of, propose
+from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Modules
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.session.judge import blocking_rules, judge_recipe, plan_refused, refuse_unknown, told
+from hvdenv.session.judge import (
+    Suggestion,
+    blocking_rules,
+    judge_recipe,
+    plan_refused,
+    refuse_unknown,
+    suggest,
+    told,
+)
 from hvdenv.session.output import print_json, report
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent
 from hvdenv.sites import module_shell
+from hvdenv.sites.batch import counted
 from hvdenv.sites.module_shell import Examined
 from hvdenv.sites.modules import offers
 
@@ -80,7 +89,7 @@ class Checked(NamedTuple):
     prepared: Prepared
     answer: Availability
     rules: tuple[Rule, ...]
-    change: Change | None
+    suggestion: Suggestion
     modules: ModulesHere | None
     unseen: str
     tried: tuple[Combination, Answer] | None
@@ -101,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked(arguments: argparse.Namespace) -> Checked:
-    prepared = prepare(read_request(arguments, anywhere=True), thorough=True)
+    request = read_request(arguments, anywhere=True)
+    prepared = prepare(request, thorough=True)
     answer = _looked_up(arguments, prepared)
     rules = judge_recipe(prepared, answer.wrong)
     wanted = prepared.resolved.recipe.modules
@@ -111,13 +121,11 @@ def _checked(arguments: argparse.Namespace) -> Checked:
     elif wanted:
         modules = _modules_here(wanted)
         unseen = "" if modules else "this machine has no module system"
-    edits = edits_of(rule for rule in rules if rule.severity != "note")
-    change = propose(prepared.resolved, edits) if edits else None
     return Checked(
         prepared=prepared,
         answer=answer,
         rules=rules,
-        change=change,
+        suggestion=suggest(request, prepared, rules, answer.wrong),
         modules=modules,
         unseen=unseen,
         tried=_tried(prepared),
@@ -125,11 +133,19 @@ def _checked(arguments: argparse.Namespace) -> Checked:
 
 
 def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
+    change = found.suggestion.change
     return {
         "facts": found.prepared.facts.origin,
         "python": found.prepared.python.path,
-        "findings": [{**encode(rule), "allowed": rule.id in allowed} for rule in found.rules],
-        **({"change": found.change.document()} if found.change else {}),
+        "findings": [
+            {
+                **encode(rule._replace(edit=found.suggestion.edits.get(rule.id, {}), instead={})),
+                "not_suggested": found.suggestion.not_suggested.get(rule.id, ""),
+                "allowed": rule.id in allowed,
+            }
+            for rule in found.rules
+        ],
+        **({"change": change.document()} if change else {}),
         **({"modules": encode(found.modules)} if found.modules else {}),
         **({"modules_not_examined": found.unseen} if found.unseen else {}),
         **({"combination": encode(found.tried[1])} if found.tried else {}),
@@ -139,23 +155,40 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
 
 
 def _lines(found: Checked, blocked: bool) -> Iterator[str]:
-    facts, python = found.prepared.facts, found.prepared.python
+    facts, python, resolved = found.prepared.facts, found.prepared.python, found.prepared.resolved
+    change = found.suggestion.change
     place = "for" if found.prepared.foreign else "on"
     yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
-    yield from (told(rule, found.prepared.resolved) for rule in found.rules)
+    yield from (told(rule, resolved, found.suggestion) for rule in found.rules)
     yield from summary(*found.tried) if found.tried else ()
     yield from _told_modules(found.modules) if found.modules else ()
-    yield from found.change.lines("Suggested recipe changes") if found.change else ()
+    yield from change.lines("Suggested recipe changes") if change else ()
     unseen = (f"modules of the recipe: {found.unseen}",) if found.unseen else ()
     yield from (f"looked up: {each}" for each in found.answer.looked_up)
     not_looked_up = (*found.answer.not_looked_up, *unseen)
     yield from (f"not looked up: {each}" for each in not_looked_up)
     if blocked:
-        yield "hvdenv would refuse to build this, or the build would fail"
+        verdict = "hvdenv would refuse to build this, or the build would fail"
     elif not_looked_up:
-        yield "no problem found in what was looked at; the rest may still prevent a build"
+        verdict = "nothing that was looked at prevents a build, but the rest may"
     else:
-        yield "no known problem prevents a build"
+        verdict = "no known problem prevents a build"
+    yield f"{verdict} ({_counted(found)})"
+
+
+def _counted(found: Checked) -> str:
+    """How many rules apply and how many modules do not load, such as "1 block, 2 notes"."""
+    severities = [rule.severity for rule in found.rules]
+    unloadable = (
+        [each for each in found.modules.examined if each.state != "loads"] if found.modules else []
+    )
+    numbers = {
+        "block": severities.count("block"),
+        "warning": severities.count("warn"),
+        "note": severities.count("note"),
+        "unloadable module": len(unloadable),
+    }
+    return ", ".join(counted(n, what) for what, n in numbers.items() if n) or "no findings"
 
 
 def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availability:

@@ -6,7 +6,7 @@ import difflib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -57,6 +57,7 @@ class Rule(NamedTuple):
             knowledge. What is reported or general never blocks.
         edit: the remedy as values for keys of the recipe, as TOML; an empty one removes the
             key. ``{name}`` stands for each name that "matches" has found.
+        instead: another edit, for recipes in which the first one leads to other findings.
         theme: name of its file.
     """
 
@@ -70,6 +71,7 @@ class Rule(NamedTuple):
     certainty: Literal["run", "source", "documented", "reported", "general"]
     rows: tuple[Conditions, ...] = ()
     edit: dict[str, str] = {}
+    instead: dict[str, str] = {}
     theme: str = ""
 
     def alternatives(self) -> tuple[Conditions, ...]:
@@ -236,7 +238,8 @@ class Change(NamedTuple):
         """The change of the file as a unified diff; empty if there is none."""
         old, new = self.before.splitlines(keepends=True), self.after.splitlines(keepends=True)
         name = self.file or "a recipe of your own"
-        return "".join(difflib.unified_diff(old, new, self.file or "/dev/null", name))
+        lines = difflib.unified_diff(old, new, self.file or "/dev/null", name)
+        return "".join(_with_table(line, old) for line in lines)
 
     def document(self) -> dict[str, object]:
         return {"diff": self.diff, "options": self.options}
@@ -253,13 +256,77 @@ class Change(NamedTuple):
             yield f"options that fix it: {options}"
 
 
-def edits_of(rules: Iterable[Rule]) -> dict[str, str]:
-    """The edits of all rules; of two that conflict, the first."""
-    edits: dict[str, str] = {}
-    for rule in rules:
-        if all(edits.get(key, value) == value for key, value in rule.edit.items()):
-            edits.update(rule.edit)
-    return edits
+def _with_table(line: str, before: Sequence[str]) -> str:
+    """A line of a diff; the head of a hunk names the table in which it starts, as in git."""
+    if not (head := re.match(r"@@ -(\d+)", line)):
+        return line
+    tables = [each.strip() for each in before[: int(head[1]) - 1] if each.startswith("[")]
+    return f"{line.rstrip()} {tables[-1]}\n" if tables else line
+
+
+class Trial(NamedTuple):
+    """A recipe with edits: the rules that apply to it, or why it is refused."""
+
+    edits: dict[str, str]
+    rules: tuple[Rule, ...] = ()
+    refused: str = ""
+
+    @property
+    def ids(self) -> set[str]:
+        return {rule.id for rule in self.rules}
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much is wrong: blocks first, then warnings."""
+        found = [rule.severity for rule in self.rules]
+        return found.count("block"), found.count("warn")
+
+    def new(self, before: Trial) -> list[Rule]:
+        """What edits lead to: the blocks and warnings that were not there before."""
+        found = (rule for rule in self.rules if rule.severity != "note")
+        return [rule for rule in found if rule.id not in before.ids]
+
+
+Attempt = Callable[[dict[str, str]], Trial]
+# How often an edit may need another one before fewer rules apply.
+_FOLLOWED = 3
+
+
+def improve(start: Trial, attempt: Attempt) -> Trial:
+    """The recipe with the edits of its rules, as far as each makes less wrong."""
+    remedies = [
+        edit
+        for rule in start.rules
+        if rule.severity != "note"
+        for edit in (rule.edit, rule.instead)
+        if edit
+    ]
+    for most in (1, _FOLLOWED):
+        for edit in remedies:
+            found = _follow(start, edit, attempt, most)
+            if found:
+                return improve(found, attempt)
+    # Later edits can make earlier ones needless.
+    for key in start.edits:
+        fewer = attempt({name: value for name, value in start.edits.items() if name != key})
+        if fewer.weight <= start.weight and not fewer.refused:
+            return improve(fewer, attempt)
+    return start
+
+
+def _follow(start: Trial, edit: dict[str, str], attempt: Attempt, most: int) -> Trial | None:
+    """The recipe after an edit, and after those of the rules that it leads to; None if no better."""
+    trial = start
+    for _ in range(most):
+        trial = attempt({**trial.edits, **edit})
+        if trial.refused:
+            return None
+        if trial.weight < start.weight:
+            return trial
+        edit = next((rule.edit for rule in trial.new(start) if rule.edit), {})
+        if not edit:
+            return None
+    return None
 
 
 def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:

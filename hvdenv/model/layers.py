@@ -70,11 +70,13 @@ def load_recipe(
     variants: Sequence[str] = (),
     site: Path | None = None,
     overrides: Iterable[str] = (),
+    text: str | None = None,
 ) -> Resolved:
     """Read a recipe and all layers above it.
 
     Args:
         overrides: `key=value` from the command line, the value in TOML.
+        text: what the file would contain; None reads it.
 
     Raises:
         RecipeError, UsageError: with file, line, key and the nearest known key.
@@ -82,7 +84,12 @@ def load_recipe(
     site_layer = _site_layer(site) if site else None
     folders = own_keys(site_layer, "recipe_folders").recipe_folders
     path = find_recipe(name, folders)
-    bases = with_bases(read_layer("recipe", path), folders)
+    top = (
+        read_layer("recipe", path)
+        if text is None
+        else Layer("recipe", str(path), text, parse_toml(text))
+    )
+    bases = with_bases(top, folders)
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
     lowest = [read_layer("default", DEFAULTS), *(each.but("variants", "extends") for each in bases)]
     own = {each: _chosen(bases[-1], offered, each) for each in sorted(set(variants))}

@@ -17,7 +17,7 @@ from hvdenv.places import find_places, make_folder
 from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.session.judge import judge_recipe, refuse_blocked
+from hvdenv.session.judge import judge_recipe, refuse_blocked, suggest
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import choose
 from hvdenv.session.request import Request
@@ -47,7 +47,8 @@ def _refuse(request: Request, prepared: Prepared) -> tuple[tuple[Rule, ...], Loa
         The rules that apply, and what the modules set.
     """
     rules = judge_recipe(prepared)
-    refuse_blocked(rules, request.allow, prepared.resolved, quiet=request.quiet)
+    suggestion = suggest(request, prepared, rules)
+    refuse_blocked(rules, request.allow, prepared.resolved, suggestion, quiet=request.quiet)
     return rules, try_modules(prepared.resolved.recipe, Runner())
 
 

@@ -6,18 +6,22 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
-from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
-from hvdenv.knowledge.rules import Rule, all_rules, judge
+from hvdenv.knowledge.rules import Change, Rule, Trial, all_rules, improve, judge, propose
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import executed_paths
 from hvdenv.plans.plan import choose_versions
+from hvdenv.runner import Runner
 from hvdenv.schema import nearest
 from hvdenv.session.output import report
-from hvdenv.session.prepare import Prepared
+from hvdenv.session.prepare import Prepared, choose_python
+from hvdenv.session.recipe import open_recipe
+from hvdenv.session.request import Request
 from hvdenv.sites.batch import own_job, refusals
 
 
@@ -81,19 +85,82 @@ def _places(rule: Rule, resolved: Resolved) -> str:
     return ", ".join(place for place in places if place not in rule.message)
 
 
-def told(rule: Rule, resolved: Resolved | None = None) -> str:
+class Suggestion(NamedTuple):
+    """What to change in a recipe so that fewer rules apply.
+
+    Attributes:
+        edits: by the id of a rule, those of its edits that help.
+        not_suggested: by the id of a rule, why its edit does not.
+    """
+
+    change: Change | None
+    edits: dict[str, dict[str, str]]
+    not_suggested: dict[str, str]
+
+
+def suggest(
+    request: Request,
+    prepared: Prepared,
+    rules: Sequence[Rule],
+    wrong: Mapping[str, frozenset[str]] = MappingProxyType({}),
+) -> Suggestion:
+    """Try the edits of rules on the recipe, and keep those after which fewer rules apply."""
+    resolved = prepared.resolved
+
+    def attempt(edits: dict[str, str]) -> Trial:
+        change = propose(resolved, edits)
+        options = (*request.overrides, *change.options)
+        changed = request._replace(overrides=options, quiet=True)
+        if change.after and not change.file:
+            changed = changed._replace(recipe=f"./{resolved.recipe.name}-changed.toml")
+        try:
+            after = open_recipe(changed, change.after or None)
+            python = choose_python(after, prepared.facts, Runner(), request.python)
+        except HvdenvError as error:
+            return Trial(edits, refused=error.message)
+        return Trial(edits, judge_recipe(prepared._replace(resolved=after, python=python), wrong))
+
+    end = improve(Trial({}, tuple(rules)), attempt)
+    chosen = end.edits.items()
+    helping: dict[str, dict[str, str]] = {}
+    not_suggested: dict[str, str] = {}
+    for rule in (rule for rule in rules if rule.edit):
+        if rule.severity != "note" and rule.id not in end.ids:
+            own = (*rule.edit.items(), *rule.instead.items())
+            helping[rule.id] = {key: value for key, value in own if (key, value) in chosen}
+            continue
+        trial = attempt({**end.edits, **rule.edit})
+        if rule.id not in trial.ids and not trial.refused and trial.weight <= end.weight:
+            helping[rule.id] = rule.edit
+        else:
+            not_suggested[rule.id] = _why_not(rule, trial, end)
+    return Suggestion(propose(resolved, end.edits) if chosen else None, helping, not_suggested)
+
+
+def _why_not(rule: Rule, trial: Trial, end: Trial) -> str:
+    edit = ", ".join(
+        f"{key} = {value}" if value else f"without {key}" for key, value in rule.edit.items()
+    )
+    why = trial.refused or ", ".join(each.id for each in trial.new(end))
+    return f"{edit} leads to: {why}" if why else f"{edit} changes nothing in this recipe"
+
+
+def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | None = None) -> str:
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
         lines.append(f"  symptom: {rule.symptom}")
     if resolved and (places := _places(rule, resolved)):
         lines.append(f"  where: {places}")
     lines.append(f"  what to do: {rule.remedy}")
-    for key, value in rule.edit.items():
+    edit = suggestion.edits.get(rule.id, {}) if suggestion else rule.edit
+    for key, value in edit.items():
         if resolved and not value and key not in resolved.setters:
             continue
         lines.append(
             f"    in the recipe: {key} = {value}" if value else f"    remove from the recipe: {key}"
         )
+    if suggestion and (why := suggestion.not_suggested.get(rule.id)):
+        lines.append(f"    not suggested for this recipe: {why}")
     return "\n".join([*lines, f"  source: {rule.source} ({rule.certainty})"])
 
 
@@ -113,17 +180,22 @@ def blocking_rules(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
 
 
 def refuse_blocked(
-    rules: Sequence[Rule], allowed: Sequence[str], resolved: Resolved | None = None, *, quiet: bool
+    rules: Sequence[Rule],
+    allowed: Sequence[str],
+    resolved: Resolved | None = None,
+    suggestion: Suggestion | None = None,
+    *,
+    quiet: bool,
 ) -> None:
     """Print warnings, and stop if a rule blocks that is not allowed, or if an allowed id is unknown."""
     refuse_unknown(allowed)
     for rule in rules:
         if rule.severity == "warn" and not quiet:
-            report(told(rule, resolved))
+            report(told(rule, resolved, suggestion))
     if blocking := blocking_rules(rules, allowed):
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,
-            detail="\n".join(told(rule, resolved) for rule in blocking),
+            detail="\n".join(told(rule, resolved, suggestion) for rule in blocking),
             remedy="follow the remedies above; to build anyway: "
             + " ".join(f"--allow {rule.id}" for rule in blocking),
         )

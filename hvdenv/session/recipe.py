@@ -110,23 +110,27 @@ def _variable_value(name: str, key: str, user: User) -> str:
     )
 
 
-def open_recipe(request: Request) -> Resolved:
-    """The recipe that a request names.
+def open_recipe(request: Request, text: str | None = None) -> Resolved:
+    """The recipe that a request names, or what it would be if its file contained a text.
 
     Raises:
         UntrustedError: somebody else could have changed it, or a script or directory that it names.
     """
     resolved = load_recipe(
-        request.recipe, variants=request.variant, site=request.site, overrides=request.overrides
+        request.recipe,
+        variants=request.variant,
+        site=request.site,
+        overrides=request.overrides,
+        text=text,
     )
     user = _user(lenient=request.anywhere)
     recipe, written = expand(Recipe, resolved.recipe, user)
     origins = dict(resolved.origins)
-    for key, text in written.items():
+    for key, value in written.items():
         name = key.partition("[")[0]  # a list has one origin
-        origins[name] = f"{origins[name]}: {text}"
-        if variable := unset_variable(text, user):
-            report(f"note: {variable} is not set on this machine; {key} is shown as {text}")
+        origins[name] = f"{origins[name]}: {value}"
+        if not request.quiet and (variable := unset_variable(value, user)):
+            report(f"note: {variable} is not set on this machine; {key} is shown as {value}")
     resolved = resolved._replace(recipe=recipe, origins=origins)
     for content in resolved.contents:
         request.gate.refuse_content(content)

@@ -17,10 +17,10 @@ from hvdenv.knowledge.rules import (
     Observable,
     Observables,
     Rule,
+    Trial,
     all_rules,
     applies,
     each_of,
-    edits_of,
     judge,
     propose,
 )
@@ -32,8 +32,9 @@ from hvdenv.plans.plan import choose_versions
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
-from hvdenv.session.judge import refuse_blocked, told
-from hvdenv.session.prepare import choose_python
+from hvdenv.session.judge import judge_recipe, refuse_blocked, suggest, told
+from hvdenv.session.prepare import choose_python, prepare
+from hvdenv.session.request import Gate, Request
 from tests.commands import Hvdenv
 from tests.merge import patched
 from tests.shipped import CHOICES
@@ -124,7 +125,9 @@ def test_each_case_is_of_a_rule() -> None:
 def test_rules_have_ids_of_their_own_and_say_all() -> None:
     assert len(RULES) == len(all_rules()) >= 100
     for rule in all_rules():
-        assert all(rule._replace(when={"x": "any"}, rows=({},), edit={"x": "y"})), rule.id
+        assert all(
+            rule._replace(when={"x": "any"}, rows=({},), edit={"x": "y"}, instead={"x": "y"})
+        ), rule.id
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
 
 
@@ -251,6 +254,31 @@ def test_after_its_edit_a_rule_says_nothing_any_more(
     assert change.diff and not change.options
     path.write_text(change.after, encoding="utf-8")
     assert rule.id not in {each.id for each in judged(path, here)}, change.diff
+    if rule.severity != "note":
+        path.write_text(f'format = 1\nname = "mine"\n{text}', encoding="utf-8")
+        assert rule.id not in after_all_suggestions(path, here, tmp_path / "facts.json")
+
+
+def after_all_suggestions(
+    path: Path, facts: Facts, file: Path, overrides: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """What `check` reports once its suggestions are followed: each reports less, so they end."""
+    file.write_text(json.dumps(encode(facts)), encoding="utf-8")
+    seen = [(len(RULES), 0)]
+    while True:
+        request = Request(Gate(), str(path), overrides=overrides, facts=file, anywhere=True)
+        prepared = prepare(request, thorough=True)
+        rules = judge_recipe(prepared)
+        weight = Trial({}, rules).weight
+        assert weight < seen[-1], [rule.id for rule in rules]
+        seen.append(weight)
+        change = suggest(request, prepared, rules).change
+        if change is None:
+            return {rule.id: rule.severity for rule in rules}
+        overrides = (*overrides, *change.options)
+        if change.after:
+            path = path if change.file else file.with_name("own.toml")
+            path.write_text(change.after, encoding="utf-8")
 
 
 def judged(path: Path, facts: Facts) -> tuple[Rule, ...]:
@@ -338,6 +366,7 @@ def test_check_of_a_machine_where_nothing_stands_in_the_way(check: Check) -> Non
     said = check("local")
     assert said.startswith("facts declared on login1; Python 3.11.7 (/usr/bin/python3.11)")
     assert "no known problem prevents a build" in said
+    assert said.endswith(" prevents a build (3 notes)\n")
 
 
 def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
@@ -346,6 +375,7 @@ def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
     assert "[disk-low]" in said
     assert "[cpu-lacks-target-flags]" in said
     assert "hvdenv would refuse to build this" in said
+    assert said.endswith(" the build would fail (2 blocks, 3 notes)\n")
     found = json.loads(check("local", "--json", code=3, **short))["findings"]
     assert {each["id"]: each["severity"] for each in found}["disk-low"] == "block"
 
@@ -472,13 +502,23 @@ def test_a_shipped_recipe_is_extended_and_not_changed(check: Check, tmp_path: Pa
     check(str(own), cpu_flags=("avx",))
 
 
-def test_edits_that_contradict_each_other() -> None:
-    first = RULES["tensorflow-headers-moved"]
-    second = RULES["keras-3"]
-    assert edits_of([first, second]) == first.edit
-    assert edits_of([second, first]) == second.edit
-    third = RULES["licensed-channels"]
-    assert edits_of([first, third]) == {**first.edit, **third.edit}
+def test_no_suggestion_leads_to_another_finding(check: Check) -> None:
+    """torch 2.8 would have TensorFlow's string ABI, but cannot run on the nodes of neuron."""
+    words = ["neuron", "--variant", "cpu", "--set", "frameworks.torch.version=2.4.0"]
+    said = check(*words, code=3)
+    assert '    in the recipe: horovod.controllers = ["mpi"]\n' in said
+    assert "frameworks.torch.version = " not in said
+    said = check(*words, "--set", "launch.launcher=horovodrun-gloo", code=3)
+    assert '\n[horovod]\ncontrollers = ["mpi"]\n' in said
+    assert "\noptions that fix it: --set 'launch.launcher=\"mpirun\"'\n" in said
+    words = [
+        each
+        for key in ("launch.launcher=horovodrun-gloo", "scheduler=slurm", "job.nodes=2")
+        for each in ("--set", key)
+    ]
+    assert 'recipe: launch.launcher = "srun" leads to: srun-with-plain-openmpi\n' in check(
+        "local", *words
+    )
 
 
 @pytest.mark.parametrize(
@@ -502,6 +542,14 @@ def test_an_edit_keeps_the_rest_of_the_text(
     contents = (read_file(path, RECIPE),)
     resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
     assert propose(resolved, {key: value}).after == after
+
+
+def test_each_part_of_a_diff_names_its_table(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('[a]\n# 1\n# 2\n# 3\n# 4\nb = "x"\n')
+    contents = (read_file(path, RECIPE),)
+    resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
+    assert "\n@@ -3,4 +3,4 @@ [a]\n # 2\n" in propose(resolved, {"a.b": '"y"'}).diff
 
 
 def test_the_build_records_what_was_allowed() -> None:
