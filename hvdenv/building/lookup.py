@@ -18,7 +18,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.building.availability import Availability
 from hvdenv.building.resolver import MEMORY, Resolver, elsewhere, platform, unanswered
 from hvdenv.building.run_step import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
@@ -26,7 +25,7 @@ from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError
 from hvdenv.locks import compare, condalock
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.plans.step import Progress
 from hvdenv.reading import GIB, RESULT, read_json
 from hvdenv.runner import Runner, environment

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple
 
-from hvdenv.building.availability import Availability
 from hvdenv.cli.options import add, add_options, read_request, seconds
 from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError
@@ -30,6 +29,7 @@ from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Modules
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
+from hvdenv.plans.resolution import Availability
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.session.judge import (

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add, add_options, age, time_ago
-from hvdenv.environments import registry, storage
+from hvdenv.environments import registry
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.registry import Listed
-from hvdenv.environments.storage import Generation
+from hvdenv.environments.registry import Generation, Listed
 from hvdenv.errors import UsageError
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.runner import Runner
@@ -39,8 +38,8 @@ generation is its last verify, run, shell or job, or else the access time of its
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    storage = actions.add_parser("storage", help="show the size of the caches and the free space")
-    add(storage, "--json", default=argparse.SUPPRESS)
+    registry = actions.add_parser("storage", help="show the size of the caches and the free space")
+    add(registry, "--json", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
     add(rollback, "environment NAME_OR_PREFIX")
     add(
@@ -120,7 +119,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
         chosen = [each for each in known if os.path.lexists(each.store)]
     removed = 0
     for target in chosen:
-        listed = storage.list_generations(target, places)
+        listed = registry.list_generations(target, places)
         found = {each.generation: each for each in listed}
         if idle and not registry.keeps_access_times(target.store):
             report(
@@ -177,8 +176,8 @@ def _list(places: Places, json: bool) -> None:
     entries = [
         (
             each,
-            storage.list_generations(each.environment, places),
-            storage.warnings(each.environment, runner),
+            registry.list_generations(each.environment, places),
+            registry.space_warnings(each.environment, runner),
         )
         for each in registry.list_environments(places)
     ]
@@ -198,9 +197,9 @@ def _list(places: Places, json: bool) -> None:
 
 
 def _storage(places: Places, json: bool) -> None:
-    caches = storage.list_caches(places)
+    caches = registry.list_caches(places)
     folders = [each.environment.prefix.parent for each in registry.list_environments(places)]
-    rooms = storage.room([places.home, *folders], Runner())
+    rooms = registry.free_space([places.home, *folders], Runner())
     if json:
         # Fields that are None stay.
         print_json(

@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
 from hvdenv.environments import registry
 from hvdenv.errors import UsageError
-from hvdenv.launch import placement, variables
+from hvdenv.launch import placement
 from hvdenv.launch.container import start_in_image
 from hvdenv.masking import mask
 from hvdenv.model.cluster import JOB_OPTIONS, Job
@@ -144,7 +144,7 @@ def _batch(
     # The hosts are known only in the job.
     no_hostfile = dialect.launch_host or dialect.columns
     launch = launch._replace(
-        exports=variables.exported(
+        exports=placement.exported_variables(
             recipe.launch.exports,
             activated(chosen),
             dict.fromkeys(recipe.launch.exports, ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hvdenv.cli.options import add, add_options, is_locked, read_request
-from hvdenv.plans.script import render_bash
+from hvdenv.plans.plan import render_bash
 from hvdenv.schema import encode
 from hvdenv.session.output import print_json
 from hvdenv.session.prepare import describe, prepare

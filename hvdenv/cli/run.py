@@ -16,7 +16,7 @@ from hvdenv.command import Command
 from hvdenv.environments import registry
 from hvdenv.environments.installation import hides_variables
 from hvdenv.errors import UsageError
-from hvdenv.launch import placement, variables
+from hvdenv.launch import placement
 from hvdenv.launch.container import start_in_image
 from hvdenv.launch.launchers import LAUNCHERS, Variables
 from hvdenv.places import find_places
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = with_active(read_request(arguments, anywhere=arguments.dry_run))
     chosen = choose(request, image=True)
     recipe, requested = chosen.recipe, _requested(arguments)
-    environ = variables.shell_variables(
+    environ = placement.shell_variables(
         environment(), clean=arguments.clean, kept=requested.exports
     )
     allocation = current_allocation(recipe)
@@ -114,7 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
     if full := placement.overload(launch, allocation):
         report(f"warning: {full}")
     launch = with_mpi(launch, chosen)._replace(
-        exports=variables.exported(recipe.launch.exports, activated(chosen), environ, requested),
+        exports=placement.exported_variables(
+            recipe.launch.exports, activated(chosen), environ, requested
+        ),
         interactive=True,
     )
     entry = find_entry(request, chosen)
@@ -123,8 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     start = start_in_image(name, launch, chosen.inside, os.uname().nodename)
     # What is not built yet will.
     patched = not (chosen.there and (chosen.of_modules or not hides_variables(chosen.prefix)))
-    variables.refuse_exposed(name, requested, patched=patched, words=request.named)
-    unset = variables.hidden(name, environ, activated(chosen), patched=patched)
+    placement.refuse_exposed(name, requested, patched=patched, words=request.named)
+    unset = placement.hidden_variables(name, environ, activated(chosen), patched=patched)
     # After modules are loaded: `module` itself is stored in variables that are hidden here.
     words = ("env", *(word for each in unset for word in ("-u", each))) if unset else ()
     line = (*words, *start.argv)

@@ -17,7 +17,7 @@ from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_re
 from hvdenv.command import Command
 from hvdenv.environments import registry
 from hvdenv.errors import UsageError
-from hvdenv.launch.variables import shell_variables
+from hvdenv.launch.placement import shell_variables
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, replace_process
 from hvdenv.session.output import report

@@ -32,8 +32,7 @@ from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.launchers import named as named_launcher
-from hvdenv.launch.placement import Requested, overload, place
-from hvdenv.launch.variables import shell_variables
+from hvdenv.launch.placement import Requested, overload, place, shell_variables
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe

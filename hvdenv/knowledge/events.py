@@ -1,13 +1,18 @@
-"""Read a log: the events that it shows, and what else it says of where it comes from."""
+"""The events that a log shows, and why they happened: causes, rules of `check`, families of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, get_args
 
-from hvdenv.knowledge.failures import Meaning, Named, all_failures
+from packaging.version import InvalidVersion, Version
+
+from hvdenv.knowledge.failures import Failures, Family, Meaning, Member, Named, all_failures
 from hvdenv.knowledge.logs import Finder, Hit, Query, Search, make_finder
+from hvdenv.knowledge.rules import each_of, judge
 
 ERRORS, FRAMES = 5, 30
 # Libraries of signal handlers.
@@ -115,3 +120,155 @@ def _crash_site(frames: Iterable[Hit]) -> str:
             function = hit.slots["function"].partition("+")[0]
             return f" in {library}.so" + (f" ({function})" if function else "")
     return ""
+
+
+_SLOT = re.compile(r"\{(\w+)\}")
+_COMMAND = re.compile(r"`([^`]*)`")
+# What is a name and no more where it stands in a command: no option, no address, nothing that the
+# shell understands; between single quotes, what is no quote.
+_PROGRAM = re.compile(r"[\w.+][\w.+-]*")
+_PLAIN = re.compile(r"(?!-)[\w@%+=:,./~\[\]-]*")
+_QUOTED = re.compile(r"(?!-)[\w@%+=:,./~\[\]<>!*() -]*")
+# Where a slot was not filled: with the parentheses, or the space and the colon, around it.
+_GAP = "\0"
+_GAPS = re.compile(r" ?\(\0(?: ?\0){0,5}\)|: \0$| \0(?=[ ,;:.)]|$)|\0 ?")
+
+
+class Explainer:
+    """Explains the events of a log by what is known."""
+
+    def __init__(self, failures: Failures, log: Reading) -> None:
+        self.failures = failures
+        self.log = log
+
+    def explain(self, event: Event) -> Meaning | None:
+        """What an event means in this log, with all slots filled in."""
+        meaning = self._cause(event)
+        if not meaning and not event.meaning.source:
+            meaning = self._of_rule(event) or self._of_family(event) or event.meaning
+        if not meaning:
+            return None
+        slots = event.hit.slots
+        inside = [each_of(told) for name, told in meaning.inside.items() if self._has_context(name)]
+        remedies = (*(each for told in inside for each in told), *meaning.remedies)
+        return meaning._replace(
+            says=fill(meaning.says, {**slots, "where": self.log.where}),
+            remedies=tuple(fill(each, slots) for each in remedies if _fits(each, slots)),
+        )
+
+    def _cause(self, event: Event) -> Meaning | None:
+        """The first cause that fits; of a text of one cause, that one."""
+        stated = event.meaning
+        known = (stated,) if stated.source else self.failures.causes
+        for cause in known:
+            if (cause is stated or stated.id in cause.event) and self._holds(cause, event):
+                remedies = cause.remedies or self._remedies(self._family(event), event)
+                return cause._replace(remedies=remedies or stated.remedies)
+        return None
+
+    def _holds(self, cause: Meaning, event: Event) -> bool:
+        slots = event.hit.slots
+        return (
+            all(self._agrees(each, slots.get(slot, ""), slots) for slot, each in cause.when.items())
+            and all(map(self._has_context, cause.context))
+            and (not cause.needs or not self.log.shows.isdisjoint(cause.needs))
+            and self.log.shows.isdisjoint(cause.unless)
+        )
+
+    def _agrees(
+        self, conditions: str | tuple[str, ...], value: str, slots: Mapping[str, str]
+    ) -> bool:
+        """Whether a slot has one of several values, and none of those with ``!``."""
+        denied = [each for each in each_of(conditions) if re.match("!(?!=)", each)]
+        wanted = [each for each in each_of(conditions) if each not in denied]
+        return not any(self._is(each[1:], value, slots) for each in denied) and (
+            not wanted or any(self._is(each, value, slots) for each in wanted)
+        )
+
+    def _is(self, condition: str, value: str, slots: Mapping[str, str]) -> bool:
+        if condition.startswith("!= "):
+            return value != _SLOT.sub(lambda at: slots.get(at[1], ""), condition[3:])
+        if condition.startswith("@"):
+            family = next(each for each in self.failures.families if each.id == condition[1:])
+            return any(family.has(each, value) for each in get_args(Member))
+        return fnmatchcase(value.lower(), condition.lower())
+
+    def _has_context(self, name: str) -> bool:
+        return (name.removeprefix("!") in self.log.shows) is not name.startswith("!")
+
+    def _of_rule(self, event: Event) -> Meaning | None:
+        """A rule of `check` that what the log names breaks."""
+        stated = event.meaning
+        for rule in judge(self._observables(event)) if stated.broken else ():
+            if any(fnmatchcase(rule.id, each) for each in stated.broken):
+                return Meaning(
+                    id=stated.id,
+                    says=f"{stated.says}: {rule.message}",
+                    remedies=(rule.remedy,),
+                    rules=(rule.id,),
+                    source=f"{rule.certainty}: {rule.source}",
+                )
+        return None
+
+    def _observables(self, event: Event) -> dict[str, str]:
+        """What rules may ask: the versions that the log names, and the one that a package was asked in."""
+        package, _, version = event.hit.slots.get("package", "").partition("==")
+        seen = {"torch_provider": "pip", "tensorflow_provider": "pip", "horovod_provider": "source"}
+        return seen | {
+            name: value
+            for name, value in {**self.log.facts, package: version}.items()
+            if name == "machine" or _is_version(value)
+        }
+
+    def _of_family(self, event: Event) -> Meaning | None:
+        family, stated = self._family(event), event.meaning
+        remedies = self._remedies(family, event)
+        if not family or not remedies:
+            return None
+        says = stated.known.replace("{family}", family.about)
+        return Meaning(f"{stated.id}-{family.id}", says, remedies, steps_back=True)
+
+    def _family(self, event: Event) -> Family | None:
+        member, name = event.meaning.member, event.hit.slots.get("name", "")
+        families = self.failures.families if member and name else ()
+        return next((each for each in families if member and each.has(member, name)), None)
+
+    def _remedies(self, family: Family | None, event: Event) -> tuple[str, ...]:
+        member = event.meaning.member
+        return family.remedies(member, self.log.shows) if family and member else ()
+
+
+def fill(text: str, slots: Mapping[str, str]) -> str:
+    """A text with slots filled in; one that the log does not fill leaves no gap."""
+    filled = _SLOT.sub(lambda at: slots.get(at[1], "") or _GAP, text)
+    return _GAPS.sub("", filled).strip()
+
+
+def _fits(remedy: str, slots: Mapping[str, str]) -> bool:
+    """Whether the log fills all slots of a remedy, and its commands only do what they say with that.
+
+    Anybody may have written the log, and a name in it may be `$(...)`.
+    """
+    return all(slots.get(name) for name in _SLOT.findall(remedy)) and all(
+        _fits_into(command, slot.start(), slots[slot[1]])
+        for command in _COMMAND.findall(remedy)
+        for slot in _SLOT.finditer(command)
+    )
+
+
+def _fits_into(command: str, at: int, value: str) -> bool:
+    """Whether a value is only a name at a place of a command; an address is one for curl."""
+    if at == 0:
+        return bool(_PROGRAM.fullmatch(value))
+    if "://" in value and not command.startswith("curl "):
+        return False
+    in_quotes = command[:at].count("'") % 2 == 1 and " -c " not in command
+    return bool((_QUOTED if in_quotes else _PLAIN).fullmatch(value))
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True

@@ -12,8 +12,8 @@ from functools import partial
 from time import thread_time
 from typing import BinaryIO, NamedTuple
 
+from hvdenv.knowledge.failures import anchor, folded, pattern, straight
 from hvdenv.knowledge.loglines import without_prefix
-from hvdenv.knowledge.wordings import anchor, folded, pattern, straight
 
 try:
     from ahocorasick_rs import BytesAhoCorasick

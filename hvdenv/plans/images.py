@@ -28,8 +28,7 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.image_tools import FormatName
-from hvdenv.plans.plan import Plan, candidates, make_plan, steps_of
-from hvdenv.plans.script import render_bash
+from hvdenv.plans.plan import Plan, candidates, make_plan, render_bash, steps_of
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import parse_toml
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hvdenv import __version__
 from hvdenv.command import OWN_PYTHON, Command
@@ -12,6 +13,28 @@ from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
 from hvdenv.plans.step import Step, digest
 from hvdenv.plans.steps import CONDA_ENV, PIP, Steps
+
+
+class Availability(NamedTuple):
+    """What indexes and channels answer.
+
+    Attributes:
+        wrong: what cannot be installed, by the observable that rules ask about.
+        looked_up: what was looked up, with the result.
+        not_looked_up: what was not, with the reason.
+    """
+
+    wrong: Mapping[str, frozenset[str]] = {}
+    looked_up: tuple[str, ...] = ()
+    not_looked_up: tuple[str, ...] = ()
+
+    def __or__(self, other: Availability) -> Availability:
+        return Availability(
+            {**self.wrong, **other.wrong},
+            (*self.looked_up, *other.looked_up),
+            (*self.not_looked_up, *other.not_looked_up),
+        )
+
 
 # A lock should fit more machines than the one that writes it: the glibc of RHEL 8.
 _COMMON_GLIBC = (2, 28)

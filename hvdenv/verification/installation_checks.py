@@ -11,7 +11,7 @@ from hvdenv.environments.installation import Expectation, hides_variables, is_ve
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS
-from hvdenv.launch.variables import hidden
+from hvdenv.launch.placement import hidden_variables
 from hvdenv.masking import shown
 from hvdenv.reports.report import EVERYTHING, About, Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
@@ -212,7 +212,7 @@ def check_variables(setup: Setup, _evidence: Evidence) -> Iterator[Finding]:
     known = [name for name in reversed(setup.launchers) if name in LAUNCHERS]
     patched = hides_variables(installation.prefix)
     for launcher in {LAUNCHERS[name].controller: name for name in known}.values():
-        if away := hidden(launcher, passed, (), patched=patched):
+        if away := hidden_variables(launcher, passed, (), patched=patched):
             evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
     if notes:
         message = "; ".join(notes)

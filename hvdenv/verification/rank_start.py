@@ -15,8 +15,7 @@ from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.errors import HvdenvError, IncompatibleError
 from hvdenv.launch.container import launch_here, start_in_image
 from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import Requested
-from hvdenv.launch.variables import exported, hidden, shell_variables
+from hvdenv.launch.placement import Requested, exported_variables, hidden_variables, shell_variables
 from hvdenv.runner import TOKEN_VARIABLE
 from hvdenv.verification import training
 from hvdenv.verification.inspection import Extension
@@ -217,7 +216,7 @@ def start_program(
     patched = hides_variables(setup.installation.prefix)
     unset = setup.installation.unset
     environ = variables_for_ranks(name, setup.runner.given, activated, unset, patched=patched)
-    names = exported(launch.settings.exports, activated, environ, Requested())
+    names = exported_variables(launch.settings.exports, activated, environ, Requested())
     # The MPI that starts an image's ranks is found by PATH only.
     seen = {"PATH": setup.path, **variables} if inside else variables
     launch = launch._replace(
@@ -251,7 +250,7 @@ def variables_for_ranks(
         patched: whether Horovod keeps variables off command lines.
     """
     environ = shell_variables(given)
-    exposed = hidden(launcher, environ, activated, patched=patched)
+    exposed = hidden_variables(launcher, environ, activated, patched=patched)
     left_out = {*FILES_OF_RANKS, *unset, *exposed}
     return {name: value for name, value in environ.items() if name not in left_out}
 

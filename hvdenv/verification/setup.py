@@ -16,7 +16,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.launch.launchers import Launch, Mpi, named
-from hvdenv.launch.variables import influences
+from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Measurement
 from hvdenv.runner import Runner, environment
 

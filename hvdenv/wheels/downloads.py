@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments.generations import timestamp
-from hvdenv.environments.storage import measure
+from hvdenv.environments.registry import measure
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels.wheelcache import Kept, least_recently_used

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.availability import Availability
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
+from hvdenv.plans.resolution import Availability
 from hvdenv.reports.report import Report
 from tests.commands import Hvdenv
 

@@ -21,7 +21,7 @@ from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
 from hvdenv.environments import generations, manifest, registry
 from hvdenv.errors import RecipeError, StepError
-from hvdenv.launch.variables import influences
+from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over, replace_process

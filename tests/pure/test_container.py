@@ -28,8 +28,7 @@ from hvdenv.plans.images import (
     image_python,
     written,
 )
-from hvdenv.plans.plan import TEMPORARY, Plan
-from hvdenv.plans.script import render_bash
+from hvdenv.plans.plan import TEMPORARY, Plan, render_bash
 from hvdenv.plans.steps import GENERATION
 from tests.commands import Hvdenv
 

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from hvdenv.knowledge import events, logs
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step, interpret
 from hvdenv.knowledge.events import Reading, read_log
-from hvdenv.knowledge.failures import FOLDER, Failures, all_failures
+from hvdenv.knowledge.failures import FOLDER, SHORTEST, Failures, all_failures, anchor, pattern
 from hvdenv.knowledge.logs import ALL_TRIES, BLOCK, FEW_TRIES, TRIES
 from hvdenv.knowledge.rules import all_rules, each_of
-from hvdenv.knowledge.wordings import SHORTEST, anchor, pattern
 from hvdenv.schema import decode, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"

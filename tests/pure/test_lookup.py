@@ -13,7 +13,6 @@ from unittest import mock
 import pytest
 
 from hvdenv.building import lookup
-from hvdenv.building.availability import Availability
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
 from hvdenv.cli.main import main
@@ -23,7 +22,7 @@ from hvdenv.masking import forgotten, mask
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
-from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.runner import Runner
 from hvdenv.session.progress import Silent
 from tests.standalone import load

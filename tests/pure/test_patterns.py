@@ -16,7 +16,7 @@ import pytest
 
 from hvdenv.contents import packages
 from hvdenv.environments import activation
-from hvdenv.knowledge import diagnosis, logs, rules, wordings
+from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.logs import AFTER, BEFORE
 from hvdenv.knowledge.rules import all_rules, each_of
@@ -52,7 +52,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
     ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
     ("knowledge/logs.py", "re.escape(anchor)"): list,  # fixed texts
-    ("knowledge/wordings.py", "start + first + ''.join(taken) + end"): list,  # below, for windows
+    ("knowledge/failures.py", "start + first + ''.join(taken) + end"): list,  # below, for windows
     ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
     ("masking.py", "f'(?<![\\\\w+/-]){re.escape(word)}(?![\\\\w+/-])={{0,2}}'"): lambda: [r"(?<![\w+/-])YWJj(?![\w+/-])={0,2}"],
@@ -347,7 +347,7 @@ def test_no_wording_takes_long() -> None:
     """What it is tried on is cut: a line and the two that follow, 2,000 characters at most."""
     known = all_failures()
     for text in {text for each in (*known.events, *known.causes) for text in each.texts}:
-        compiled = wordings.pattern(text)
+        compiled = failures.pattern(text)
         for worst in _worst(text):
             began = time.process_time()
             compiled.search(worst)

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from hvdenv.environments.activation import UNSET
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import Requested, choose_launcher, overload, place, refuse_unfit
-from hvdenv.launch.variables import exported, hidden, influences, may_be_seen, shell_variables
+from hvdenv.launch.placement import (
+    Requested,
+    choose_launcher,
+    exported_variables,
+    hidden_variables,
+    influences,
+    may_be_seen,
+    overload,
+    place,
+    refuse_unfit,
+    shell_variables,
+)
 from hvdenv.model import cluster
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
@@ -213,7 +223,7 @@ def test_variables_for_other_hosts() -> None:
     )
     activated = {"PATH", "VIRTUAL_ENV", "CUDA_HOME", "LMOD_CMD", "_ModuleTable001_", "MODULEPATH"}
     requested = Requested(variables=(("OMP_NUM_THREADS", "4"),), exports=("MINE", "NOT_SET"))
-    assert exported(SITE.launch.exports, activated, environ, requested) == (
+    assert exported_variables(SITE.launch.exports, activated, environ, requested) == (
         "PATH",
         "LD_LIBRARY_PATH",
         "CUDA_HOME",
@@ -225,8 +235,8 @@ def test_variables_for_other_hosts() -> None:
 
 def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> None:
     environ = {"HOROVOD_TIMELINE": "1", "A": "1", "LD_LIBRARY_PATH": "/lib"}
-    assert exported((), {"PATH"}, environ, Requested()) == ("HOROVOD_TIMELINE",)
-    assert exported((), {"PATH"}, {"A": "1"}, Requested(exports=("A",))) == ("A",)
+    assert exported_variables((), {"PATH"}, environ, Requested()) == ("HOROVOD_TIMELINE",)
+    assert exported_variables((), {"PATH"}, {"A": "1"}, Requested(exports=("A",))) == ("A",)
 
 
 SHELL = {
@@ -291,7 +301,7 @@ def test_what_loads_other_code_is_named_and_reaches_both_or_none(
     assert influences(shell).keys() == LOADING
     activated = {"PATH", *({"PYTHONPATH"} - {*unset})}
     of_verify = variables_for_ranks(launcher, shell, activated, unset).keys()
-    away = hidden(launcher, shell, activated, patched=False)
+    away = hidden_variables(launcher, shell, activated, patched=False)
     of_run = {*shell_variables(shell)} - {*unset, *away}
     assert of_verify == of_run
     assert shell_variables(shell, clean=True) == {"PATH": "/bin"}
@@ -302,7 +312,7 @@ def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
     """All but what activate.sh unsets, and files that the ranks would write to."""
     environ = {**SHELL, "PYTHONPATH": "/x", "HOROVOD_TIMELINE": "t.json"}
     kept = variables_for_ranks(launcher, environ, {"PATH"}, UNSET)
-    away = hidden(launcher, environ, {"PATH"}, patched=False)
+    away = hidden_variables(launcher, environ, {"PATH"}, patched=False)
     assert (
         variables_for_ranks(launcher, environ, {"PATH"}, UNSET, patched=True).keys() == SHELL.keys()
     )

@@ -20,8 +20,7 @@ from hvdenv.model.observe import observe
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.plans import steps
-from hvdenv.plans.plan import Plan, choose_versions, make_plan, steps_of
-from hvdenv.plans.script import render_bash
+from hvdenv.plans.plan import Plan, choose_versions, make_plan, render_bash, steps_of
 from hvdenv.plans.steps import Steps
 from hvdenv.runner import Runner
 from hvdenv.schema import encode

@@ -13,8 +13,7 @@ from hvdenv.environments.generations import UNFIT_IN_BASH, UNFIT_IN_PREFIX, at
 from hvdenv.errors import UsageError
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import make_plan, steps_of
-from hvdenv.plans.script import render_bash
+from hvdenv.plans.plan import make_plan, render_bash, steps_of
 from tests.environments import ONE, build, build_active
 
 UNFIT = " \t\n\r\v\f\x01\x1b\x7f'\"`$\\;&|<>(){}[]*?!#%:,"

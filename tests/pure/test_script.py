@@ -11,8 +11,7 @@ from hvdenv.command import Command
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
-from hvdenv.plans.plan import Plan, make_plan, steps_of
-from hvdenv.plans.script import render_bash
+from hvdenv.plans.plan import Plan, make_plan, render_bash, steps_of
 from hvdenv.plans.step import Step, TextFile
 from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
 from tests.commands import Hvdenv

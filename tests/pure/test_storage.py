@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, registry, storage
+from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.storage import Size, measure
+from hvdenv.environments.registry import Size, measure
 from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
 from tests.commands import Hvdenv
@@ -51,8 +51,8 @@ def begun(environment: Environment, identity: str) -> Path:
     return folder
 
 
-def listed(environment: Environment) -> dict[str, storage.Generation]:
-    found = storage.list_generations(environment, find_places())
+def listed(environment: Environment) -> dict[str, registry.Generation]:
+    found = registry.list_generations(environment, find_places())
     return {each.generation: each for each in found}
 
 
@@ -224,7 +224,7 @@ def expiring(environment: Environment, **places: object) -> tuple[str, ...]:
     path = environment.record(THREE)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "resolved": {"places": places}}))
-    return storage.warnings(environment, Runner())
+    return registry.space_warnings(environment, Runner())
 
 
 def test_a_place_that_is_purged(environment: Environment, hvdenv: Hvdenv) -> None:
@@ -237,7 +237,7 @@ def test_a_place_that_is_purged(environment: Environment, hvdenv: Hvdenv) -> Non
     assert expiring(environment, expires_days=15, environments="/scratch") == ()
     assert expiring(environment) == ()
     environment.prefix.unlink()
-    assert storage.warnings(environment, Runner()) == ()
+    assert registry.space_warnings(environment, Runner()) == ()
 
 
 WS_LIST = """\

@@ -15,7 +15,7 @@ import pytest
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.environments import generations
 from hvdenv.environments.installation import horovod_in, inspect_prefix, uses_mpi
-from hvdenv.launch.variables import influences
+from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
 from hvdenv.schema import encode
 from tests.commands import Hvdenv
