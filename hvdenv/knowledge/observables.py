@@ -46,6 +46,7 @@ _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
 # What only a look at the machine's directories, at indexes and channels can tell.
 LOOKED_UP: Observables = {
     "folders_missing": frozenset(),
+    "job_here": frozenset(),
     "job_refused": frozenset(),
     "plan_refused": frozenset(),
     "proxies_dead": frozenset(),
@@ -506,7 +507,8 @@ def _observe_job(recipe: Recipe) -> Found:
     job = recipe.job
     target = recipe.partition
     return {
-        "scheduler": recipe.scheduler,
+        # A site's own scheduler that is like Slurm has srun.
+        "scheduler": (recipe.dialect and recipe.dialect.like) or recipe.scheduler,
         "job_nodes": job.nodes,
         "ranks_per_node": job.ranks_per_node,
         "cpus_per_rank": job.cpus_per_rank,

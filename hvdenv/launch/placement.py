@@ -179,7 +179,8 @@ def _requested_hosts(each: int, requested: Requested, allocation: Allocation) ->
         raise UsageError(
             f"{ranks} ranks do not fit into {_room(hosts)} slots",
             where="--hosts",
-            remedy=f"give the hosts {ranks} slots in total, or use -n {_room(hosts)}",
+            remedy=f"give the hosts {ranks} slots in total"
+            + (f", or use -n {_room(hosts)}" if _room(hosts) > 1 else f": {hosts[0].name}:{ranks}"),
         )
     return hosts
 

@@ -16,7 +16,7 @@ from hvdenv.model.cluster import Job
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import executed_paths
 from hvdenv.plans.plan import choose_versions
-from hvdenv.runner import Runner
+from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, choose_python
@@ -34,6 +34,7 @@ def judge_recipe(
     looked_up = {
         **wrong,
         "folders_missing": _missing_folders(prepared),
+        "job_here": _job_here(prepared),
         "job_refused": _job_refused(prepared),
         "plan_refused": plan_refused(prepared),
     }
@@ -51,6 +52,14 @@ def _missing_folders(prepared: Prepared) -> frozenset[str]:
         # Without the script of modules.init, hvdenv looks for others.
         if path.startswith("/") and not key.startswith("modules.") and not os.path.exists(path)
     )
+
+
+def _job_here(prepared: Prepared) -> frozenset[str]:
+    """Variables that show that check runs in a job, which has GPUs that the scheduler chose."""
+    if "CUDA_VISIBLE_DEVICES" not in prepared.facts.variables:
+        return frozenset()
+    ids = {each.job_id for each in prepared.resolved.recipe.dialects.values()}
+    return frozenset(ids & environment().keys())
 
 
 def plan_refused(prepared: Prepared) -> frozenset[str]:

@@ -246,4 +246,6 @@ def test_what_is_shown_and_checked_of_an_own_scheduler(
     assert 'schedulers.ours.prefix = "#SBATCH" # like slurm' in shown
     assert not any(line.startswith("schedulers.") and "default" in line for line in shown)
     main(["check", str(recipe), "--offline"])
-    assert f"{recipe}:8: job.time: the time limit of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{recipe}:8: job.time: the time limit of" in said
+    assert "[srun-without-slurm]" not in said

@@ -101,6 +101,12 @@ def test_how_many_there_is_room_for(
     ("allocation", "requested", "said"),
     [
         (Allocation(), {"hosts": EIGHT, "ranks": 9}, "9 ranks do not fit into 8 slots"),
+        # One rank would prove no collective operation.
+        (
+            Allocation(),
+            {"hosts": (Host("a", 1),), "ranks": 2},
+            "what to do: give the hosts 2 slots in total: a:2$",
+        ),
         (
             ASKED,
             {"hosts": (Host("gpu32", 2), Host("gpu40", 2))},

@@ -430,6 +430,18 @@ def test_what_was_found_in_sets_comes_before_words() -> None:
     assert "(PyTorch/2.0.1)" in found.message
 
 
+def test_in_a_job_the_scheduler_chooses_the_gpus(
+    hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert (
+        "note: CUDA_VISIBLE_DEVICES is set in this shell"
+        in hvdenv("check", "local", "--offline")[0]
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert "CUDA_VISIBLE_DEVICES" not in hvdenv("check", "local", "--offline")[0]
+
+
 def test_an_id_that_no_rule_has_cannot_be_allowed(check: Check) -> None:
     with pytest.raises(UsageError, match="disk-lo: no rule has") as caught:
         refuse_blocked((), ["disk-lo"], quiet=True)
