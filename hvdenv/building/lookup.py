@@ -193,7 +193,7 @@ def _resolved(questions: Questions, resolver: Resolver, tag: str, apart: set[str
         if outcome.returncode < 0 or "memory allocation of" in text:
             return _silent("Python packages", _OUT_OF_MEMORY)
         if "No solution found" not in text:
-            return _silent("Python packages", _shortened(re.sub("^(hvdenv|error): ", "", text)))
+            return _silent("Python packages", _shortened(re.sub("^(.*?error|hvdenv): ", "", text)))
         names = re.findall(r"Wheels are required for `([A-Za-z0-9][\w.-]{0,200})`", text)
         unasked = [each for each in names if _has_archive(questions, each)]
         if not unasked:

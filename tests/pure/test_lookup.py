@@ -136,6 +136,8 @@ def test_builds_do_without_an_index_of_cpu_builds_that_does_not_answer(ask: Ask)
     found, _ = ask((0, GOOD), silent=SILENT)
     assert found.not_looked_up == (SILENT.strip().removeprefix("hvdenv: "),)
     assert ask((1, NO_TORCH), silent=SILENT)[0].wrong
+    (told,) = ask((2, f"warning: none\n{NO_NETWORK}"), silent=SILENT)[0].not_looked_up
+    assert told.startswith("Python packages: Failed to fetch: `https://pypi.org")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,13 @@ class Sources:
             self.cpu_indexes = [each for each in options.cpu_index if self._answers(each)]
             self.indexes += self.cpu_indexes
 
+    def leave_out_silent(self) -> bool:
+        """Leave out indexes and pages that do not answer; whether there are some."""
+        before = self.indexes + self.links
+        self.indexes = [each for each in self.indexes if self._answers(each)]
+        self.links = [each for each in self.links if self._answers(each)]
+        return self.indexes + self.links != before
+
     def _unusable(self, name: str, problem: str) -> SystemExit:
         value, origin = self._set[name]
         return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, value, origin), problem))
@@ -155,10 +162,14 @@ class Sources:
 
     def _answers(self, url: str) -> bool:
         """Whether an index answers; one that does not is reported."""
+        if not url.startswith("http"):
+            return True
         try:
             with self.open(url.rstrip("/") + "/", SECONDS):
                 return True
         except FAILURES as error:
+            if getattr(error, "code", 0) == 404:  # it need not have a page for all packages
+                return True
             reason, shown = getattr(error, "reason", error), without_password(url)
             print("hvdenv: no answer from %s (%s); continuing without it" % (shown, reason))
             sys.stdout.flush()

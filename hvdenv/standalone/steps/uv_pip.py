@@ -94,6 +94,9 @@ def main(arguments: List[str]) -> int:
         uv = [find_uv_bin()]  # needs no libraries of this Python
     command = [*uv, "pip", words[0], *options(sources, words), *words[1:]]
     status, output = run(command, environment)
+    if status and HASHED in words and sources.leave_out_silent():
+        # Whichever index has a file, its hash decides.
+        status, output = run(command, {**environment, **variables(sources)})
     missing = MISSING.search(output)
     if status and missing:
         name, version = missing.groups()
