@@ -1,1 +1,1 @@
-"""Locks: what an environment is made of, so that it can be had again."""
+"""Locks: what an environment is made of, so that it is reproducible."""

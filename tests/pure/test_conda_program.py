@@ -108,6 +108,8 @@ def test_which_conda_program(tmp_path: Path) -> None:
 def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> None:
     done = run(written(tmp_path), tmp_path / "env")
     assert done.returncode == 1
+    # `check` does not blame the recipe for what begins so.
+    assert "conda_env: cannot install conda packages: " in done.stdout
     assert "has no py-rattler" in done.stdout
     assert "no micromamba, mamba or conda on PATH" in done.stdout
     assert install_command("py-rattler").removeprefix(sys.executable) in done.stdout

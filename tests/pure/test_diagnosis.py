@@ -374,6 +374,9 @@ def test_the_first_cause_comes_first_and_what_follows_from_it_last() -> None:
         "OSError: [Errno 28] No space left on device\nninja: build stopped: subcommand failed.\n"
     )
     found = read(log).found
+    (own, *_) = diagnose(io.BytesIO(log.encode()), own=True).found
+    # hvdenv sets the variables of pip, uv and conda itself.
+    assert own.remedies[0].startswith("`export HVDENV_HOME=DIR TMPDIR=DIR`")
     assert found[0].id == "disk-full"  # a missing library may be one that is only tried
     kinds = [each.kind for each in found]
     assert kinds == sorted(kinds, key=["cause", "symptom", "consequence", "warning"].index)

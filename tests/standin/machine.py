@@ -38,7 +38,7 @@ class StandinError(Exception):
 
 
 def check_machine(modules: Kind | None = None, path: str = SYSTEM_PATH) -> None:
-    """See that a stand-in can be had here.
+    """Check that this machine can run a stand-in.
 
     Args:
         modules: the module system that it shall have.

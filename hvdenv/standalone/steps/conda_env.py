@@ -76,7 +76,7 @@ def installer(spec: Spec, work: str) -> Union[Program, "Rattler"]:
             return Rattler(spec, CACHE)
     if not program:
         raise Failure(
-            "no conda packages can be had: %s has no py-rattler, and there is no micromamba, mamba "
+            "cannot install conda packages: %s has no py-rattler, and there is no micromamba, mamba "
             "or conda on PATH\nInstall one: %s -m pip install 'py-rattler<1,>=0.28', on Python 3.10 "
             "and newer, or load the module of this site that has conda"
             % (sys.executable, sys.executable)
