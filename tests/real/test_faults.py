@@ -108,7 +108,9 @@ def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
 ASLEEP = on_rank_1("time.sleep(1000)")
 STOPPED = on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)")
 WATCHER_STOPPED = on_rank_1("os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)")
-RENAMED = on_rank_1("kwargs['name'] = kwargs['name'].replace('Sum.float32.17', 'odd')")
+# Horovod warns before the time is up, also where frameworks import slowly.
+WARN_EARLY = "os.environ['HOROVOD_STALL_CHECK_TIME_SECONDS'] = '5'\n"
+RENAMED = WARN_EARLY + on_rank_1("kwargs['name'] = kwargs['name'].replace('Sum.float32.17', 'odd')")
 LATE = f": did not finish within {30 * PATIENCE - 5:.0f} s; rank 0 on"
 GONE = ": disappeared without reporting an exit"
 WAITED = "waited for this; results came from no rank"
