@@ -1,4 +1,4 @@
-"""What an environment is made of: of a record, of a directory, and in other programs' formats."""
+"""What an environment is made of, how two differ, and its formats of other programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hvdenv.contents import cyclonedx
-from hvdenv.contents.packages import Contents, Installed, from_record, hint
+from hvdenv.contents.difference import Difference, compare, render
+from hvdenv.contents.packages import Contents, Horovod, Installed, Package, from_record, hint
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.schema import decode
 
@@ -128,3 +129,125 @@ def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
     bill = json.loads(cyclonedx.render(contents_of({}, installed, "")))
     assert "timestamp" not in bill["metadata"]
     assert problem_of_bill(json.dumps(bill)) is None
+
+
+BUILT = Contents(
+    recipe="local",
+    python="3.11.7",
+    machine="x86_64",
+    packages=(
+        Package("conda", "openssl", "1.1.1k", "h0"),
+        Package("pypi", "numpy", "1.26.4", sha256="a" * 64),
+        Package("pypi", "pip", "23.2.1"),
+        Package("pypi", "six", "1.17.0"),
+    ),
+    horovod=Horovod("0.28.1", "5" * 64, {"one": "1" * 64}, {"HOROVOD_WITH_MPI": "1"}, "e" * 64),
+    modules={"gcc/10.2.0": "b" * 64, "cuda/11.8": ""},
+    toolchain={"compiler": "g++ (GCC) 10.2.0", "driver": "510.1"},
+)
+
+
+def packages(*changed: Package, without: str = "") -> Contents:
+    """BUILT with other packages of the same names."""
+    named = {(each.kind, each.name): each for each in (*BUILT.packages, *changed)}
+    return BUILT._replace(
+        packages=tuple(sorted(each for each in named.values() if each.name != without))
+    )
+
+
+def horovod(**changed: Any) -> Contents:
+    assert BUILT.horovod
+    return BUILT._replace(horovod=BUILT.horovod._replace(**changed))
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        (BUILT, []),
+        (BUILT._replace(created="2027", hvdenv="9"), []),
+        (packages(Package("pypi", "wrapt", "1.14")), [("packages", "wrapt", "added", "", "1.14")]),
+        (packages(without="six"), [("packages", "six", "removed", "1.17.0", "")]),
+        (packages(Package("pypi", "six", "1.9.0")), [("packages", "six", "down", "1.17.0", "1.9.0")]),
+        (packages(Package("pypi", "six", "1.17.0+site")), [("packages", "six", "up", "1.17.0", "1.17.0+site")]),
+        (packages(Package("conda", "openssl", "1.1.1w", "h0")), [("packages", "openssl (conda)", "up", "1.1.1k", "1.1.1w")]),
+        (packages(Package("conda", "openssl", "1.1.1k", "h1")), [("packages", "openssl (conda)", "changed", "1.1.1k h0", "1.1.1k h1")]),
+        (packages(Package("pypi", "numpy", "1.26.4", sha256="c" * 64)),
+         [("packages", "numpy", "changed", f"1.26.4 (sha256 {'a' * 64})", f"1.26.4 (sha256 {'c' * 64})")]),
+        # Of one of the two nobody knows the file.
+        (packages(Package("pypi", "numpy", "1.26.4")), []),
+        (packages(Package("pypi", "pip", "23.2.1", sha256="c" * 64)), []),
+        (BUILT._replace(python="3.9.1"), [("python", "Python", "down", "3.11.7", "3.9.1")]),
+        # A lock has only the minor version.
+        (BUILT._replace(python="3.11"), []),
+        (BUILT._replace(python="3.9"), [("python", "Python", "down", "3.11", "3.9")]),
+        (BUILT._replace(machine=""), []),
+        (BUILT._replace(variants=("torch",)), [("recipe", "recipe", "changed", "local", "local+torch")]),
+        (horovod(version="0.29"), [("horovod", "Horovod", "up", "0.28.1", "0.29")]),
+        (horovod(source="6" * 64), [("horovod", "source archive", "changed", "5" * 64, "6" * 64)]),
+        (horovod(wheel="f" * 64), [("wheel", "Horovod's wheel", "changed", "e" * 64, "f" * 64)]),
+        (horovod(wheel=""), []),
+        (horovod(patches={"one": "2" * 64, "two": "3" * 64}),
+         [("patches", "two", "added", "", "3" * 64), ("patches", "one", "changed", "1" * 64, "2" * 64)]),
+        (horovod(variables={}), [("flags", "HOROVOD_WITH_MPI", "removed", "1", "")]),
+        (horovod(variables={"HOROVOD_WITH_MPI": "0"}), [("flags", "HOROVOD_WITH_MPI", "changed", "1", "0")]),
+        (BUILT._replace(modules={"gcc/9.3.0": "", "cuda/11.8": "b" * 64}),
+         [("modules", "gcc", "down", "gcc/10.2.0", "gcc/9.3.0")]),
+        (BUILT._replace(modules={"gcc/10.2.0": "c" * 64, "cuda/11.8": ""}),
+         [("modules", "gcc", "changed", f"gcc/10.2.0 (sha256 {'b' * 64})", f"gcc/10.2.0 (sha256 {'c' * 64})")]),
+        (BUILT._replace(modules={"gcc/10.2.0": "b" * 64, "nccl/2": "", "cuda/11.8": ""}),
+         [("modules", "nccl", "added", "", "nccl/2")]),
+        (BUILT._replace(toolchain={"compiler": "g++ (GCC) 9.3.0"}),
+         [("toolchain", "driver", "removed", "510.1", ""),
+          ("toolchain", "compiler", "down", "g++ (GCC) 10.2.0", "g++ (GCC) 9.3.0")]),
+        (BUILT._replace(toolchain={"compiler": "icpx 10.2.0", "driver": "510.1"}),
+         [("toolchain", "compiler", "changed", "g++ (GCC) 10.2.0", "icpx 10.2.0")]),
+    ],
+)  # fmt: skip
+def test_each_kind_of_change(second: Contents, found: list[tuple[str, ...]]) -> None:
+    assert [tuple(each) for each in compare(BUILT, second)] == found
+    turned = {"added": "removed", "removed": "added", "up": "down", "down": "up"}
+    back = [
+        (group, subject, turned.get(kind, kind), after, before)
+        for group, subject, kind, before, after in found
+    ]
+    assert sorted(tuple(each) for each in compare(second, BUILT)) == sorted(back)
+
+
+def test_what_hvdenv_did_not_build_has_no_flags_to_compare() -> None:
+    foreign = Contents(
+        python="3.11.7", packages=BUILT.packages, horovod=Horovod("0.28.1", wheel="f" * 64)
+    )
+    assert [each.group for each in compare(BUILT, foreign)] == ["wheel"]
+    assert [each.group for each in compare(foreign, Contents(python="3.11.7"))] == [
+        *["packages"] * 4,
+        "horovod",
+    ]
+
+
+def test_it_reads_like_a_change_log() -> None:
+    found = compare(
+        BUILT,
+        packages(
+            Package("pypi", "six", "1.16.0"), Package("pypi", "wrapt", "1"), without="pip"
+        )._replace(modules={"gcc/11.3.0": ""}, horovod=horovod(wheel="f" * 64).horovod),
+    )
+    assert render(found) == (
+        "Packages:\n"
+        "  added    wrapt  1\n"
+        "  removed  pip  23.2.1\n"
+        "  down     six  1.17.0 -> 1.16.0\n"
+        "\n"
+        "Modules:\n"
+        "  removed  cuda  cuda/11.8\n"
+        "  up       gcc  gcc/10.2.0 -> gcc/11.3.0\n"
+        "\n"
+        "Wheel:\n"
+        "  changed  Horovod's wheel  eeeeeeeeeeee -> ffffffffffff\n"
+    )
+    assert "\x1b[32madded   \x1b[0m wrapt" in render(found, colour=True)
+    assert render(()) == ""
+
+
+def test_hashes_that_begin_alike_are_shown_whole() -> None:
+    one, two = "a" * 63 + "0", "a" * 63 + "1"
+    assert f"{one} -> {two}" in render((Difference("wheel", "w", "changed", one, two),))

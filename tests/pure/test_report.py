@@ -1,16 +1,25 @@
-"""The report as data: JSON out and in again."""
+"""The report as data: JSON out and in again, and the files that verify writes of it."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import stat
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from hvdenv import places
+from hvdenv.cli import verify_report
+from hvdenv.errors import StepError
+from hvdenv.masking import masked
 from hvdenv.reports import page
 from hvdenv.reports.report import SCHEMA, Finding, Measurement, RankRecord, Report, different_ranks
 from hvdenv.schema import encode
+from tests.commands import Hvdenv
 
 PASS = Finding("allreduce", "torch over MPI", "pass", "right")
 REPORT = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (PASS,))
@@ -97,3 +106,133 @@ def test_what_is_no_report_is_refused(key: str, value: object, problem: str) -> 
             Report.from_json(other)
     with pytest.raises(ValueError, match="recipe: this key is required and missing; prefix: this"):
         Report.from_json({"schema": SCHEMA})
+
+
+@pytest.fixture
+def kept(cases: Path) -> str:
+    """A report that verify kept, whose verdict is fail."""
+    return str(cases / "reports" / "everything.json")
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> str:
+    """One whose verdict is pass."""
+    finding = Finding("allreduce", "torch over MPI", "pass", "right sums")
+    path = tmp_path / "good.json"
+    report = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (finding,))
+    path.write_text(json.dumps(report.to_json()))
+    return str(path)
+
+
+def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
+    said = hvdenv("verify", "--report", kept, "--junit", str(xml), "--html", str(page), code=1)
+    assert ElementTree.parse(xml).getroot().get("failures") == "3"
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["verify.html", "verify.xml"]
+    assert "verdict: fail" in said.out and said.err == ""
+
+
+def test_quiet_says_what_did_not_pass_and_nothing_else(
+    kept: str, good: str, hvdenv: Hvdenv
+) -> None:
+    assert hvdenv("verify", "--report", good, "--quiet").out == ""
+    said = hvdenv("verify", "--report", kept, "--quiet", code=1).out
+    assert "expected  built  proven" not in said and "what to do" not in said
+    assert "Failed (1):\n    allreduce: torch over MPI: rank 1 on gpu33: was ended" in said
+    assert "verdict: fail" in said
+
+
+def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    words = ["verify", "--report", kept, "--json", "--html", str(tmp_path / "verify.html")]
+    said = hvdenv(*words, code=1)
+    assert json.loads(said.out) == masked(json.loads(Path(kept).read_text()))
+    assert said.err == ""
+
+
+def test_a_file_that_is_there_is_replaced_where_it_lies(
+    good: str, tmp_path: Path, hvdenv: Hvdenv
+) -> None:
+    there, link = tmp_path / "there.html", tmp_path / "link.html"
+    there.write_text("old")
+    link.symlink_to(there)
+    hvdenv("verify", "--report", good, "--html", str(link))
+    assert link.is_symlink() and "<!DOCTYPE html>" in there.read_text()
+
+
+def test_the_verdict_is_not_lost(
+    kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
+    """The disk is full when the XML is written, and has room again for the page."""
+    write = places.write_text
+
+    def full(path: Path, text: str) -> None:
+        if path.suffix == ".xml":
+            raise StepError("cannot write: No space left on device", where=str(path))
+        write(path, text)
+
+    monkeypatch.setattr(verify_report, "write_text", full)
+    xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
+    files = ["--junit", str(xml), "--html", str(page)]
+    for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):
+        page.unlink(missing_ok=True)
+        said = hvdenv("verify", "--report", report, *files, code=code)
+        assert f"verdict: {verdict}" in said.out
+        assert f"error: --junit {xml}: cannot write: No space left on device" in said.err
+        assert "what to do: `hvdenv verify --report FILE --junit FILE`" in said.err
+        assert page.exists() and not xml.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ("missing/verify.html", "there is no such directory"),
+        (".", "this is not a regular file"),
+        ("/dev/null", "this is not a regular file"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--junit", "--html"])
+def test_what_could_not_be_written_is_said_first(
+    option: str, file: str, problem: str, tmp_path: Path, hvdenv: Hvdenv
+) -> None:
+    said = hvdenv("verify", "--prefix", "/nowhere", option, str(tmp_path / file), code=2)
+    assert said.out == ""
+    assert said.err.startswith(f"error: {option} /") and problem in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_others_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
+    words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
+    assert f"--html {tmp_path}: this directory is not writable" in hvdenv(*words, code=2).err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "this is not a report of verify: Expecting value"),
+        ("{}", "this is not a report of verify: its schema is not one of"),
+        ("[" * 100000, "this is not a report of verify"),
+        ("\xff", "this is not a report of verify"),
+        (None, "cannot read it: No such file or directory"),
+    ],
+    ids=["empty", "another object", "deep", "not UTF-8", "not there"],
+)
+def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    path = tmp_path / "report.json"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    said = hvdenv("verify", "--report", str(path), code=2).err
+    assert f"error: --report {path}: {problem}" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["local"], ["--prefix", "/env"], ["--where", "compute"]], ids=str
+)
+def test_a_kept_report_is_of_no_other_environment(
+    words: list[str], kept: str, hvdenv: Hvdenv
+) -> None:
+    assert "verifies nothing" in hvdenv("verify", *words, "--report", kept, code=2).err
