@@ -59,6 +59,8 @@ class Rule(NamedTuple):
             key. ``{name}`` stands for each name that "matches" has found.
         instead: another edit, for recipes in which the first one leads to other findings.
         theme: name of its file.
+        values: by observable, the versions, numbers and words that make it apply; none where the
+            message names the value.
     """
 
     id: str
@@ -73,6 +75,7 @@ class Rule(NamedTuple):
     edit: dict[str, str] = {}
     instead: dict[str, str] = {}
     theme: str = ""
+    values: dict[str, tuple[str, ...]] = {}
 
     def alternatives(self) -> tuple[Conditions, ...]:
         """All conditions: once for each row."""
@@ -128,34 +131,102 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _filled(rule: Rule, seen: Observables) -> Rule:
     """A rule with {found}, {name} and the observables named in its message filled in."""
-    found = _found(rule, seen)
+    values = _values(rule, seen)
+    found = _found(rule, values, seen)
     names = [word.partition("=")[0] for word in found] or [""]
+    message = re.sub(
+        r"\{([a-z_]+)\}",
+        lambda name: ", ".join(sorted(_words(seen.get(name[1], name[0])))),
+        rule.message.replace("{found}", ", ".join(found)),
+    )
     return rule._replace(
-        message=re.sub(
-            r"\{([a-z_]+)\}",
-            lambda name: str(seen.get(name[1], name[0])),
-            rule.message.replace("{found}", ", ".join(found)),
-        ),
+        message=message + _here(rule, values, seen),
         edit={
             key.replace("{name}", name): value for key, value in rule.edit.items() for name in names
         },
+        values=values,
     )
 
 
-def _found(rule: Rule, seen: Observables) -> list[str]:
+def _values(rule: Rule, seen: Observables) -> dict[str, tuple[str, ...]]:
+    """By observable, the versions, numbers and words that make a rule apply."""
+    values: dict[str, tuple[str, ...]] = {}
+    for alternative in rule.alternatives():
+        if _all_hold(alternative, seen):
+            for name, several in alternative.items():
+                for condition in each_of(several):
+                    for each, words in _decisive(name, condition, seen):
+                        values[each] = tuple(sorted({*values.get(each, ()), *words}))
+    return values
+
+
+def _decisive(name: str, condition: str, seen: Observables) -> Iterator[tuple[str, Iterable[str]]]:
+    verb, _, operand = condition.rpartition(" ")
+    if condition.startswith("matches "):
+        pattern = condition.removeprefix("matches ")
+        yield name, (word for word in _words(seen[name]) if re.fullmatch(pattern, word))
+    elif condition[0] in "<>=!~" or verb in ("below", "at least", "allows", "denies", "outside"):
+        yield name, _words(seen[name])
+    elif verb in _COMPARISONS:
+        yield from ((each, _words(seen[each])) for each in (name, operand))
+    elif condition != "none":
+        # A message states such a value in words of its own.
+        yield name, ()
+
+
+def _found(rule: Rule, values: Mapping[str, tuple[str, ...]], seen: Observables) -> list[str]:
     """The words that "matches" found: those of sets, or if there are none, of strings."""
-    fitting = {
-        (isinstance(seen[name], frozenset), word)
+    searched = {
+        name
         for alternative in rule.alternatives()
-        if _all_hold(alternative, seen)
-        for name, conditions in alternative.items()
-        for condition in each_of(conditions)
-        if condition.startswith("matches ")
-        for word in _words(seen[name])
-        if re.fullmatch(condition.removeprefix("matches "), word)
+        for name, several in alternative.items()
+        if name in values and any(each.startswith("matches ") for each in each_of(several))
     }
-    of_sets = any(of_set for of_set, _ in fitting)
-    return sorted(word for of_set, word in fitting if of_set == of_sets)
+    sets = {name for name in searched if isinstance(seen[name], frozenset)}
+    return sorted({word for name in sets or searched for word in values[name]})
+
+
+# What people call observables whose names say less.
+_LABELS = {
+    "cmake_module": "CMake of modules.build",
+    "cuda": "CUDA",
+    "disk_free_mb": "MB free",
+    "driver_cuda": "CUDA of the partition's driver",
+    "gcc": "g++",
+    "horovod": "Horovod",
+    "memory_per_core_mb": "MB per core",
+    "mpi": "MPI",
+    "nccl": "NCCL",
+    "openmpi": "Open MPI",
+    "openmpi_module": "Open MPI of modules.load",
+    "partition_glibc": "glibc of the partition",
+    "python": "Python",
+    "python_minor": "Python",
+    "python_module_minor": "Python of modules.load",
+    "rocm": "ROCm",
+    "tensorflow": "TensorFlow",
+    "tensorflow_cuda": "CUDA of TensorFlow",
+    "torch_cuda": "CUDA of torch",
+    "wanted_cmake": "build_tools.cmake",
+    "wanted_setuptools": "build_tools.setuptools",
+}
+
+
+def _here(rule: Rule, values: Mapping[str, tuple[str, ...]], seen: Observables) -> str:
+    """The values that a message does not state, in brackets."""
+    found = _found(rule, values, seen) if "{found}" in rule.message else []
+    parts = []
+    for name, words in values.items():
+        if f"{{{name}}}" in rule.message or name.endswith("_provider"):
+            continue
+        plain = name.replace("wanted_", "packages.").replace("_", " ")
+        label = f"{_LABELS.get(name, plain)} "
+        for word in words:
+            if not isinstance(seen[name], frozenset):
+                parts += [] if word in found else [f"{label}{'any' if word == '>=0' else word}"]
+            elif word not in found and word not in rule.message:
+                parts.append(word)
+    return f" (here: {', '.join(parts)})" if parts else ""
 
 
 def _words(value: Observable) -> Iterable[str]:

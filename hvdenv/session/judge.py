@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -85,12 +85,56 @@ def _job_refused(prepared: Prepared) -> frozenset[str]:
 
 _KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
 
+# The keys from which observables have their values; to those that end with a dot belongs a name.
+_KEYS = {
+    "torch": "frameworks.torch.version",
+    "tensorflow": "frameworks.tensorflow.version",
+    "horovod": "horovod.version",
+    "python": "python.version",
+    "openmpi": "mpi.version",
+    "mpi": "mpi.kind",
+    "launcher": "launch.launcher",
+    "job_nodes": "job.nodes",
+    "modules": "modules.load",
+    "build_modules": "modules.build",
+    "gcc": "modules.load",
+    "cuda": "modules.load",
+    "cpu_lacks": "target.arch_flags",
+    "gpu_operations": "horovod.gpu.operations",
+    "srun_mpi": "launch.srun_mpi",
+    "scheduler": "scheduler",
+    "controllers": "horovod.controllers",
+    "cpu_operations": "horovod.cpu_operations",
+    "torch_provider": "frameworks.torch.provider",
+    "tensorflow_package": "frameworks.tensorflow.package",
+    "channels": "conda.channels",
+    "capabilities": "horovod.gpu.capabilities",
+    "container_base": "container.base",
+    "arch_flags": "target.arch_flags",
+    "network_use": "network.use",
+    "place": "places.environments",
+    "mca": "launch.mca.",
+    "run_variables": "environment.run.",
+    "build_variables": "environment.build.",
+    "packages": "packages.",
+    "conda_packages": "conda.packages.",
+}
+
+
+def _keys_of(rule: Rule) -> Iterator[str]:
+    for name, words in rule.values.items():
+        key = _KEYS.get(name, name.replace("wanted_", "packages."))
+        names = (word.partition("=")[0] for word in words) if key.endswith(".") else ("",)
+        yield from (f"{key}{each}" for each in names)
+
 
 def _places(rule: Rule, resolved: Resolved) -> str:
-    """File and line of the keys that a rule names and this recipe sets."""
-    keys = dict.fromkeys((*rule.edit, *_KEY.findall(f"{rule.message} {rule.remedy}")))
-    set_by = {key: layer.name for key, layer in resolved.setters.items()}
-    places = [resolved.where(key) for key in keys if set_by.get(key, "default") != "default"]
+    """File and line of the keys that a rule is about and this recipe sets."""
+    named = _KEY.findall(f"{rule.message} {rule.remedy}")
+    keys = dict.fromkeys((*rule.edit, *named, *_keys_of(rule)))
+    own = {key for key, layer in resolved.setters.items() if layer.name != "default"}
+    tables = {key.rpartition(".")[0] for key in own if key.startswith("target.")}
+    places = [resolved.where(key) for key in keys if key in own | tables]
     return ", ".join(place for place in places if place not in rule.message)
 
 

@@ -126,7 +126,9 @@ def test_rules_have_ids_of_their_own_and_say_all() -> None:
     assert len(RULES) == len(all_rules()) >= 100
     for rule in all_rules():
         assert all(
-            rule._replace(when={"x": "any"}, rows=({},), edit={"x": "y"}, instead={"x": "y"})
+            rule._replace(
+                when={"x": "any"}, rows=({},), edit={"x": "y"}, instead={"x": "y"}, values={"x": ()}
+            )
         ), rule.id
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
 
@@ -250,6 +252,13 @@ def test_after_its_edit_a_rule_says_nothing_any_more(
     path.write_text(f'format = 1\nname = "mine"\n{text}', encoding="utf-8")
     found = {each.id: each for each in judged(path, here)}
     assert rule.id in found, sorted(found)
+    told_of = told(found[rule.id], load_recipe(str(path)))
+    assert "\n  where: " in told_of, told_of
+    message = found[rule.id].message
+    for name, words in found[rule.id].values.items():
+        assert name.endswith("_provider") or all(
+            word.replace(">=0", "any") in message for word in words
+        ), message
     change = propose(load_recipe(str(path)), found[rule.id].edit)
     assert change.diff and not change.options
     path.write_text(change.after, encoding="utf-8")
