@@ -222,7 +222,12 @@ class _Decoder:
                 self.refuse((*path, key), f"unknown key{hint}")
         missing = [key for key in known if key not in table and key not in kind._field_defaults]
         for key in missing if self.whole else ():
-            if f'"{key}"' not in hints:  # a misspelt key is one problem
+            if f'"{key}"' in hints:  # a misspelt key is one problem
+                continue
+            before = len(self.problems)
+            if hasattr(known[key], "_fields"):  # a table: its keys say more
+                self.read(known[key], {}, (*path, key))
+            if len(self.problems) == before:
                 self.refuse((*path, key), "this key is required and missing")
         return kind(**found) if self.whole and not self.problems else None
 

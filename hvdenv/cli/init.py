@@ -50,6 +50,8 @@ examples:
   hvdenv init fenn --from page.md --interactive        asks for what is missing
 """
 _STANDARD = "-"
+# In a key or a value of a page that uses GPUs.
+_GPUS = re.compile(r"(?i)\bgpu|[-_]gpu|cuda|nccl|rocm|\+cu\d")
 # A proposal can lack others: a framework has a version, and the controller mpi needs an MPI.
 _ROUNDS = 2
 
@@ -180,9 +182,12 @@ def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
         # The name of a file would be run.
         loads = [each for each in names if re.fullmatch(get_args(ModuleName)[1].regex, each)]
         found = here.drafted(seen, Runner(), _report, loads)
-        # The partition of a page's job is the page's.
-        stated = {each.key for each in (*values, *given)} & {("job", "partition")}
-        kept = tuple(each for each in found.values if each.key not in stated)
+        # The partition with GPUs is for a page that uses them and names no other.
+        own = [f"{'.'.join(each.key)} {each.value}" for each in (*values, *given)]
+        named = any(each.startswith("job.partition ") for each in own)
+        without_gpus = bool(arguments.pages) and not any(map(_GPUS.search, own))
+        unwanted = ("job", "partition") if named or without_gpus else ()
+        kept = tuple(each for each in found.values if each.key != unwanted)
         parts.append(found._replace(values=kept))
     return answers.give(joined(parts), given)
 

@@ -8,13 +8,14 @@ from typing import NamedTuple, get_args
 from hvdenv.drafting.inferred import gpu_option, inferred, mpi_module
 from hvdenv.drafting.modulelines import LOAD
 from hvdenv.drafting.shell import shown_whole
-from hvdenv.drafting.values import GIVEN, WITHOUT, Found, Key, Left, Value, at
+from hvdenv.drafting.values import GIVEN, OPEN, WITHOUT, Found, Key, Left, Value, at
 from hvdenv.knowledge.patches import releases
 from hvdenv.model.cluster import LauncherName
+from hvdenv.model.layers import decode_whole
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import DEFAULTS
 from hvdenv.reading import OWN, read_text
-from hvdenv.schema import Problem, Table, check_part, decode, parse_toml
+from hvdenv.schema import Problem, Table, check_part, parse_toml
 
 _LAUNCHER = at("launch.launcher")
 _UNNAMED_PARTITION = ("partitions", "")
@@ -24,8 +25,13 @@ _NEEDS = {
     "horovod.frameworks": 'such as ["torch"]',
     "horovod.controllers": '["mpi"], ["gloo"] or both',
     "version": "the release to install",
+    "mpi.kind": 'such as "openmpi": Horovod is to use MPI',
     "conda.channels": 'such as ["conda-forge"]',
+    "job.nodes": "number of nodes",
+    "job.ranks_per_node": "ranks of a node, usually one per GPU",
 }
+# The keys of tables that a recipe lacks as a whole.
+_REQUIRED = {"frameworks": "version", "mpi": "kind", "conda": "channels"}
 
 
 class Choice(NamedTuple):
@@ -156,7 +162,7 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
         most = max(each.weight for each in known.values())
         best = [each for each in known.values() if each.weight == most]
         for each in known.values():
-            if each.weight < most:
+            if OPEN < each.weight < most:
                 told = f"{'.'.join(key)}: {best[0].origin.place} takes precedence over {each.value}"
                 left.append(Left(each.origin, told, table=each.table))
         if key[:2] == _UNNAMED_PARTITION and len(best) > 1:
@@ -208,40 +214,38 @@ def _alternatives(
 
 
 def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
+    """What the loaded recipe would lack, and what a job of it needs."""
     partition, gpus = _find(values, "job.partition"), _find(values, "job.gpus_per_node")
     if partition and gpus:
-        key = ("partitions", str(partition.value), "gpus")
-        if not any(each.key == key for each in values):
+        of_nodes = ("partitions", str(partition.value), "gpus")
+        if not any(each.key == of_nodes for each in values):
             # A job states the least that a node has, not how many it has.
-            needs = f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
-            yield Missing(key, needs)
-    document = nested(values)
-    document |= {"format": 1, "name": name, "summary": "x", "status": "documented"}
+            needs = f"GPUs of a node, {gpus.value} or more, or --here on the cluster"
+            yield Missing(of_nodes, needs)
     defaults = parse_toml(read_text(DEFAULTS, OWN))
-    for name, below in {**defaults, "horovod": {}, "frameworks": {}}.items():
-        if isinstance(below, dict):
-            document[name] = {**below, **document.get(name, {})}
-        else:
-            document.setdefault(name, below)
-    if "mpi" in document["horovod"].get("controllers", []) and "mpi" not in document:
-        yield Missing(at("mpi.kind"), 'such as "openmpi": Horovod is to use MPI')
-    for framework in document["horovod"].get("frameworks", []):
-        if framework not in document["frameworks"]:
-            yield Missing(at("frameworks", framework, "version"), _NEEDS["version"])
-    try:
-        decode(Recipe, document)
-    except Problem as problem:
-        for each in problem.all:
-            path = tuple(str(part) for part in each.path)
-            of_framework = (path[0], path[-1]) == ("frameworks", "version")
-            yield Missing(path, _needs("version" if of_framework else ".".join(path), each.message))
+    document = nested(values)
+    given = {"format": 1, "name": name, "summary": "x", "status": "documented"}
+    for key, below in {**defaults, **given}.items():
+        above = document.get(key, {})
+        document[key] = {**below, **above} if isinstance(below, dict) else above or below
+    if partition:
+        document.setdefault("partitions", {}).setdefault(str(partition.value), {})
+    lines = {each.key: each.origin.place for each in values if each.weight == OPEN}
+    for problem in decode_whole(document)[1]:
+        path = tuple(str(part) for part in problem.path)
+        if path[0] in _REQUIRED and len(path) == (2 if path[0] == "frameworks" else 1):
+            path += (_REQUIRED[path[0]],)
+        left_open = f"; {lines[path]} leaves it open" if path in lines else ""
+        yield Missing(path, _needs(path, problem.message) + left_open)
 
 
-def _needs(key: str, message: str) -> str:
-    if key == "horovod.version":
-        latest = list(releases().values())[-1]
+def _needs(path: Key, message: str) -> str:
+    latest = list(releases().values())[-1]
+    if path == at("horovod.version"):
         return f'such as "{latest.version}", the latest release ({latest.uploaded})'
-    return _NEEDS.get(key, message)
+    if path == at("horovod.sha256"):
+        return f'"{latest.sha256}" for {latest.version}'
+    return _NEEDS.get("version" if path[0] == "frameworks" else ".".join(path), message)
 
 
 def _every_line(

@@ -49,12 +49,10 @@ def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
     )
     provider = stated.get(at("python.provider"))
     found = list[Value]()
+    for each in _loads(values):
+        found += _module_facts(each, builds=builds, venv=not provider or provider.value == "venv")
     for each in values:
-        if each.key == LOAD:
-            found += _module_facts(
-                each, builds=builds, venv=not provider or provider.value == "venv"
-            )
-        elif each.key in (at("modules.swap"), at("modules.unload")):
+        if each.key in (at("modules.swap"), at("modules.unload")):
             why = "it changes modules that are loaded by default"
             found.append(_follows("modules.purge", "no", each, why))
     found += _horovod_facts(values, items)
@@ -65,6 +63,15 @@ def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
         if each.item or each.key not in stated
         if each.item or first.setdefault(each.key, each) is each
     ]
+
+
+def _loads(values: Iterable[Value]) -> Iterator[Value]:
+    """The modules that are loaded in the end."""
+    for each in values:
+        if each.key == LOAD:
+            yield each
+        elif isinstance(each.value, dict) and each.key == at("modules.swap"):
+            yield each._replace(key=LOAD, value=each.value["into"])
 
 
 def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
@@ -137,7 +144,7 @@ def _horovod_facts(values: Sequence[Value], items: Collection[str]) -> Iterator[
 
 
 def mpi_module(values: Iterable[Value]) -> Value | None:
-    loads = (each for each in values if each.key == LOAD and not each.role)
+    loads = (each for each in _loads(values) if not each.role)
     return next((each for each in loads if module_role(str(each.value)) == "MPI"), None)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hvdenv.drafting.options import Option, split, tables
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import UNKNOWN, Statement
-from hvdenv.drafting.values import COMMAND, INFERRED, Left, Origin, Read, Value, at, leave
+from hvdenv.drafting.values import COMMAND, INFERRED, OPEN, Left, Origin, Read, Value, at, leave
 from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
@@ -34,6 +34,7 @@ _DIFFERENT: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Types of nodes that are requested by number: rt_F=2 at ABCI, f_node=2 at TSUBAME.
 _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
+_OF_ONE_JOB = "it belongs to one job, not to every job of the recipe"
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
 _UNSUPPORTED = {"#PJM": "PJM of Fujitsu", "#MSUB": "Moab"}
 # Programs that request allocations. qsub belongs to several batch systems.
@@ -66,8 +67,10 @@ def directive(statement: Statement, page: Page) -> Iterator[Field | Read]:
 def find_scheduler(statement: Statement, page: Page) -> str:
     """The batch system that a directive or a command is for; empty if it is not known."""
     if not statement.directive:
-        named = REQUESTS.get(statement.program) or page.scheduler
-        return named or (_qsub_system(statement.words) if statement.program == "qsub" else "")
+        named = REQUESTS.get(statement.program, "slurm" if statement.program == "srun" else None)
+        if named == "":  # options tell whose qsub it is, or else the rest of the page
+            return _qsub_system(statement.words) or page.scheduler
+        return named or page.scheduler
     text = statement.origin.text
     found = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
     return next(found, "")
@@ -75,7 +78,7 @@ def find_scheduler(statement: Statement, page: Page) -> str:
 
 def _qsub_system(words: Sequence[str]) -> str:
     """qsub belongs to several batch systems: options tell which."""
-    if any(word.startswith(("select=", "nodes=")) for word in words):
+    if any(word.startswith(("select=", "nodes=", "walltime=", "ncpus=")) for word in words):
         return "pbs"
     return "gridengine" if {"-pe", "-g"} & {*words} else "cobalt" if "-n" in words else ""
 
@@ -102,11 +105,15 @@ def option_fields(
     options = split(words, {**table, **dict.fromkeys(unknown, Option("", 1))})
     for option, value in options.given:
         meaning = table[option].meaning if option in table else ""
+        if value.startswith("depend="):  # -W of PBS has other values as well
+            meaning = _OF_ONE_JOB
         if " " in meaning:
             told = f"{option}: {meaning}" if len(options.given) > 1 else meaning
             yield leave(told, understood=not meaning.endswith("?"))
         elif meaning:
-            yield Field(statement, meaning, value)
+            plain, array, _ = value.partition("[" if meaning == "name" else "\0")
+            yield Field(statement, meaning, plain)
+            yield from [leave(_OF_ONE_JOB)] if array else []
         elif statement.directive and value:
             joint, quote = "=" if option.startswith("--") else " ", '"' if " " in value else ""
             yield Field(statement, "directive", f"{option}{joint}{quote}{value}{quote}")
@@ -123,7 +130,9 @@ def job_values(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement,
         known = [each._replace(field=_JOB_TOTALS.get(each.field, each.field)) for each in known]
     size = _size(known)
     for each in known:
-        yield from ((each.statement, read) for read in _value(each, scheduler, size))
+        reads = _value(each, scheduler, size)
+        # Without a scheduler, hvdenv writes no job.
+        yield from ((each.statement, read) for read in reads if scheduler or not _is_open(read))
 
 
 # Resources of PBS and Grid Engine; of one chunk of PBS, or of `nodes=` in TORQUE.
@@ -142,6 +151,8 @@ _JOB_TOTALS = {"resource ncpus": "cpus_in_all", "resource ngpus": "gpus_in_all"}
 LAUNCHER_FIELDS = frozenset(
     {"hosts", "map_by", "ranks", "launched_per_node", "launched_nodes", "launched_slots"}
 )
+# In names of parallel environments: mpi_16, mpi-16, mpi_16_tasks_per_node.
+_SLOTS_PER_NODE = re.compile(r"[a-z][_-](\d{1,3})(?:_?(?:tasks_)?per_node|ppn|way)?$")
 _RANKS_PER_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
 
 
@@ -156,6 +167,8 @@ def _parts(each: Field, scheduler: str) -> Iterator[Field]:
             yield each._replace(field=f"resource {key}", value=text)
     elif each.field == "parallel_environment":
         yield from (each._replace(value=name), each._replace(field="tasks", value=slots))
+        if found := _SLOTS_PER_NODE.search(name):
+            yield each._replace(field="launched_slots", value=found[1])
     elif each.field == "hosts":
         hosts = each.value.split(",")
         slots_of_each = {host.partition(":")[2] for host in hosts}
@@ -301,6 +314,18 @@ def _rank_values(field: str, count: int, size: Size) -> Iterator[Read]:
     elif field != "launched_nodes":
         told = "cannot be divided" if size.nodes or size.per_node else f"in all, and {size.gap}"
         yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")
+        yield from _open(size)
+
+
+def _is_open(read: Read) -> bool:
+    return isinstance(read, Value) and read.weight == OPEN
+
+
+def _open(size: Size) -> Iterator[Value]:
+    """Sizes that the page does not state although its job has several ranks."""
+    for key, known in (("nodes", size.nodes), ("ranks_per_node", size.per_node)):
+        if not known:
+            yield Value(at("job", key), 0, weight=OPEN)
 
 
 def _resource_value(name: str, text: str, scheduler: str) -> Value:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.drafting import jobs
 from hvdenv.drafting.jobs import LAUNCHER_FIELDS, Field
-from hvdenv.drafting.options import Options, split, tables
+from hvdenv.drafting.options import split, tables
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import UNKNOWN, Statement
 from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
@@ -19,7 +19,6 @@ _SITE_LAUNCHERS = {"ibrun": "ibrun -n {ranks} {program}"}
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
-_PLACE_FIELDS = ("partition", "account", "qos")
 _NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 
 
@@ -44,18 +43,12 @@ def launch(statement: Statement, _: Page) -> Iterator[Field | Read]:
     for option, value in options.given:
         field = table[option].meaning if option in table else "other"
         if field in LAUNCHER_FIELDS:
-            yield from _sizes(statement, field, value)
+            yield Field(statement, field, value)
         elif field == "other":
             yield _other(option, value, name)
         else:
             yield from _option(field, value)
     yield from _container(options.rest)
-
-
-def _sizes(statement: Statement, field: str, value: str) -> Iterator[Field]:
-    # Outside of a job, it is the number of ranks of an example.
-    if field != "ranks" or statement.batch:
-        yield Field(statement, field, value)
 
 
 def _option(field: str, value: str) -> Iterator[Read]:
@@ -89,7 +82,7 @@ def srun(statement: Statement, _: Page) -> Iterator[Field | Read]:
     options = split(words, tables()["slurm"], program=True)
     read = list(jobs.option_fields(statement, words[: len(words) - len(options.rest)], "slurm"))
     if options.has("--pty") or not options.rest or options.rest[0] in _SHELLS:
-        yield from _interactive(options, read)
+        yield from _interactive(read)
     elif options.rest[0] in _NO_RANKS:
         yield _NO_PROGRAM
     elif options.rest[0] in _OTHER_RUNTIMES:
@@ -99,7 +92,7 @@ def srun(statement: Statement, _: Page) -> Iterator[Field | Read]:
         # Which part of an allocation a step uses says nothing about the job.
         of_step = ("srun_mpi", "cpu_bind")
         yield from (each for each in read if isinstance(each, Left) or each.field in of_step)
-        yield from _sizes(statement, "ranks", options.last("-n", "--ntasks"))
+        yield Field(statement, "ranks", options.last("-n", "--ntasks"))
         yield from _container(options.rest)
 
 
@@ -141,18 +134,17 @@ def request(statement: Statement, page: Page) -> Iterator[Field | Read]:
     name, *words = statement.words
     read = list(jobs.option_fields(statement, words, scheduler))
     if name in ("salloc", "sinteractive") or {"-I", "-Is"} & {*words}:
-        yield from _interactive(split(words, tables()[scheduler], program=True), read)
+        yield from _interactive(read)
     else:
         yield from read
         yield leave("hvdenv submits jobs itself", understood=True)
 
 
-def _interactive(options: Options, read: Sequence[Field | Left]) -> Iterator[Field | Read]:
-    """Of an interactive job: where it runs. Its sizes say nothing about those of a training."""
-    kept = [each for each in read if isinstance(each, Field) and each.field in _PLACE_FIELDS]
-    yield from kept
-    yield from (each for each in read if isinstance(each, Left) and not each.understood)
-    values = {each.value for each in kept}
-    others = [" ".join(filter(None, each)) for each in options.given if each[1] not in values]
-    told = f", with {', '.join(others)}" if others else ""
-    yield leave(f"for an interactive job{told}: hvdenv shell", understood=True)
+def _interactive(read: Iterable[Field | Left]) -> Iterator[Field | Read]:
+    """The options of an interactive job are those of other jobs, unless a script states them."""
+    for each in read:
+        if isinstance(each, Field):
+            yield each._replace(statement=each.statement._replace(batch=False))
+        elif not each.understood:
+            yield each
+    yield leave("for an interactive job: hvdenv shell", understood=True)

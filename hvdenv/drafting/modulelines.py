@@ -9,7 +9,7 @@ from itertools import chain
 
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import Statement
-from hvdenv.drafting.values import Read, Scalar, Value, at, leave
+from hvdenv.drafting.values import Left, Read, Scalar, Value, at, leave
 from hvdenv.sites.modules import OFFERS, module_family
 
 _LISTS = frozenset({
@@ -53,16 +53,29 @@ def _load(names: list[str], _: Page, __: bool) -> Iterator[Read]:
 
 
 def _unload(names: list[str], page: Page, _: bool) -> Iterator[Read]:
-    # After a purge, only modules of the page can have loaded what it unloads.
-    if page.purged and page.modules[-1]:
-        yield leave("recipes unload modules before they load others")
-    else:
-        yield from (Value(_UNLOAD, each, item=True) for each in names)
+    for each in names:
+        if load := page.remove_module(each):
+            yield Left(load.origin, f"the page unloads {load.value} again")
+            yield leave(f"it unloads {load.value}, which the page loads", understood=True)
+        # After a purge, only modules of the page can have loaded what it unloads.
+        elif page.purged and page.modules[-1]:
+            yield leave("recipes unload modules before they load others")
+        else:
+            yield Value(_UNLOAD, each, item=True)
 
 
-def _swap(names: list[str], _: Page, __: bool) -> Iterator[Read]:
-    if len(names) == 2:
-        yield Value(at("modules.swap"), {"out": names[0], "into": names[1]}, item=True)
+def _swap(names: list[str], page: Page, _: bool) -> Iterator[Read]:
+    """Of a module that the page loads, or of one that is loaded by default."""
+    if len(names) not in (1, 2):
+        yield leave("modules.swap needs two modules")
+        return
+    # With one name, another version of the same module goes.
+    out, into = names[0].rpartition("/")[0] if len(names) == 1 else names[0], names[-1]
+    if load := page.remove_module(out, swap=True):
+        yield Left(load.origin, f"the page loads {into} in place of {load.value}")
+        yield Value(LOAD, into, item=True)
+    elif out:
+        yield Value(at("modules.swap"), {"out": out, "into": into}, item=True)
     else:
         yield leave("modules.swap needs two modules")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from hvdenv.drafting.values import Value
+
+_LAST = sys.maxsize
 
 
 class Page:
@@ -13,6 +17,7 @@ class Page:
         repository, folder, tag: of the last clone.
         builds_horovod: whether the page installs Horovod.
         modules: those that it loads, by sequences that start from nothing.
+        place: in the last sequence, where the next module goes.
         purged: whether the page itself unloads everything before the last sequence.
     """
 
@@ -22,6 +27,7 @@ class Page:
         self.builds_horovod = False
         self.modules: list[list[Value]] = [[]]
         self.purged = False
+        self.place = _LAST
 
     def start_modules(self, *, stated: bool = False) -> None:
         self.modules.append([])
@@ -31,4 +37,20 @@ class Page:
         """A module that is loaded again begins a new sequence."""
         if any(each.value == load.value for each in self.modules[-1]):
             self.start_modules()
-        self.modules[-1].append(load)
+        self.modules[-1].insert(self.place, load)
+        self.place = _LAST
+
+    def remove_module(self, name: str, *, swap: bool = False) -> Value | None:
+        """Unload a module of the last sequence, named with or without its version.
+
+        Args:
+            swap: the next module is loaded in its place.
+        """
+        loads = self.modules[-1]
+        names = [f"{each.value}/" for each in loads]
+        fitting = (n for n, each in enumerate(names) if name and each.startswith(f"{name}/"))
+        place = next(fitting, _LAST)
+        if place == _LAST:
+            return None
+        self.place = place if swap else _LAST
+        return loads.pop(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -164,7 +164,7 @@ class _Reader:
             read = leave(f"the page does not state {'.'.join(read.key)}")
         if isinstance(read, Value):
             stated = SCRIPT if statement.batch else COMMAND
-            weight = INFERRED if read.weight == INFERRED else stated
+            weight = stated if read.weight == COMMAND else read.weight
             value = read._replace(origin=statement.origin, weight=weight)
             if value.key == modulelines.LOAD:
                 self.page.add_module(value)
@@ -174,13 +174,14 @@ class _Reader:
             return
         table = recipe_table(statement)
         placed = not read.understood or table == "job"
-        left = read._replace(origin=statement.origin, table=table if placed else "")
+        origin = read.origin if read.origin.line else statement.origin
+        left = read._replace(origin=origin, table=table if placed else "")
         if left not in self.left[-5:]:
             self.left.append(left)
 
     def _note_part(self, value: Value) -> None:
         """Another environment begins another part."""
-        if value.weight != INFERRED and self.parts:
+        if value.weight > INFERRED and self.parts:
             if value.key == _CREATES and _CREATES in self.parts[-1].does:
                 self.parts.append(_Part(value.origin.line, self.parts[-1].section, set()))
             self.parts[-1].does.update((value.key, value.key[0]))
@@ -270,12 +271,23 @@ def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
             yield statement
 
 
-def _jobs(fields: Iterable[Field]) -> Iterable[list[Field]]:
-    """A script is one job: its directives, and the ranks that it starts. So is each command line."""
+def _jobs(fields: Sequence[Field]) -> Iterable[list[Field]]:
+    """A script is one job: its directives, and the ranks that it starts. So is each request.
+
+    The ranks of a block that requests one allocation are in it.
+    """
+    launched = [each for each in fields if each.field in jobs.LAUNCHER_FIELDS]
+    others = [each for each in fields if each not in launched]
+    requests = {each.statement.origin.line for each in others if not each.statement.directive}
     found = dict[int, list[Field]]()
     for each in fields:
-        launched = each.field in jobs.LAUNCHER_FIELDS
-        of_script = each.statement.directive or (launched and each.statement.batch)
-        line = 0 if of_script else each.statement.origin.line
+        line = each.statement.origin.line
+        if each.statement.directive or (each in launched and each.statement.batch):
+            line = 0
+        elif each in launched and len(requests) == 1:
+            line = min(requests)
+        # Without a job, it is the number of ranks of an example.
+        elif each.field == "ranks":
+            continue
         found.setdefault(line, []).append(each)
     return found.values()

@@ -9,8 +9,9 @@ from typing import NamedTuple
 Key = tuple[str, ...]
 Scalar = str | int | bool | dict[str, str]
 
-# How much a value counts where two differ. Equal weights are a conflict.
-INFERRED, COMMAND, SCRIPT, GIVEN = range(4)
+# How much a value counts where two differ. Equal weights are a conflict. What is open has a value
+# that recipes do not accept.
+OPEN, INFERRED, COMMAND, SCRIPT, GIVEN = range(5)
 
 # Before an item of a list that a command excludes: HOROVOD_WITHOUT_GLOO=1. No value contains it.
 WITHOUT = "\1"

@@ -136,23 +136,28 @@ def _decoded(layers: Sequence[Layer], bases: Sequence[Layer]) -> tuple[Recipe, d
     """
     errors = [error for each in bases for error in _errors_of_variants(each)]
     merged, setters = _merged(layers)
-    try:
-        recipe = decode(Recipe, merged)
-        wrong = list(problems(recipe))
-    except Problem as problem:
-        wrong = [*problem.all, *_further(merged, problem.all)]
+    recipe, wrong = decode_whole(merged)
     errors += [(_setter(each.path, setters) or bases[-1]).explain(each) for each in wrong]
     _refuse(errors)
+    assert recipe
     return recipe, setters
+
+
+def decode_whole(merged: Table) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe of merged layers, and all that is wrong with it."""
+    try:
+        recipe = decode(Recipe, merged)
+    except Problem as problem:
+        return None, [*problem.all, *_further(merged, problem.all)]
+    return recipe, list(problems(recipe))
 
 
 def _further(merged: Table, found: Iterable[Problem]) -> list[Problem]:
     """What is wrong with the recipe as a whole, if it can be read without the values found wrong."""
     wrong = [each.path for each in found]
     rest = _without(merged, wrong)
-    stand_ins = {"name": "x", "summary": "", "status": "documented"}
     try:
-        recipe = decode(Recipe, {**stand_ins, **rest})
+        recipe = decode(Recipe, _with_stand_ins(rest))
     except Problem:
         return []
     kept = {path for path, _ in leaves(rest)}
@@ -164,6 +169,22 @@ def _further(merged: Table, found: Iterable[Problem]) -> list[Problem]:
         if not any(path[: len(each.path)] == each.path for path in wrong)
         and (each.path in kept or each.path[:-1] not in near)
     ]
+
+
+# Of what is required, so that the rest can be read.
+_STAND_INS: Table = {
+    "name": "x",
+    "summary": "",
+    "status": "documented",
+    "python": {"version": "==3.10.*"},
+    "horovod": {"version": "1.0", "frameworks": [], "controllers": []},
+}
+
+
+def _with_stand_ins(rest: Table) -> Table:
+    tables = {name: {**_STAND_INS[name], **rest.get(name, {})} for name in ("python", "horovod")}
+    versions = {name: {"version": "1.0", **of} for name, of in rest.get("frameworks", {}).items()}
+    return {**_STAND_INS, **rest, **tables, "frameworks": versions}
 
 
 def _without(value: Any, paths: Sequence[KeyPath]) -> Any:

@@ -68,6 +68,9 @@ def problems(recipe: Recipe) -> Problems:
     yield from _problems_of_horovod(recipe)
     yield from _problems_of_python(recipe)
     yield from _problems_of_names(recipe)
+    for key in ("nodes", "ranks_per_node"):
+        if getattr(recipe.job, key) < 1:
+            yield _problem(f"job.{key}", "a job has at least one: state how many")
     yield from _secrets(recipe)
     yield from _second_frameworks(recipe)
     yield from problems_of_schedulers(recipe.schedulers)

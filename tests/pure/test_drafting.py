@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ RIGHT_AND_CHOICES = {
     "singularity": (14, 1),
     "taurus": (19, 4),
     "theta": (13, 3),
-    "thetagpu": (10, 1),
+    "thetagpu": (11, 0),
 }
 
 
@@ -243,6 +244,29 @@ VALUES: dict[str, dict[str, Any]] = {
     "#PBS -l select=2:ncpus=8:mpiprocs=4:mem=300gb": {"job.memory": "300G"},
     "pip --no-cache-dir install torch==1.13.1": {"frameworks.torch.version": "1.13.1"},
     "#SBATCH --ntasks=1": {"job.ranks_per_node": 1},
+    "module load gcc/9 openmpi/4.0.5\nmodule swap openmpi mpich/4.1.1\nml switch gcc/12": {
+        "modules.load": ["gcc/12", "mpich/4.1.1"], "mpi.kind": "mpich", "mpi.version": "4.1.1",
+    },
+    "module load a/1 openmpi/4\nmodule unload a\nmodule swap cray-mpich impi/2021.4": {
+        "modules.load": ["openmpi/4"], "mpi.kind": "openmpi",
+        "modules.swap": [{"out": "cray-mpich", "into": "impi/2021.4"}],
+    },
+    "module swap cray-mpich impi/2021.4": {"mpi.kind": "intel", "mpi.version": "2021.4"},
+    "srun -p a -A b --gres=gpu:a100:2 -N1 -n2 -c 8 -t 60 --mem=40G --pty bash": {
+        "job.partition": "a", "job.requires": ["account"], "job.gpus_per_node": 2, "job.nodes": 1,
+        "job.ranks_per_node": 2, "job.cpus_per_rank": 8, "job.time": "01:00:00", "job.memory": "40G",
+        "partitions.a.gpu": "a100",
+    },
+    "salloc -N 2 --gres=gpu:4\nsrun -n 8 python t.py": {
+        "job.nodes": 2, "job.ranks_per_node": 4, "job.gpus_per_node": 4,
+    },
+    "srun -N 9 --pty bash\nqsub -I -l select=2:ngpus=2 -q q": {
+        "job.partition": "q", "job.gpus_per_node": 2,
+    },
+    "#$ -pe mpi_16 64": {"job.nodes": 4, "job.ranks_per_node": 16},
+    "#$ -pe mpi_16 40": {"job.nodes": 0, "job.ranks_per_node": 16},
+    "#$ -pe mpi_8_tasks_per_node 32": {"job.nodes": 4, "job.ranks_per_node": 8},
+    "#BSUB -J x[1-9]": {"job.name": "x"},
     "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
     "module load toolchain/intelcuda\nexport HOROVOD_WITH_MPI=1": {"mpi.kind": "intel"},
@@ -420,27 +444,36 @@ def test_partitions_of_slurm() -> None:
 
 @pytest.mark.parametrize(
     ("words", "partition"),
-    {(): "gpu", ("--set", "job.partition=cpu"): "cpu", ("--from", "job.sh"): "old"}.items(),
+    {
+        (): "gpu",
+        ("--set", "job.partition=cpu"): "cpu",
+        ("--from", "job.sh"): "old",
+        ("--from", "cpu.sh"): None,
+        ("--from", "cuda.sh"): "gpu",
+    }.items(),
 )
 def test_here_drafts_a_partition_with_gpus(
     words: tuple[str, ...],
-    partition: str,
+    partition: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     hvdenv: Hvdenv,
     facts: Facts,
 ) -> None:
-    """Unless the page or the user names one."""
+    """Unless the page or the user names one, or the page does without GPUs."""
     monkeypatch.chdir(tmp_path)
+    Path("cpu.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nmodule load openmpi/4.1.4\n")
+    Path("cuda.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nmodule load CUDA/11.7.0\n")
     Path("job.sh").write_text("#!/bin/bash\n#SBATCH -p old\n")
     monkeypatch.setattr(here, "look", lambda *_: Seen(facts))
     monkeypatch.setattr(here, "drafted", lambda *_: Found(tuple(here.partitions(SINFO))))
     found = parse_toml(hvdenv("init", "x", "--here", *words, "-o", "-").out)
-    assert found["job"]["partition"] == partition
+    assert found.get("job", {}).get("partition") == partition
     several = "\n".join([SINFO.strip(), SINFO.split("\n")[0].replace("gpu|", "gpu2|", 1)])
     monkeypatch.setattr(here, "drafted", lambda *_: Found(tuple(here.partitions(several))))
     choice = 'job.partition: "gpu" (sinfo: gpu has GPUs), "gpu2" (sinfo: gpu2 has GPUs)'
-    assert (choice in hvdenv("init", "x", "--here", *words, "-o", "-").out) is (not words)
+    both = words in ((), ("--from", "cuda.sh"))
+    assert (choice in hvdenv("init", "x", "--here", *words, "-o", "-").out) is both
 
 
 def test_modules_to_choose_from() -> None:
@@ -514,6 +547,33 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hv
     hvdenv("init", "a", "--interactive", "--set", "job.time=00:10:00")
     written = parse_toml(Path("a.toml").read_text())
     assert (written["job"]["time"], written["python"]["version"]) == ("00:10:00", "==3.10.*")
+
+
+INCOMPLETE = {
+    "sizes and frameworks": "#SBATCH -n 8\nmodule load gcc/9\npip install torch horovod\n",
+    "nothing about Horovod": "#SBATCH -N 2 -n 7\nmodule load gcc/9\n",
+    "MPI": "HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 pip install horovod==0.28.1 torch==1.13.1\n",
+}
+
+
+@pytest.mark.parametrize("page", INCOMPLETE.values(), ids=INCOMPLETE)
+def test_show_and_check_name_what_init_lists(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
+    """A draft without sizes would otherwise run as one rank."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.sh").write_text(f"#!/bin/bash\n{page}")
+    told = hvdenv("init", "fenn", "--from", "job.sh").out
+    listed = (
+        told.partition("missing:\n")[2].partition("\nnot understood")[0].partition("\nnext:")[0]
+    )
+    keys = {line.split(":")[0].strip() for line in listed.split("\n")}
+    assert len(keys) > 1
+    for command in (["show"], ["check", "--offline"]):
+        said = hvdenv(*command, "./fenn.toml", code=2).err
+        found = re.findall(r"fenn\.toml:\d+: ([\w.]+): ", said)
+        needed = {"mpi": "mpi.kind", "frameworks.torch": "frameworks.torch.version"}
+        assert {needed.get(each, each) for each in found} == keys
 
 
 def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,11 @@ NAMED = {
     "#SBATCH --mail-user=a@b.example": "personal: --set job.mail=ADDRESS",
     "#SBATCH --export=NONE": "hvdenv passes the variables itself",
     "sbatch --wrap='srun a' -N 2": "--wrap: does the job need the program that this runs?",
-    "salloc -N 2 --gres=gpu:4": "for an interactive job, with -N 2, --gres gpu:4: hvdenv shell",
+    "#SBATCH --array=1-9": "it belongs to one job, not to every job of the recipe",
+    "#SBATCH -d afterok:1": "it belongs to one job, not to every job of the recipe",
+    "#PBS -W depend=afterok:1": "it belongs to one job, not to every job of the recipe",
+    "#BSUB -w done(1)": "it belongs to one job, not to every job of the recipe",
+    "#$ -hold_jid 3": "it belongs to one job, not to every job of the recipe",
     "module reset": "does the environment need the default modules?",
     "ls\n" * 3001: "and the rest was not read",
     "pip install -r more.txt": "the packages are in a file that the page names",
@@ -155,7 +159,10 @@ def test_a_line_that_is_no_value_is_named(line: str) -> None:
     draft = drafted(f"#!/bin/bash\n{line}\n")
     assert NAMED[line] in draft
     assert parse_toml(draft).keys() <= {"format", "name", "summary", "status", "scheduler", "job"}
-    assert parse_toml(draft).get("job", {}).keys() <= {"nodes"}
+    job = parse_toml(draft).get("job", {})
+    # No job has 0 ranks: the draft lists what is 0 as missing.
+    assert {key for key, value in job.items() if value} <= {"nodes"}
+    assert all(f"#   job.{key}: " in draft for key, value in job.items() if not value)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_page_and_the_cluster(
     assert (nodes.nodes, nodes.cores, nodes.gpus) == (2, 4, 4)
     assert recipe.horovod.gpu and recipe.horovod.gpu.nccl_home == "$NCCL_ROOT"
     assert recipe.mpi and (recipe.mpi.kind, recipe.mpi.version) == ("openmpi", "4.1.8")
-    assert "gpus_per_node" not in Path("heath.toml").read_text()
+    assert recipe.job.gpus_per_node == 4  # of the interactive job
 
 
 def test_what_a_compute_node_shows(
