@@ -98,8 +98,8 @@ def main():
         done = saved["epoch"]
         for group in optimizer.param_groups:
             group["lr"] = learning_rate  # the number of ranks may have changed
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # its step may change parameters
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     done = int(hvd.broadcast(torch.tensor(done), root_rank=0, name="epoch"))
 
     # 6. Give each rank its share of the images, in a new order each epoch. The sampler makes all

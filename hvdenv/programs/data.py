@@ -11,8 +11,11 @@ from hvdenv.standalone.ranks.events import DataSource, Joined
 from hvdenv.verification.rank_judgement import listed
 from hvdenv.verification.rank_run import Rank
 
-# The part of its batches that a rank may share with another one by chance.
-_SHARED_BATCHES = 0.1
+# The part of its batches, or of its samples within a share, that a rank may share with another one
+# by chance.
+_SHARED = 0.1
+# The part of its samples that it hardly shares by chance within half a pass, in any order.
+_SAME_SAMPLES = 0.75
 SAME_STEPS = (
     "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call hvd.join()"
     " after the last one"
@@ -82,7 +85,8 @@ def _batches(program: Program) -> Finding:
     for (one, mine), (other, theirs) in combinations(zip(program.ranks, read, strict=True), 2):
         if found := _compare(program, (one, other), (mine, theirs), where, once):
             return found
-    return _shares(program, steps, [each[0] for each in passes], where)
+    firsts = [each[0] for each in passes]
+    return _samples(program, steps, firsts, where) or _shares(program, steps, firsts, where)
 
 
 def _compare(
@@ -101,12 +105,39 @@ def _compare(
         return program.note("data", f"{names} read one batch in all steps: synthetic data")
     if same > len(mine) / 2:
         text = f"the same batches{where} in {same} of {len(mine)} steps"
-    elif shared > _SHARED_BATCHES and once:
+    elif shared > _SHARED and once:
         text = f"shares that overlap{where}: {shared:.0%} of their batches"
     else:
         return None
     evidence = f"digests of {names}:\n{' '.join(mine)}\n{' '.join(theirs)}"
     return program.fail("data", f"{names} read {text}", _SHARE, evidence)
+
+
+def _samples(
+    program: Program, steps: Sequence[Steps], firsts: Sequence[DataSource], where: str
+) -> Finding | None:
+    """Whether two ranks read the same samples, in other batches; None if they do not."""
+    own = [[x for each in steps for x in each[at].samples] for at in range(len(program.ranks))]
+    if not all(own):
+        return None
+    pairs = combinations(zip(program.ranks, own, strict=True), 2)
+    shared, mine, names = max(
+        (len({*a} & {*b}) / min(len({*a}), len({*b})), a, f"{one.name} and {other.name}")
+        for (one, a), (other, b) in pairs
+    )
+    shared -= 2 * (1 - len({*mine}) / len(mine))  # as ranks whose samples repeat do, by chance
+    batches = min((each.batches or 0 for each in firsts), default=0)
+    text = f"{names} read the same samples{where} in other batches: {shared:.0%} of them"
+    divided = all(each.replicas is not None for each in firsts)
+    if divided and shared > _SHARED and len(steps) <= batches:
+        return program.fail(
+            "data", text, "shuffle with the same seed on all ranks before the division"
+        )
+    if shared > _SAME_SAMPLES:
+        if 2 * len(steps) <= batches:
+            return program.fail("data", text, _SHARE)
+        return program.note("data", f"{text}. If they are not meant to, {_SHARE}")
+    return None
 
 
 def _shares(

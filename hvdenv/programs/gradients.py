@@ -25,11 +25,16 @@ _BROADCAST = (
     " root_rank=0), hvd.broadcast_variables(model.variables, root_rank=0), or"
     " BroadcastGlobalVariablesCallback(0) of Keras"
 )
-_AVERAGE = (
+_ALL = (
     "give hvd.DistributedOptimizer or hvd.DistributedGradientTape all parameters, also those added"
-    " to a group later; broadcast all parameters and the optimizer's state; clip or change gradients"
-    " after their averaging (optimizer.synchronize()), and parameters on all ranks alike"
+    " to a group later, and change parameters on all ranks alike"
 )
+_AVERAGE = (
+    "clip or change gradients after optimizer.synchronize() has averaged them; call optimizer.step()"
+    " without a closure; broadcast all parameters and the optimizer's state; change parameters on all"
+    " ranks alike"
+)
+_STATISTICS = "running_mean", "running_var", "num_batches_tracked"
 
 
 def judge_start(program: Program) -> Iterator[Finding]:
@@ -40,7 +45,8 @@ def judge_start(program: Program) -> Iterator[Finding]:
                 "start",
                 f"the optimizer{trained.name} lost its state, such as momentum, when"
                 " hvd.DistributedOptimizer wrapped it",
-                "load the checkpoint into the optimizer that hvd.DistributedOptimizer returns",
+                "load the checkpoint into the optimizer that hvd.DistributedOptimizer returns, with Keras by"
+                " hvd.load_model()",
             )
         if trained.steps and len({step.state for step in trained.steps[0]}) > 1:
             yield program.fail(
@@ -50,6 +56,7 @@ def judge_start(program: Program) -> Iterator[Finding]:
             )
         if trained.steps:
             yield from _start(program, trained)
+    yield from _buffers(program)
 
 
 def _start(program: Program, trained: Trained) -> Iterator[Finding]:
@@ -70,7 +77,34 @@ def _start(program: Program, trained: Trained) -> Iterator[Finding]:
     elif all(known) or not calls:
         text = f"the parameters{trained.name} differ between ranks"
         text += " before the first step" if all(known) else ", and nothing was broadcast"
-        yield program.fail("start", text, _BROADCAST, digests(program, "before", trained.steps[0]))
+        remedy = _BROADCAST
+        if late := program.state_after_parameters():
+            text += (
+                f": hvd.broadcast_optimizer_state ({late}) changes them on ranks without a state, by a"
+                " step of the optimizer with its weight decay"
+            )
+            remedy = "call hvd.broadcast_parameters after hvd.broadcast_optimizer_state"
+        yield program.fail("start", text, remedy, digests(program, "before", trained.steps[0]))
+
+
+def _buffers(program: Program) -> Iterator[Finding]:
+    """Whether ranks start with the same buffers and frozen parameters."""
+    firsts = [trained.steps[0] for trained in program.trained if trained.steps]
+    buffers = [dict(map(str.split, step.buffers)) for step in firsts[0]] if firsts else [{}]
+    common = {*buffers[0]}.intersection(*buffers)
+    names = sorted(name for name in common if len({each[name] for each in buffers}) > 1)
+    if names and all(each.endswith(_STATISTICS) for each in names):
+        yield program.note(
+            "start",
+            f"the running statistics of BatchNorm differ between ranks ({listed(names)}). Broadcast"
+            " model.state_dict(), not only the parameters, so that all ranks test the same model",
+        )
+    elif names:
+        yield program.fail(
+            "start",
+            f"tensors of the model that are not trained differ between ranks: {listed(names)}",
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) broadcasts them too",
+        )
 
 
 def judge_gradients(program: Program) -> Iterator[Finding]:
@@ -92,7 +126,7 @@ def _averaged(program: Program, trained: Trained) -> Finding:
     apart = [each for each in steps if not same_after(each)]
     if known:
         different = [each for each in steps if len({step.applied for step in each}) > 1]
-        started = len({step.before for step in steps[0]}) == 1
+        started = len({(step.before, step.state) for step in steps[0]}) == 1
         apart = different or (apart if started else [])
     elif apart == steps and not program.broadcasts:
         return program.unproven(
@@ -136,8 +170,10 @@ def _never_averaged(program: Program, trained: Trained) -> Finding:
 def _apart(program: Program, trained: Trained, apart: Sequence[Steps]) -> Finding:
     """Ranks apply different gradients, or have different parameters afterwards."""
     shown = next((each for each in reversed(trained.steps) if each[0].tensors), apart[0])
-    text = f"{_left_out(trained, shown)} after step {apart[0][0].step}"
-    remedy = _AVERAGE
+    left_out = _left_out(trained, shown)
+    text = f"{left_out or f'the parameters{trained.name} differ between ranks'} after step"
+    text += f" {apart[0][0].step}"
+    remedy = _ALL if left_out else _AVERAGE
     rates = {f"{step.rate:g}" for step in apart[0] if step.rate is not None}
     if len(rates) > 1:
         text = f"{text}, with different learning rates: {listed(sorted(rates))}"
@@ -146,17 +182,13 @@ def _apart(program: Program, trained: Trained, apart: Sequence[Steps]) -> Findin
 
 
 def _left_out(trained: Trained, steps: Steps) -> str:
-    """The tensors that differ between ranks, in words."""
+    """The tensors that differ between ranks, in words; empty if all do."""
     columns = list(zip(*(step.tensors for step in steps), strict=False))
     pairs = zip(trained.optimizer.names, columns, strict=False)
     names = [name for name, column in pairs if len(set(column)) > 1]
     if not names or len(names) == len(columns):
-        return f"the parameters{trained.name} differ between ranks"
-    return (
-        f"{len(names)} of {len(columns)} parameters{trained.name} differ between ranks"
-        f" ({listed(names)}), the others do not: these are left out of the averaging, or changed by a"
-        " rank alone, and differ"
-    )
+        return ""
+    return f"{len(names)} of {len(columns)} parameters{trained.name} differ between ranks ({listed(names)})"
 
 
 def _mean(program: Program, trained: Trained) -> Finding:

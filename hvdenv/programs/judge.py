@@ -261,10 +261,20 @@ def _rates(program: Program) -> Iterator[Finding]:
     """Whether the learning rate grows with the number of ranks."""
     for trained in program.trained:
         if trained.factor is None:
+            yield program.skipped(
+                "rate",
+                f"the learning rate{trained.name} on one rank is not known: a run on one rank took no"
+                " step, or resumed from a checkpoint",
+            )
             continue
         text = f"learning rate {trained.rate:g}{trained.name} is"
         if trained.factor == program.size:
             yield program.passed("rate", f"{text} {program.size} times that of one rank")
+            continue
+        last = trained.steps[-1][0].rate or 0.0
+        if trained.rate and last > trained.rate:
+            text = f"learning rate{trained.name} rises from {trained.rate:g} to {last:g}, a warm-up"
+            yield program.passed("rate", text)
             continue
         same = abs(trained.factor - 1) < 1e-6
         how = "the same as" if same else f"{trained.factor:.3g} times that"

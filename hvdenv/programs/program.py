@@ -124,17 +124,28 @@ class Program:
         pairs = zip(self.ranks, self.ends, strict=True)
         return {r.name: most_steps(end) for r, end in pairs if end and end.reason == "end"}
 
+    def state_after_parameters(self) -> str:
+        """Where the optimizer's state is broadcast after the parameters; empty if it is not."""
+        kinds = "broadcast_parameters", "broadcast_optimizer_state"
+        calls = self.calls(*kinds) if self.broadcasts else []
+        # The last one also broadcasts the state, by broadcast_parameters().
+        states = [call.site for call in calls if call.operation == kinds[1]]
+        last = calls[-1].site if calls else ""
+        return last if last in states else ""
+
     def _broadcasts(self) -> list[Call]:
         calls = [call for rank in self.ranks for call in rank.all(Call) if call.site]
-        objects = {call.site for call in calls if call.operation == "broadcast_object"}
-        kinds = "broadcast_", "BroadcastGlobal"
+        state, one = "broadcast_optimizer_state", "broadcast_object"
+        objects, states = ({e.site for e in calls if e.operation == kind} for kind in (one, state))
+        # These are sent by other broadcasts, in the same line. A single number is no parameter.
+        by_others = {"broadcast": objects | states, "broadcast_parameters": states}
         return [
             call
             for call in calls
-            if call.operation.startswith(kinds) or call.operation == "broadcast"
-            if call.operation != "broadcast_object"
-            # An object is sent by broadcasts, and so is an optimizer's state, with objects in it.
-            if call.operation != "broadcast" or call.site not in objects
+            if call.operation not in (state, one)
+            if call.operation.startswith(("broadcast_", "BroadcastGlobal"))
+            or (call.operation == "broadcast" and call.elements != 1)
+            if call.site not in by_others.get(call.operation, ())
         ]
 
     def _trained(self, reference: Mapping[int, float]) -> list[Trained]:

@@ -15,7 +15,7 @@ from hvdenv.programs.judge import judge
 from hvdenv.programs.program import Program, finding
 from hvdenv.reports.report import Finding
 from hvdenv.runner import end_marked
-from hvdenv.standalone.ranks.events import TrainingStep
+from hvdenv.standalone.ranks.events import FileUse, TrainingStep
 from hvdenv.verification.bench import with_fewer
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.rank_run import RankRun
@@ -105,7 +105,7 @@ def prove(setup: Setup, request: Request) -> list[Finding]:
             alone = setup._replace(launch=with_fewer(setup.launch, 1))
             short = request._replace(steps=_REFERENCE_STEPS)
             left = max(end - time.monotonic(), 1.0)
-            reference = _rates(_observed(alone, mpi, short, controller, left, ends=True))
+            reference = _rates_alone(_observed(alone, mpi, short, controller, left, ends=True), run)
         end_marked(setup.runner.token)  # workers that the program has started
     return judge(Program(request.name, run, reference))
 
@@ -139,6 +139,14 @@ def _observed(
     ready = setup._replace(exercises=(f"{EXERCISE}={word}",))
     frameworks = setup.expectation.frameworks or ("torch",)
     return start_ranks(ready, seconds, mpi, frameworks[0], controller)
+
+
+def _rates_alone(run: RankRun, before: RankRun) -> dict[int, float]:
+    """The rates of a run on one rank, without those that it may have loaded from another run."""
+    used = [use for one in (before, run) for rank in one.ranks for use in rank.all(FileUse)]
+    saved, loaded = ({os.path.dirname(e.path) for e in used if e.write == w} for w in (True, False))
+    rates, others = _rates(run), _rates(before)
+    return {k: rate for k, rate in rates.items() if rate != others.get(k) or not saved & loaded}
 
 
 def _rates(run: RankRun) -> dict[int, float]:

@@ -143,6 +143,18 @@ def also(*events: RankEvent, only: int | None = None) -> Change:
     return change
 
 
+def steps(**fields: list[Any]) -> Change:
+    """Replace fields of the training steps, each by a list with the value of each step."""
+
+    def change(rank: int, own: list[RankEvent]) -> None:
+        for place, one in enumerate(own):
+            if isinstance(one, TrainingStep):
+                values = {key: each[one.step - 1] for key, each in fields.items()}
+                own[place] = one._replace(**values)
+
+    return change
+
+
 SAVED = FileUse("/d/model.pt", True, True, False, "train.py:20", 40)
 CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "no init": ((without(Joined), each(ProgramEnd, initialised=False)), "init", "fail", "never calls"),
@@ -163,10 +175,31 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (also(Call("allgather", "train.py:19", 3), only=0),), "steps", "fail", "rank 0 on n1 waits in allgather (train.py:19), which rank 1 on n1 never called"
     ),
     "own GPUs": ((each(ProgramEnd, device=str),), "device", "pass", "of its own"),
+    "warm-up": ((steps(rate=[0.1, 0.15, 0.2]),), "rate", "pass", "rises from 0.1 to 0.2, a warm-up"),
     "rate": ((each(TrainingStep, rate=0.1),), "rate", "pass", "note: learning rate 0.1 is the same"),
     "other start": ((each(TrainingStep, before=str, after=str),), "start", "fail", "differ between"),
     "other state": ((each(TrainingStep, state=str),), "start", "fail", "state differs"),
+    "state changes parameters": (
+        (each(TrainingStep, before=str, after=str), also(Call("broadcast_optimizer_state", "train.py:10", 0))),
+        "start", "fail", "(train.py:10) changes them on ranks without a state",
+    ),
+    "buffers": (
+        (each(TrainingStep, buffers=lambda rank: ["bn.running_mean 1", f"codes {rank}"]),),
+        "start", "fail", "not trained differ between ranks: codes",
+    ),
+    "statistics": (
+        (each(TrainingStep, buffers=lambda rank: [f"bn.running_mean {rank}", f"own{rank} 1"]),),
+        "start", "pass", "BatchNorm differ between ranks (bn.running_mean)",
+    ),
     "by seed": ((without(Call, "broadcast"),), "start", "pass", "nothing was broadcast"),
+    "state alone": (
+        (each(Call, operation="broadcast_optimizer_state"), also(Call("broadcast_parameters", "train.py:9", 0))),
+        "start", "pass", "nothing was broadcast",
+    ),
+    "epoch alone": (
+        (without(Call, "broadcast"), also(Call("broadcast", "train.py:9", 0, 1))),
+        "start", "pass", "nothing was broadcast",
+    ),
     "late": (
         (each(TrainingStep, before="", applied="", own=[], reduced=[]),), "start", "pass", "from step 1"
     ),
@@ -192,6 +225,7 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "halved": ((each(TrainingStep, reduced=[1.0, 2.0]),), "gradients", "pass", "1/2 of the mean"),
     "clipped": ((each(TrainingStep, reduced=[2.0, -4.0]),), "gradients", "pass", "were changed"),
     "same batches": ((each(TrainingStep, batch="b"),), "data", "pass", "synthetic"),
+    "rate unknown": ((each(TrainingStep, optimizer=2), each(Optimizer, number=2)), "rate", "skip", "on one rank is not known"),
     "left": (
         (each(ProgramEnd, only=1, reason="exception", error="HorovodInternalError: shut down"),),
         "gradients", "pass", "the mean",
@@ -200,6 +234,18 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (each(ProgramEnd, reason="exception", error="ValueError, after verify ended a pass early"),),
         "", "unproven", "are judged below",
     ),
+    "other batches": (
+        (steps(samples=[[1, 2], [3, 4], [5, 6]]),), "data", "fail", "(read in train.py:12) in other batches: 100%"
+    ),
+    "other batches, not divided": (
+        (steps(samples=[[1, 2], [3, 4], [5, 6]]), each(DataSource, replicas=None)),
+        "data", "fail", "in other batches: 100%",
+    ),
+    "other batches, by chance": (
+        (steps(samples=[[1, 2], [3, 4], [5, 6]]), each(DataSource, replicas=None, batches=5)),
+        "data", "pass", "If they are not meant to, give each rank its own share",
+    ),
+    "samples that repeat": ((steps(samples=[[1], [1], [1]]),), "data", "pass", "different batches"),
     "no batches": ((each(TrainingStep, batch=""),), "data", "unproven", "could not be seen"),
     "local": ((each(DataSource, local=True),), "data", "fail", "local_rank()"),
     "replicas": ((each(DataSource, replicas=1),), "data", "fail", "divides the data by 1"),
@@ -259,6 +305,15 @@ def test_each_mistake_has_its_finding(name: str) -> None:
         one.check == wanted and one.status == status and says in one.message for one in found
     ), found
     assert {one.check for one in found if one.status == "fail"} <= {wanted}, found
+
+
+def test_rates_loaded_from_a_checkpoint_of_the_other_run_prove_nothing() -> None:
+    loaded = SAVED._replace(path="/d/model-1.pt", write=False)
+    for read, rates in ((loaded, {}), (loaded._replace(path="/e/model.pt"), {1: 0.2})):
+        alone = run(*(event(0, one) for one in (*right(0), read)), size=1)
+        assert (
+            start._rates_alone(alone, run(*(event(0, one) for one in (*right(0), SAVED)))) == rates
+        )
 
 
 def test_join_makes_uneven_data_right() -> None:

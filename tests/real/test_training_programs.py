@@ -29,8 +29,11 @@ RUNS = (
     ),
     ("pytorch.py", "second optimizer", "local rank 0 saves", "uneven"),
     ("pytorch.py", "no broadcast", "read too early", "no set_epoch"),
-    ("pytorch.py", "averaged by hand", "schedule", "workers"),
+    ("pytorch.py", "averaged by hand", "schedule", "workers", "a directory of its own"),
+    ("pytorch.py", "sampler with a seed of its own", "constants of its own"),
+    ("pytorch.py", "state broadcast after the parameters"),
     ("tensorflow2.py", "some variables left out", "local rank 0 saves", "own metric", "schedule"),
+    ("keras_fit.py", "state lost"),
     ("keras_fit.py", "not wrapped", "local rank 0 saves", "own metrics", "rate"),
 )
 # Parameters after five steps, written by the program itself.

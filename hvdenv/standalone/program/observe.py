@@ -23,6 +23,7 @@ import re
 import runpy
 import sys
 import traceback
+import types
 from typing import Any, Callable, Dict, List, NoReturn, Set, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -120,9 +121,15 @@ def run(argv: List[str]) -> None:
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = argv
-        observer.program = Program(argv[0], os.path.dirname(os.path.abspath(argv[0])))
+        path = os.path.abspath(argv[0])  # programs change their directory
+        observer.program = Program(path, os.path.dirname(path))
         sys.path.insert(0, observer.program.home)
-        runpy.run_path(argv[0], run_name="__main__")
+        main_module = types.ModuleType("__main__")
+        main_module.__file__ = path
+        sys.modules["__main__"] = main_module
+        with open(path, "rb") as stream:
+            code = compile(stream.read(), path, "exec")
+        exec(code, main_module.__dict__)
 
 
 def describe(error: BaseException) -> str:

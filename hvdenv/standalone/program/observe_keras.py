@@ -19,6 +19,15 @@ CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
 DECIDING = {"EarlyStopping", "ReduceLROnPlateau"}
 
 
+def iterations(optimizer: Any) -> Optional[int]:
+    """How many steps an optimizer has taken, by its own counter; None if it has none yet."""
+    try:
+        with seen.tensorflow.init_scope():
+            return int(optimizer._iterations.numpy())
+    except Exception:  # it is of a graph of TensorFlow 1
+        return None
+
+
 class Optimizer:
     """An optimizer of Keras that changes variables.
 
@@ -31,15 +40,7 @@ class Optimizer:
         self.optimizer = optimizer
         self.number = number
         self.variables = variables
-        self.done = self.iterations()
-
-    def iterations(self) -> Optional[int]:
-        """How many steps it has taken, by its own counter; None if it has none yet."""
-        try:
-            with seen.tensorflow.init_scope():
-                return int(self.optimizer._iterations.numpy())
-        except Exception:  # it is of a graph of TensorFlow 1
-            return None
+        self.done = iterations(optimizer)
 
     def checksums(self) -> List[int]:
         """Those of its variables."""
@@ -68,12 +69,14 @@ class KerasObserver:
 
     Attributes:
         target: the learning rate at the end of fit()'s warm-up, if it has one.
+        trained: optimizers that wrap one with a state.
     """
 
     def __init__(self) -> None:
         self.target: Optional[float] = None
         self.optimizers: Dict[int, Optimizer] = {}
         self.sites: Dict[int, str] = {}
+        self.trained: List[Any] = []
 
     def made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """The program makes an optimizer."""
@@ -86,19 +89,21 @@ class KerasObserver:
         variables = [variable for gradient, variable in pairs if gradient is not None]
         if id(optimizer) in self.optimizers or not variables:
             return
+        done = iterations(optimizer)
         number = observer.optimizer(
             type(optimizer).__name__,
             self.sites.get(id(optimizer), ""),
             [str(getattr(each, "path", each.name)) for each in variables],
             # A distributed optimizer averages in minimize(), not if gradients are given to it.
             distributed=seen.reduced and hasattr(optimizer, "_allreduce_grads"),
+            lost=any(each is optimizer for each in self.trained) and not done,
         )
         self.optimizers[id(optimizer)] = Optimizer(optimizer, number, variables)
 
     def look(self) -> None:
         """Report the steps that optimizers have taken since the last look."""
         for each in list(self.optimizers.values()):
-            now = each.iterations()
+            now = iterations(each.optimizer)
             if now is None or now == each.done:
                 continue
             # A counter without a past, or one that was restored, has made one step.
@@ -233,10 +238,22 @@ def watch_callbacks(module: Any) -> None:
             observer.by_local_rank = False
 
 
+def watch_wrapper(module: Any) -> None:
+    """Watch horovod._keras, which makes an optimizer from the configuration of another one."""
+
+    @replaces(module, "create_distributed_optimizer")
+    def wrap(original: Any, keras: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
+        distributed = original(keras, optimizer, *words, **named)
+        if iterations(optimizer):
+            steps.trained.append(distributed)
+        return distributed
+
+
 _KERAS = r"(?:tensorflow\.python\.)?keras(?:\.src)?\."
 ACTIONS = {
     _KERAS + r"optimizers?(?:\.optimizer_experimental|\.optimizer_v2|\.legacy|_v2)?"
     r"\.(?:optimizer|optimizer_v2|base_optimizer)": watch_optimizers,
     _KERAS + r"(?:engine\.training|backend\.tensorflow\.trainer|models\.model)": watch_models,
     _KERAS + r"callbacks(?:\.model_checkpoint)?": watch_callbacks,
+    r"horovod\._keras": watch_wrapper,
 }

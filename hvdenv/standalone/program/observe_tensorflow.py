@@ -8,9 +8,9 @@ its numbers stay as they are. Runs on Python 3.6 and newer.
 import sys
 from typing import Any, Callable, List, Set, Tuple
 
-from observer import checksum, observer, replaces, watch, watch_calls
+from observer import Batch, checksum, observer, read, replaces, watch, watch_calls
 
-# Checksums that are kept of what the program passes to its functions.
+# How much is kept of what the program passes to its functions.
 MOST_HANDED = 64
 
 
@@ -24,7 +24,7 @@ class TensorFlowObserver:
         evaluating: how many calls of evaluate() and predict() are under way.
         batches: how many fit() reads in an epoch; 0 if unknown.
         queue: what a data set has supplied to fit(), with the number of its source.
-        handed: checksums of what the program passes to its models and compiled functions.
+        handed: what the program passes to its models and compiled functions.
         shapes: those of gradients that tapes have computed.
         reduced: whether any gradient was averaged.
     """
@@ -33,8 +33,8 @@ class TensorFlowObserver:
         self.depth = self.evaluating = self.batches = 0
         self.ended: Callable[[], None] = lambda: None
         self.fitting: List[Any] = []
-        self.queue: List[Tuple[int, List[int]]] = []
-        self.handed: List[int] = []
+        self.queue: List[Tuple[int, Batch]] = []
+        self.handed: List[Batch] = []
         self.shapes: Set[str] = set()
         self.reduced = False
 
@@ -45,19 +45,23 @@ class TensorFlowObserver:
 
     # Data
 
-    def checksums(self, data: Any) -> List[int]:
+    def arrays(self, data: Any) -> List[Any]:
         """Those of the tensors and arrays that Python can read now."""
         arrays = [
             each.numpy() if hasattr(each, "numpy") else each
             for each in self.tensorflow.nest.flatten(data, expand_composites=True)
         ]
         kinds = [getattr(getattr(each, "dtype", None), "kind", "O") for each in arrays]
-        return [checksum(each) for each, kind in zip(arrays, kinds) if kind not in "OSU"]
+        return [each for each, kind in zip(arrays, kinds) if kind not in "OSU"]
+
+    def checksums(self, data: Any) -> List[int]:
+        """Numbers that differ if these do."""
+        return [checksum(each) for each in self.arrays(data)]
 
     def read(self, data: Any) -> None:
         """The program reads a batch."""
         if not observer.phase:
-            observer.batches += self.checksums(data)
+            observer.batches.append(read(self.arrays(data)))
 
     def hands(self, caller: Any, words: Tuple[Any, ...]) -> None:
         """A frame calls a model or a compiled function with arguments, perhaps with its batch."""
@@ -69,14 +73,14 @@ class TensorFlowObserver:
             for each in self.tensorflow.nest.flatten(words)
             if getattr(each, "shape", ()) and not hasattr(each, "assign")
         ]
-        self.handed = (self.handed + self.checksums(tensors))[-MOST_HANDED:]
+        self.handed = [*self.handed, read(self.arrays(tensors))][-MOST_HANDED:]
 
     def supply(self, steps: int) -> None:
         """Find the batches of the next steps: read by fit(), by Python, or passed by it."""
         taken, self.queue = self.queue[:steps], self.queue[steps:]
-        for number, sums in taken:
+        for number, batch in taken:
             observer.fed = number
-            observer.batches += sums
+            observer.batches.append(batch)
         if steps == 1:  # what was passed to more of them is no batch of theirs
             observer.batches = observer.batches or self.handed
         self.handed = []
@@ -105,7 +109,7 @@ class TensorFlowObserver:
         tensorflow = self.tensorflow
 
         def take(*arrays: Any) -> int:
-            observer.guarded(self.queue.append, (number, [checksum(each) for each in arrays]))
+            observer.guarded(self.queue.append, (number, read(arrays)))
             return 0
 
         def report(*parts: Any) -> Any:
@@ -221,7 +225,13 @@ def watch_horovod(module: Any) -> None:
 
 def watch_operations(module: Any) -> None:
     """Watch horovod.tensorflow.mpi_ops."""
-    watch_calls(module, "broadcast", "broadcast_", "join")
+    watch_calls(module, "broadcast_", "join")
+
+    def broadcast(tensor: Any, *_: Any, **__: Any) -> None:
+        shape: Any = getattr(tensor, "shape", ())  # a number of Python has none
+        observer.called("broadcast", 0 if len(shape) else 1)
+
+    watch(module, "broadcast", broadcast)
 
 
 def watch_functions(module: Any) -> None:

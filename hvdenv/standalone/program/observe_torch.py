@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from observer import checksum, digest, observer, physical_gpu, replaces, watch, watch_calls
+from observer import checksum, digest, observer, physical_gpu, read, replaces, watch, watch_calls
 
 # Elements of a gradient that are projected, and on how many directions.
 SAMPLE, DIRECTIONS = 2048, 4
@@ -39,6 +39,8 @@ class TorchObserver:
         descendants: the modules within these, by id.
         broadcasting: within broadcast_optimizer_state, which takes a step that trains nothing.
         directions: of projections, by the length of a sample.
+        buffers: names and digests of what models have besides trained parameters, by their ids,
+            before they were first called in training.
     """
 
     def __init__(self) -> None:
@@ -50,6 +52,7 @@ class TorchObserver:
         self.optimizers: List[Any] = []
         self.broadcasting = False
         self.directions: Dict[int, Any] = {}
+        self.buffers: Dict[int, List[str]] = {}
 
     @property
     def torch(self) -> Any:
@@ -58,8 +61,9 @@ class TorchObserver:
 
     # Tensors
 
-    def checksum(self, tensor: Any) -> int:
-        """A number that differs if a tensor does."""
+    def array(self, tensor: Any) -> Any:
+        """An array that differs if a tensor does: the tensor itself, or of a GPU a sample and a sum."""
+        numpy = importlib.import_module("numpy")
         torch = self.torch
         tensor = tensor.detach()
         if tensor.is_sparse:
@@ -67,23 +71,27 @@ class TorchObserver:
         if tensor.device.type == "cpu":
             if tensor.dtype == torch.bfloat16:
                 tensor = tensor.contiguous().view(torch.int16)
-            return checksum(tensor.numpy())
+            return tensor.numpy()
         flat = tensor.contiguous().reshape(-1)
-        sample = flat[:: flat.numel() // 1024 or 1].float().cpu()
+        sample = flat[:: flat.numel() // 1024 or 1].double().cpu()
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size())
         total = int(flat.view(bits).sum(dtype=torch.int64)) if bits else 0
-        return (checksum(sample.numpy()) * 31 + total) & 0xFFFFFFFF
+        return numpy.append(sample.numpy(), total & 0xFFFFFFFF)
 
-    def checksums(self, data: Any) -> Iterator[int]:
+    def arrays(self, data: Any) -> Iterator[Any]:
         """Those of all tensors in lists and dictionaries."""
         if self.torch.is_tensor(data):
-            yield self.checksum(data)
+            yield self.array(data)
         elif isinstance(data, (list, tuple)):
             for each in data:
-                yield from self.checksums(each)
+                yield from self.arrays(each)
         elif hasattr(data, "items"):
             for _, each in sorted(data.items()):
-                yield from self.checksums(each)
+                yield from self.arrays(each)
+
+    def checksums(self, data: Any) -> List[int]:
+        """Numbers that differ if tensors in lists and dictionaries do."""
+        return [checksum(each) for each in self.arrays(data)]
 
     def projected(self, tensor: Any) -> Vector:
         """A sample of a gradient on fixed directions: the mean of tensors has the mean of these."""
@@ -152,13 +160,14 @@ class TorchObserver:
             return
         first = not observer.steps[state.number]
         if first and state.depth == 1 and not hasattr(optimizer, "_starting_models"):
-            state.facts["before"] = digest(list(self.checksums(tensors)))
-            sums = list(self.checksums([optimizer.state.get(each, {}) for each in tensors]))
+            state.facts["before"] = digest(self.checksums(tensors))
+            sums = self.checksums([optimizer.state.get(each, {}) for each in tensors])
             state.facts["state"] = digest(sums) if sums else ""
+            state.facts["buffers"] = [each for one in self.buffers.values() for each in one]
         applies = state.depth > 1 or not hasattr(optimizer, "_allreduce_delay")
         if applies and observer.shows_gradients():
             gradients = [each.grad for each in tensors if each.grad is not None]
-            state.facts["applied"] = digest(list(self.checksums(gradients)))
+            state.facts["applied"] = digest(self.checksums(gradients))
             self.project(gradients, state.facts)
 
     def project(self, gradients: List[Any], facts: Dict[str, Any]) -> None:
@@ -178,7 +187,7 @@ class TorchObserver:
         state.facts = {}
         self.own.clear()
         self.gradients.clear()
-        observer.stepped(state.number, lambda: list(self.checksums(tensors)), **facts)
+        observer.stepped(state.number, lambda: self.checksums(tensors), **facts)
 
     def report(self, optimizer: Any, state: Stepping, tensors: List[Any]) -> int:
         """Report an optimizer; returns its number."""
@@ -218,6 +227,11 @@ class TorchObserver:
         for tensor, output in zip(tensors, outputs):
             self.reduces(tensor, output)
 
+    def broadcasts(self, tensor: Any, *_: Any, **__: Any) -> None:
+        """A tensor is about to be broadcast; what models have is known only after that."""
+        self.buffers.clear()
+        observer.called("broadcast", tensor.numel())
+
     def is_gradient(self, tensor: Any) -> bool:
         """Whether Horovod's optimizer reduces it, or it is the gradient of a parameter."""
         frame: Optional[Any] = sys._getframe(3)
@@ -247,14 +261,20 @@ class TorchObserver:
             del self.descendants[id(module)]
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
+        if module.training and not observer.most_steps and id(module) not in self.buffers:
+            saved = module.state_dict(keep_vars=True).items()
+            rest = [(k, v) for k, v in saved if self.torch.is_tensor(v) and not v.requires_grad]
+            self.buffers[id(module)] = [
+                "{} {}".format(k, digest(self.checksums(v))) for k, v in rest
+            ]
         if module.training and not observer.fed:
             tensors = [each for each in inputs if self.torch.is_tensor(each)]
-            observer.batches += self.checksums(tensors)
+            observer.batches.append(read(self.arrays(tensors)))
 
     def supplied(self, batch: Any) -> None:
         """A loader has supplied a batch."""
         if not observer.phase:
-            observer.batches += self.checksums(batch)
+            observer.batches.append(read(self.arrays(batch)))
 
     def sampler_made(self, sampler: Any, *_: Any, **__: Any) -> None:
         """Keep whether a sampler is given the local rank."""
@@ -343,7 +363,7 @@ def watch_operations(module: Any) -> None:
     watch_calls(module, "join")
     gather, broadcast = "_allgather_async", "_broadcast_async"
     watch(module, gather, lambda each, *_, **__: observer.called("allgather", each.numel()))
-    watch(module, broadcast, lambda each, *_, **__: observer.called("broadcast", each.numel()))
+    watch(module, broadcast, seen.broadcasts)
 
     @replaces(module, "synchronize")
     def synchronize(original: Any, handle: Any) -> Any:

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import zlib
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Set
 
 import events
 from source import HERE, Program
@@ -20,7 +20,7 @@ from source import HERE, Program
 # After the steps that were asked for: how long the program may go on, and how many steps.
 TAIL_SECONDS, TAIL_STEPS = 20.0, 2
 LEAVING_SECONDS = 3.0
-MOST_EVENTS, MOST_NAMES = 200, 500
+MOST_EVENTS, MOST_NAMES, MOST_SAMPLES = 200, 500, 32
 # Below these, all bytes of a tensor are hashed; above, a sample and a sum of all bits.
 WHOLE_BYTES = 1 << 18
 # Files that hold models, by their names. Archives and locks of downloads are none.
@@ -32,6 +32,13 @@ _CHECKPOINT = re.compile(
 _NO_DATA = re.compile(r"\.lock$|\.pyc|\.py$|^/(?:proc|dev|sys)/|/__pycache__/")
 _METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}\W{1,4}\d{0,6}\.\d")
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
+
+
+class Batch(NamedTuple):
+    """What a model or a loader has read: checksums of its arrays, and of its single samples."""
+
+    arrays: List[int]
+    samples: List[int]
 
 
 class Observer:
@@ -47,8 +54,8 @@ class Observer:
         known: what was reported once, by kind.
         fed: number of the data source that supplied the last batch.
         feeding: numbers of those that supplied any for a step.
-        batches: checksums of what loaders have supplied since the last step or, where none is known,
-            of what models have read.
+        batches: what loaders have supplied since the last step or, where none is known, what models
+            have read.
         of_some: a function of Horovod is called for a process set.
         by_local_rank: a callback saves that was made where the local rank is compared.
         communicates: libraries besides Horovod by which ranks have met.
@@ -67,7 +74,7 @@ class Observer:
         self.initialised = self.over = self.by_local_rank = self.of_some = False
         self.known: Dict[str, Set[Any]] = {}
         self.device = self.unobserved = ""
-        self.batches: List[int] = []
+        self.batches: List[Batch] = []
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
         self.first = self.last = self.spent = self.spent_then = 0.0
@@ -234,11 +241,10 @@ class Observer:
         if step in (1, 2, self.wanted):
             facts["tensors"] = ["{:08x}".format(each) for each in sums[:MOST_NAMES]]
         self.emit(events.Stage("training", "step {}".format(step)))
-        batch = digest(self.batches) if self.batches else ""
-        after = digest(sums)
-        self.emit(
-            events.TrainingStep(number, step, after=after, batch=batch, source=self.fed, **facts)
-        )
+        arrays = [each for batch in self.batches for each in batch.arrays]
+        facts["batch"] = digest(arrays) if arrays else ""
+        facts["samples"] = sorted(each for batch in self.batches for each in batch.samples)
+        self.emit(events.TrainingStep(number, step, after=digest(sums), source=self.fed, **facts))
 
     def _end_after_enough(self, step: int) -> None:
         self.left -= self.phase == 2
@@ -349,6 +355,18 @@ def digest(numbers: List[int]) -> str:
     """One digest of many."""
     text = ",".join(map(str, numbers))
     return "{:08x}".format(zlib.crc32(text.encode("ascii")) & 0xFFFFFFFF)
+
+
+def read(arrays: Iterable[Any]) -> Batch:
+    """The checksums of a batch.
+
+    Ranks can compare the least ones of samples, whatever batches these are in.
+    """
+    found = list(arrays)
+    tables = [each for each in found if each.ndim > 1]
+    rows = zip(*(each for each in tables if len(each) == len(tables[0])))
+    samples = sorted({zlib.crc32(b"".join(row.tobytes() for row in sample)) for sample in rows})
+    return Batch([checksum(each) for each in found], samples[:MOST_SAMPLES])
 
 
 def checksum(array: Any) -> int:

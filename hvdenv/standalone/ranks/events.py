@@ -304,6 +304,9 @@ class TrainingStep(NamedTuple):
         applied: digest of the gradients that the step applies, in some steps.
         state: digest of the optimizer's state before its first step.
         batch: digest of what the model has read since the last step.
+        samples: the least digests of single samples among these; empty if they are unknown.
+        buffers: names and digests of what the model has besides trained parameters, before it was
+            first called; of the first step only.
         source: number of the DataSource that supplied it; 0 if unknown.
         rate: learning rate; None if unknown.
         own, reduced: projections of the gradients before and after their reduction, on the same
@@ -323,6 +326,8 @@ class TrainingStep(NamedTuple):
     own: List[float] = []
     reduced: List[float] = []
     tensors: List[str] = []
+    samples: List[int] = []
+    buffers: List[str] = []
 
 
 class DataSource(NamedTuple):

@@ -70,6 +70,11 @@ WRONG = (
             "program-metrics", "pass", "note"),
     Variant("tensorflow2.py", "rate", (("0.01 * hvd.size()", "0.01"),), "program-rate", "pass", "note"),
     Variant("keras_fit.py", "not wrapped", ((_WRAP, ""),), "program-gradients", says="never averaged"),
+    Variant(
+        "keras_fit.py", "state lost",
+        ((_WRAP, "model.compile(optimizer, 'mse')\nmodel.fit(x[:16], y[:16], verbose=0)\n" + _WRAP),),
+        "program-start", says="lost its state",
+    ),
     Variant("keras_fit.py", "no broadcast", ((_BROADCAST, ""),), "program-start",
             says="nothing was broadcast"),
     Variant("keras_fit.py", "no shares", ((_SHARE, ""), (_SEED, "tf.keras.utils.set_random_seed(7)")),

@@ -15,6 +15,7 @@ _BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n"
 _SAMPLER = "sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())"
 _STEP = "        optimizer.step()\n"
 _SAVE = "    if hvd.rank() == 0:\n"
+_STATE = "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n"
 _AVERAGE = (
     "        for each in model.parameters():\n            each.grad = hvd.allreduce(each.grad)\n"
 )
@@ -72,6 +73,23 @@ WRONG = (
         "state loaded before wrapping",
         ((_WRAP, _OLD + "optimizer.load_state_dict(old.state_dict())\n" + _WRAP),),
         "program-start", says="lost its state",
+    ),
+    _torch(
+        "state broadcast after the parameters",
+        ((_WRAP, _WRAP + "if hvd.rank() == 0:\n    optimizer.load_state_dict(old.state_dict())\n"),
+         ("momentum=0.9)\n", "momentum=0.9, weight_decay=0.01)\n" + _OLD)),
+        "program-start", says="changes them on ranks without a state",
+    ),
+    _torch(
+        "constants of its own",
+        ((_WRAP, _WRAP + "model.register_buffer('codes', torch.randn(4))\n"),
+         (_BROADCAST, _BROADCAST.replace("model.state_dict()", "dict(model.named_parameters())"))),
+        "program-start", says="not trained differ between ranks: codes",
+    ),
+    _torch(
+        "sampler with a seed of its own",
+        ((_SAMPLER, _SAMPLER.replace("rank=hvd.rank()", "rank=hvd.rank(), seed=hvd.rank()")),),
+        "program-data", says="in other batches",
     ),
     _torch("no broadcast", ((_BROADCAST, ""),), "program-start", says="differ between ranks"),
     _torch(
@@ -138,6 +156,12 @@ WRONG = (
 
 RIGHT = (
     _torch("as it is", ()),
+    _torch(
+        "a directory of its own",
+        (("for epoch in range(2):\n", "import os\nos.chdir(sys.argv[1])\nos.makedirs('run', exist_ok=True)\n"
+          "os.chdir('run')\nassert os.path.exists(__file__)\nfor epoch in range(2):\n"),),
+        "program-checkpoint", "pass", "(train.py:",
+    ),
     _torch(
         "named arguments",
         (("model = torch.nn.Sequential(", "class Named(torch.nn.Sequential):\n"
