@@ -67,6 +67,8 @@ class Target(NamedTuple):
                 platforms.append(f"{_OLD_NAMES[minor]}_{self.machine}")
         platforms.append(f"linux_{self.machine}")
         version = [int(part) for part in self.python.split(".")[:2]]
+        if version < [3, 8]:
+            platforms.reverse()  # pip of these Pythons may know only the oldest names
         own = cpython_tags(version, platforms=platforms)
         return [*own, *compatible_tags(version, "cp{}{}".format(*version), platforms)]
 

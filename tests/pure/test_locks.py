@@ -582,6 +582,19 @@ def test_what_uv_resolves_for_all_platforms_is_chosen_for_one() -> None:
     assert (older.requires, old.name) == (("old",), "old")
 
 
+@pytest.mark.parametrize(
+    ("python", "tag"), [("3.6.15", "cp36-cp36m-manylinux1"), ("3.8.1", "cp38-cp38-manylinux_2_17")]
+)
+def test_the_wheel_that_is_locked_is_the_one_that_an_old_pip_takes(python: str, tag: str) -> None:
+    """pip 18.1, of Python 3.6.15, knows no newer name than manylinux1."""
+    abis = ("cp36-cp36m", "cp38-cp38")
+    tags = [f"{abi}-manylinux{name}" for abi in abis for name in ("1", "2010", "2014", "_2_17")]
+    six = entry("six", "1", *(f"https://x.org/six-1-{each}_x86_64.whl" for each in tags))
+    text = f'lock-version = "1.0"\ncreated-by = "uv"\n{six}'
+    (found,) = uv.from_uv(text, "six==1\n", TARGET._replace(python=python))
+    assert found.file == f"six-1-{tag}_x86_64.whl"
+
+
 def test_conda_is_locked_for_a_machine_that_uv_does_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
