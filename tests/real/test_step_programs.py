@@ -284,6 +284,7 @@ CONFIGURED = {
     "other names": ("[global]\n--pypi_url = file:///a\n", {"PIP_INDEX_URL": ""}),
     "links": ("[install]\nfind-links = {0} file://{0}\nno-index = y\n", {"PIP_NO_INDEX": ""}),
     "relative links": ("", {"PIP_FIND_LINKS": "wheels", "PIP_NO_INDEX": "T"}),
+    "one slash": ("[global]\nindex-url = file:{0}\nextra-index-url = {0}\n", {}),
     "another file": ("[global]\nindex-url = file:///a\n", {"PIP_CONFIG_FILE": "{0}/other"}),
     "a file that is not there": ("[global]\nindex-url = file:///a\n", {"PIP_CONFIG_FILE": "gone"}),
     "no file": (
@@ -478,7 +479,12 @@ UNUSABLE = "pip's configuration cannot be used: "
     [
         ("index-url = https://me:geheim@x\n", UNUSABLE + "{}: File contains no section headers."),
         ("[global]\ngeheim\n", UNUSABLE + "{}: Source contains parsing errors: '{}'"),
-        ("[global]\ntimeout = soon\n", UNUSABLE + "timeout = soon in {}: not a number"),
+        ("[global]\ntimeout = soon\n", UNUSABLE + "timeout = soon in {}: not a number of seconds"),
+        (
+            "[global]\nindex-url = me:geheim@x/simple\n",
+            UNUSABLE + "index-url = x/simple in {}: neither a URL nor a directory",
+        ),
+        ("[global]\ntimeout = inf\n", UNUSABLE + "timeout = inf in {}: not a number of seconds"),
         (
             "[global]\nno-index = perhaps\n",
             UNUSABLE + "no-index = perhaps in {}: neither yes nor no",

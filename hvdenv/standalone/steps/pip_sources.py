@@ -13,6 +13,7 @@ import base64
 import configparser
 import html.parser
 import http.client
+import math
 import netrc
 import os
 import re
@@ -84,7 +85,7 @@ class Sources:
 
     Attributes:
         pip: the options of pip's configuration.
-        timeout: of pip, in seconds.
+        timeout: of pip, in whole seconds.
         indexes: the main one first; none where pip is to use none.
         cpu_indexes: those of CPU builds that answer; they are among the indexes.
         links: directories and pages with links to files.
@@ -98,12 +99,10 @@ class Sources:
         self.pip = {name: value for name, (value, _) in self._set.items()}
         for name in ("cert", "client-cert"):
             self.pip[name] = os.path.expanduser(self.pip.get(name, ""))
-        self.timeout = 60.0
-        if "timeout" in self.pip:
-            try:
-                self.timeout = float(self.pip["timeout"])
-            except ValueError:
-                raise self._unusable("timeout", "not a number") from None
+        try:
+            self.timeout = max(1, math.ceil(float(self.pip.get("timeout", 60))))
+        except (ValueError, OverflowError):
+            raise self._unusable("timeout", "not a number of seconds") from None
         self.indexes, self.links = [], []  # type: Tuple[List[str], List[str]]
         self.cpu_indexes = []  # type: List[str]
         links = self.pip.get("find-links", "").split() + options.find_links
@@ -116,7 +115,11 @@ class Sources:
         if not options.no_index and no_index in NO:
             extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
             named = [self.pip.get("index-url", DEFAULT_INDEX), *extra]
-            self.indexes = [each if "://" in each else file_url(each) for each in named]
+            self.indexes = [each if "://" in each else file_url(local(each)) for each in named]
+            for name in ("index-url", "extra-index-url"):
+                for each in self.pip.get(name, "").split():
+                    if "://" not in each and not os.path.isdir(local(each)):
+                        raise self._unusable(name, "neither a URL nor a directory")
         if any(each.startswith("https:") for each in self.indexes + self.links):
             for name in ("cert", "client-cert"):
                 if self.pip[name] and not os.path.exists(self.pip[name]):
@@ -135,7 +138,8 @@ class Sources:
 
     def _unusable(self, name: str, problem: str) -> SystemExit:
         value, origin = self._set[name]
-        return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, value, origin), problem))
+        shown = re.sub(r"\S*@", "", value)
+        return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, shown, origin), problem))
 
     def files(self, name: str) -> Iterator[Tuple[str, Dict[str, str]]]:
         """Addresses of files of a package, each with the attributes of its link."""
@@ -175,7 +179,7 @@ class Sources:
             sys.stdout.flush()
             return False
 
-    def open(self, url: str, seconds: float = 0) -> Any:
+    def open(self, url: str, seconds: int = 0) -> Any:
         """Open an address with the certificates, proxy and passwords of pip's configuration."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme == "file" and os.path.isdir(local(url)):

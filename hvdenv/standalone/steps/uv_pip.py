@@ -12,7 +12,6 @@ HVDENV_STEP_LIBRARY_PATH is LD_LIBRARY_PATH for the Python of --python, if that 
 may not start with it.
 """
 
-import math
 import os
 import re
 import subprocess
@@ -42,7 +41,7 @@ def variables(sources: Sources) -> Dict[str, str]:
     found["UV_INSECURE_HOST"] = " ".join(pip.get("trusted-host", "").split())
     # As pip: the best of all indexes.
     found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    found.setdefault("UV_HTTP_TIMEOUT", str(max(1, math.ceil(sources.timeout))))
+    found.setdefault("UV_HTTP_TIMEOUT", str(sources.timeout))
     if sources.indexes:
         # uv asks its default index last, and of equal versions takes the first.
         found["UV_INDEX"] = " ".join(sources.indexes[:-1])
