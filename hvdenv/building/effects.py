@@ -289,7 +289,7 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
     )
 
 
-OBSERVE_SECONDS = 60.0
+_OBSERVE_SECONDS = 60.0
 
 
 def write_record(state: State, _: Step, __: str) -> Done:
@@ -363,8 +363,8 @@ def _observed(state: State, record: GenerationRecord) -> Table | None:
         found = installed(state.plan.generation, record)
         found = with_modules(found, loaded["set"]) if loaded else found
         setup = Setup(found, runner)
-        mpi, _ = inspection.host_mpi(setup, OBSERVE_SECONDS)
-        observed: Table = encode(inspection.observe(setup, OBSERVE_SECONDS, mpi))
+        mpi, _ = inspection.host_mpi(setup, _OBSERVE_SECONDS)
+        observed: Table = encode(inspection.observe(setup, _OBSERVE_SECONDS, mpi))
         return observed
     except HvdenvError as error:
         state.progress.note(f"verify cannot report what has changed since: {error.message}")

@@ -47,7 +47,7 @@ def refuse_unfit(prefix: Path) -> None:
         )
 
 
-def refuse_foreign(path: Path) -> None:
+def _refuse_foreign(path: Path) -> None:
     """Refuse a path where anything exists; call it if hvdenv did not make that."""
     what = occupant(path)
     if what:
@@ -58,7 +58,7 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
-def refuse_inside(folder: Path, marker: str) -> None:
+def _refuse_inside(folder: Path, marker: str) -> None:
     """Refuse a directory inside an environment, by the file that marks each generation."""
     real = Path(os.path.realpath(folder))
     for path in (real, *real.parents):
@@ -200,12 +200,12 @@ def claim(environment: Environment) -> None:
             where=str(parent),
             remedy=f"create it (mkdir -p {parent}), or choose another place with --prefix",
         )
-    refuse_inside(parent, MARKER)
+    _refuse_inside(parent, MARKER)
     if not environment.pointed():
-        refuse_foreign(prefix)
+        _refuse_foreign(prefix)
     store = environment.store
     if not store.is_dir() or store.is_symlink():
-        refuse_foreign(store)
+        _refuse_foreign(store)
     from tempfile import TemporaryFile  # no light command should wait for it
 
     with reporting(parent):  # the link is only made when all is built
@@ -257,7 +257,7 @@ def switch(environment: Environment, identity: str) -> None:
         )
     prefix = environment.prefix
     if not environment.pointed():
-        refuse_foreign(prefix)
+        _refuse_foreign(prefix)
     temporary = environment.store / f"{_LINK}{os.urandom(16).hex()}"
     with replacing(prefix, temporary):
         # Relative, so that it is valid wherever the directory is mounted.

@@ -74,7 +74,7 @@ def _names_mpi(file: Path) -> bool:
 def _search_path(base: Path) -> Iterator[Path]:
     own = sorted(base.glob("lib*/python3*/*-packages"))
     shared = []
-    if shares_packages(base):
+    if _shares_packages(base):
         versions = {"python3", *(folder.parent.name for folder in own)}
         prefix = Path(venv_settings(base).get("home", "/usr/bin")).parent
         for each in dict.fromkeys((prefix / "local", prefix)):
@@ -92,7 +92,7 @@ def venv_settings(base: Path) -> dict[str, str]:
     return {key.strip().lower(): value.strip() for key, _, value in pairs}
 
 
-def shares_packages(base: Path) -> bool:
+def _shares_packages(base: Path) -> bool:
     """Whether a virtual environment also sees packages of the Python that it was made with."""
     return venv_settings(base).get("include-system-site-packages", "").lower() == "true"
 
@@ -330,4 +330,4 @@ def mpi_prefix(variables: Mapping[str, str]) -> str:
 def _may_have_horovod(base: Path, python_path: str) -> bool:
     """Whether files of Horovod exist, or packages may come from elsewhere."""
     seen = (base / "bin" / "horovodrun").exists() or horovod_in(base, python_path)
-    return bool(seen) or shares_packages(base)
+    return bool(seen) or _shares_packages(base)

@@ -145,8 +145,11 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
 
 
 def _registered(places: Places, environment: Environment) -> Path:
-    digest = hashlib.sha256(os.fsencode(environment.prefix)).hexdigest()
-    return places.registry / f"{digest[:16]}.json"
+    return places.registry / f"{_short_hash(environment.prefix)}.json"
+
+
+def _short_hash(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
 class LastUsed(NamedTuple):
@@ -200,8 +203,7 @@ def keeps_access_times(folder: Path) -> bool:
 
 
 def _note_of(places: Places, generation: Path) -> Path:
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(generation))).hexdigest()
-    return places.used / digest[:16]
+    return places.used / _short_hash(Path(os.path.realpath(generation)))
 
 
 def _time(path: Path, which: str) -> float:
@@ -227,7 +229,7 @@ class Generation(NamedTuple):
     Attributes:
         state: ``damaged`` has no readable record.
         created: when it was finished, or last worked on; in UTC.
-        used_by: how that is known; see last_used.LastUsed.
+        used_by: how that is known; see LastUsed.
     """
 
     generation: str

@@ -22,7 +22,6 @@ from hvdenv.model.cluster import Container
 from hvdenv.reports.report import Finding, Status
 from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked, environment
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # With more connections at once, sshd begins to drop them.
 _AT_ONCE = 8
 
@@ -45,13 +44,18 @@ def ask(queries: Mapping[str, Command], runner: Runner) -> dict[str, Outcome | s
             raise
 
 
-def is_this_host(host: str) -> bool:
+def _by_ssh(host: str, line: str, connect_seconds: int = 10) -> tuple[str, ...]:
+    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_seconds}")
+    return ("ssh", *options, host, line)
+
+
+def _is_this_host(host: str) -> bool:
     name = os.uname().nodename
     return host in ("localhost", name, name.partition(".")[0])
 
 
 # Each node reads all of the image, which has gigabytes.
-IMAGE_SECONDS = 600.0
+_IMAGE_SECONDS = 600.0
 _MARK = "@hvdenv-node "
 # An application of one CUDA major release runs with these drivers and newer ones.
 # Source: NVIDIA, CUDA Compatibility, Minor Version Compatibility, table 1.
@@ -108,8 +112,8 @@ def node_query(host: str, required: Requirements) -> Command:
     # One word without line breaks and exclamation marks, since the login shell may be csh.
     encoded = base64.b64encode(script.encode("utf-8", "surrogateescape")).decode("ascii")
     words = ("sh", "-c", f"echo {encoded} | base64 -d | sh")
-    here = is_this_host(host)
-    return Command(words if here else (*SSH, host, shlex.join(words)), timeout=IMAGE_SECONDS)
+    here = _is_this_host(host)
+    return Command(words if here else _by_ssh(host, shlex.join(words)), timeout=_IMAGE_SECONDS)
 
 
 def parse_node(answer: Outcome | str) -> Node | str:
@@ -261,7 +265,7 @@ def end_orphans(hosts: Sequence[str], runner: Runner, seconds: float) -> Iterato
     All hosts together have ``seconds`` to answer. Yields one finding about those that answered,
     and one for each that did not.
     """
-    others = {h: _end_query(h, runner.token, seconds) for h in hosts if not is_this_host(h)}
+    others = {h: _end_query(h, runner.token, seconds) for h in hosts if not _is_this_host(h)}
     ended: dict[str, int] = {}
     # The runner of a run that was stopped starts nothing.
     for host, answer in ask(others, Runner(runner.environment(Command(())))).items():
@@ -293,5 +297,5 @@ def end_orphans(hosts: Sequence[str], runner: Runner, seconds: float) -> Iterato
 def _end_query(host: str, token: str, seconds: float) -> Command:
     """Ends the marked processes of a host."""
     script = _END_MARKED.format(name=TOKEN_VARIABLE, token=token, answer=_ANSWER)
-    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(int(seconds), 1)}")
-    return Command(("ssh", *options, host, f"sh -c {shlex.quote(script)}"), timeout=seconds)
+    line = f"sh -c {shlex.quote(script)}"
+    return Command(_by_ssh(host, line, max(int(seconds), 1)), timeout=seconds)

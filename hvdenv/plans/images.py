@@ -102,7 +102,7 @@ _RUNSCRIPT = '%runscript\n    [ $# -gt 0 ] || set -- python\n    exec "$@"'
 
 def image_facts(container: Container | None, machine: str, cores: int) -> Facts:
     """Facts about the image during its build, from what its distribution is known to have."""
-    base = base_image(container)
+    base = _base_image(container)
     distribution = find_distribution(base)
     return Facts(
         origin="declared",
@@ -141,7 +141,7 @@ def image_python(recipe: Recipe, facts: Facts, requested: str | None) -> Interpr
     )
 
 
-def base_image(container: Container | None) -> str:
+def _base_image(container: Container | None) -> str:
     """The image to start from.
 
     Raises:
@@ -157,7 +157,7 @@ def base_image(container: Container | None) -> str:
     return container.base
 
 
-def for_image(recipe: Recipe) -> Recipe:
+def _for_image(recipe: Recipe) -> Recipe:
     """The recipe without modules, which an image does not have.
 
     Raises:
@@ -186,7 +186,7 @@ def for_image(recipe: Recipe) -> Recipe:
 def image_plan(
     recipe: Recipe, variants: tuple[str, ...], facts: Facts, python: Interpreter
 ) -> Plan:
-    maker = steps_of(for_image(recipe), facts, python)._replace(alone=True)
+    maker = steps_of(_for_image(recipe), facts, python)._replace(alone=True)
     return make_plan(maker, variants).at(FOLDER)
 
 
@@ -197,7 +197,7 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
         IncompatibleError: its MPI cannot be in an image.
     """
     container = recipe.container or Container()
-    base = base_image(container)
+    base = _base_image(container)
     distribution = find_distribution(base)
     # hpccm stores these for the whole process.
     hpccm.config.set_container_format(form)

@@ -27,16 +27,16 @@ from hvdenv.session.request import Request
 from hvdenv.sites.modules import BACKENDS, USUAL_SCRIPTS, commands
 
 
-def job_partition(recipe: Recipe) -> tuple[str, Partition] | None:
+def _job_partition(recipe: Recipe) -> tuple[str, Partition] | None:
     """The partition of the recipe's jobs with its name, or the only one; None if there is none."""
     named = [recipe.job.partition] if recipe.job.partition else [*recipe.partitions]
     found = recipe.partitions.get(named[0]) if len(named) == 1 else None
     return (named[0], found) if found else None
 
 
-def why_foreign(recipe: Recipe, machine: str) -> str:
+def _why_foreign(recipe: Recipe, machine: str) -> str:
     """Why this machine is none of the cluster's; empty if it may be one."""
-    nodes = job_partition(recipe)
+    nodes = _job_partition(recipe)
     if nodes is None:
         return ""
     name, partition = nodes
@@ -118,9 +118,9 @@ def prepare(request: Request, *, thorough: bool, resolved: Resolved | None = Non
     runner, file = Runner(), request.facts
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
     foreign = ""
-    nodes = job_partition(resolved.recipe)
+    nodes = _job_partition(resolved.recipe)
     if request.anywhere and not file and nodes:
-        foreign = why_foreign(resolved.recipe, facts.machine)
+        foreign = _why_foreign(resolved.recipe, facts.machine)
         facts = of_partition(*nodes, facts) if foreign else facts
     python = choose_python(resolved, facts, runner, request.python)
     return Prepared(resolved=resolved, target=target, facts=facts, python=python, foreign=foreign)

@@ -21,7 +21,7 @@ from hvdenv.runner import environment
 from hvdenv.session.output import report
 from hvdenv.trust import Fault, Owners
 
-RUNS_PROGRAMS = "hvdenv would run its programs"
+_RUNS_PROGRAMS = "hvdenv would run its programs"
 # What programs are run from or installed from; wheels of the cache are judged one by one.
 _BELOW_HOME = (
     ".",
@@ -62,7 +62,7 @@ class Gate:
         self,
         find: Callable[[Owners], Iterator[Fault]],
         where: object,
-        use: str = RUNS_PROGRAMS,
+        use: str = _RUNS_PROGRAMS,
         way: str = "",
     ) -> None:
         """Refuse what has a fault.
@@ -127,7 +127,7 @@ class Gate:
         for each in filter(None, (str(prefix), also)):
             self.refuse(partial(trust.judge_environment, each, whole=whole), each)
 
-    def refuse_path(self, path: object, use: str = RUNS_PROGRAMS, *, used: bool = False) -> None:
+    def refuse_path(self, path: object, use: str = _RUNS_PROGRAMS, *, used: bool = False) -> None:
         """Judge a script, an image or a directory; for `used`, see trust.judge_way()."""
         self.refuse(partial(trust.judge_way, str(path), used=used), path, use)
 

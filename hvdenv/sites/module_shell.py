@@ -40,7 +40,7 @@ from hvdenv.sites.modules import (
     split_loaded,
 )
 
-OUTPUT_LINES = 12
+_OUTPUT_LINES = 12
 _NOT_FOUND = tuple(each.not_found for each in BACKENDS if each.not_found)
 State = Literal["loads", "missing", "hidden", "fails", "replaced"]
 _REMEDIES: dict[State, str] = {
@@ -142,7 +142,7 @@ def refusal(examined: Iterable[Examined]) -> StepError | None:
     for each in failed:
         if each.state == "fails":
             lines += [f"module system on {each.module}:"]
-            lines += each.output.splitlines()[-OUTPUT_LINES:]
+            lines += each.output.splitlines()[-_OUTPUT_LINES:]
     return StepError(
         str(failed[0]) if len(failed) == 1 else f"{len(failed)} modules cannot be loaded",
         where=os.uname().nodename,
@@ -377,7 +377,7 @@ class _Shell(NamedTuple):
         return StepError(
             message,
             where=host,
-            detail=_OWN_MESSAGE.sub("", outcome.tail(OUTPUT_LINES)).strip("\n"),
+            detail=_OWN_MESSAGE.sub("", outcome.tail(_OUTPUT_LINES)).strip("\n"),
             remedy=f"try it in a shell on {host}, and correct `modules` in the recipe or the site"
             " file; what hangs may wait for a file system or a license server",
         )
