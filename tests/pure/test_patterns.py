@@ -54,6 +54,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("knowledge/logs.py", "re.escape(anchor)"): list,  # fixed texts
     ("knowledge/failures.py", "start + first + ''.join(taken) + end"): list,  # below, for windows
     ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
+    ("knowledge/rules.py", "pattern"): lambda: _rule_patterns(),
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
     ("masking.py", "f'(?<![\\\\w+/-]){re.escape(word)}(?![\\\\w+/-])={{0,2}}'"): lambda: [r"(?<![\w+/-])YWJj(?![\w+/-])={0,2}"],
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
