@@ -15,13 +15,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.resolver import MEMORY, Resolver, elsewhere, platform, unanswered
 from hvdenv.building.run_step import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
-from hvdenv.contents.packages import parse_requirement
+from hvdenv.contents.packages import canonicalize_name, parse_requirement
 from hvdenv.errors import StepError
 from hvdenv.locks import compare, condalock
 from hvdenv.model.recipe import Recipe

@@ -13,12 +13,11 @@ from urllib.parse import unquote, urlsplit
 from packaging.markers import Environment, default_environment
 from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockSelectError
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.run_step import NETWORK, withdrawn
 from hvdenv.command import OWN_PYTHON, Command, Outcome
-from hvdenv.contents.packages import hint
+from hvdenv.contents.packages import canonicalize_name, hint
 from hvdenv.errors import LockError, NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks.pypi import ADDRESS, Package

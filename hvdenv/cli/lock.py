@@ -9,11 +9,9 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from packaging.utils import canonicalize_name
-
 from hvdenv.building.resolver import Resolver, Target, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.contents.packages import parse_requirement
+from hvdenv.contents.packages import canonicalize_name, parse_requirement
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, NetworkError, RecipeError, StepError, UsageError

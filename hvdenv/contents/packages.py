@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from packaging.utils import canonicalize_name
-
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask, shown
@@ -27,6 +25,14 @@ if TYPE_CHECKING:
 
 # ``site``: provided by modules or the system, outside of the environment's directory.
 Kind = Literal["conda", "pypi", "site"]
+
+
+def canonicalize_name(name: str) -> str:
+    """The normalised name of a Python package (PEP 503).
+
+    packaging.utils has the same function, but loads logging and platform in every command.
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class Package(NamedTuple):

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.utils import canonicalize_name
-
 from hvdenv.contents.packages import (
     Contents,
     Horovod,
     Installed,
     Package,
+    canonicalize_name,
     from_record,
     hint,
 )

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from packaging.utils import canonicalize_name
-
-from hvdenv.contents.packages import from_record, parse_requirement
+from hvdenv.contents.packages import canonicalize_name, from_record, parse_requirement
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Built, Inputs, Locked, reachable

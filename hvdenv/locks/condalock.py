@@ -14,9 +14,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
-from packaging.utils import canonicalize_name
-
 from hvdenv import schema
+from hvdenv.contents.packages import canonicalize_name
 from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable, sha256
 
 if TYPE_CHECKING:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from hvdenv.command import Outcome
-from hvdenv.contents.packages import Package, parse_requirement
+from hvdenv.contents.packages import Package, canonicalize_name, parse_requirement
 from hvdenv.errors import HvdenvError, IncompatibleError, StepError, UsageError
 
 if TYPE_CHECKING:
