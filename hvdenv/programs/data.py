@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from hvdenv.programs.program import Program, Steps
+from hvdenv.programs.program import Program, Steps, places
 from hvdenv.reports.report import Finding
 from hvdenv.standalone.ranks.events import DataSource, Joined
 from hvdenv.verification.rank_judgement import listed
@@ -17,8 +17,8 @@ _SHARED = 0.1
 # The part of its samples that it hardly shares by chance within half a pass, in any order.
 _SAME_SAMPLES = 0.75
 SAME_STEPS = (
-    "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call hvd.join()"
-    " after the last one"
+    "start all ranks in the same epoch, and give them the same number of batches (drop_last, take,"
+    " steps_per_epoch), or call hvd.join() after the last one"
 )
 _SHARE = (
     "give each rank its own share: DistributedSampler(dataset, num_replicas=hvd.size(),"
@@ -160,7 +160,10 @@ def _shares(
 def judge_step_counts(program: Program) -> Iterator[Finding]:
     """Whether ranks take equally many steps."""
     if text := uneven(program):
-        text = f"{text}: at the end of the shorter one, the other ranks wait for ever"
+        sites = places([each[0].site for _, each in program.sources() if each])
+        text = (
+            f"{text} (read in {sites}): at the end of the shorter one, the other ranks wait forever"
+        )
         yield program.fail("steps", text, SAME_STEPS)
     elif _lengths(program) or _all_ended(program):
         yield program.passed("steps", "all ranks take the same number of steps")

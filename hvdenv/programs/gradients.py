@@ -75,7 +75,7 @@ def _start(program: Program, trained: Trained) -> Iterator[Finding]:
             " that all ranks load",
         )
     elif all(known) or not calls:
-        text = f"the parameters{trained.name} differ between ranks"
+        text = f"the parameters{trained.title} differ between ranks"
         text += " before the first step" if all(known) else ", and nothing was broadcast"
         remedy = _BROADCAST
         if late := program.state_after_parameters():
@@ -150,20 +150,27 @@ def _never_averaged(program: Program, trained: Trained) -> Finding:
         )
     why = "the parameters drift apart"
     if all(map(same_after, trained.steps)):
-        if all(len({step.batch for step in each} - {""}) == len(each) for each in trained.steps):
+        read = [{step.batch for step in each} for each in trained.steps]
+        if others and any("" in batches for batches in read):
+            text = f"the parameters{trained.name} stay equal, but the batches could not be seen"
+            return program.unproven("gradients", f"{text}: ranks may read the same ones")
+        if all(len(batches) == program.size and "" not in batches for batches in read):
             return program.passed(  # they are reduced in a way of its own
                 "gradients",
                 f"the parameters{trained.name} stay equal, though all ranks read different batches",
             )
         why = "the parameters are equal only because all ranks read the same"
-    site = trained.optimizer.site
-    made = f" made in {site}" if site else ""
-    return program.fail(
-        "gradients",
-        f"the gradients{trained.name} are never averaged: {why}",
+    text = f"the gradients{trained.name} are never averaged: {why}"
+    evidence = digests(program, "after", trained.steps[-1])
+    return program.fail("gradients", text, _wrap(trained), evidence)
+
+
+def _wrap(trained: Trained) -> str:
+    """How its gradients are averaged."""
+    made = f" made in {trained.optimizer.site}" if trained.optimizer.site else ""
+    return (
         f"wrap the optimizer{made} with hvd.DistributedOptimizer, or the tape with"
-        " hvd.DistributedGradientTape",
-        digests(program, "after", trained.steps[-1]),
+        " hvd.DistributedGradientTape"
     )
 
 
@@ -171,9 +178,12 @@ def _apart(program: Program, trained: Trained, apart: Sequence[Steps]) -> Findin
     """Ranks apply different gradients, or have different parameters afterwards."""
     shown = next((each for each in reversed(trained.steps) if each[0].tensors), apart[0])
     left_out = _left_out(trained, shown)
-    text = f"{left_out or f'the parameters{trained.name} differ between ranks'} after step"
+    text = f"{left_out or f'the parameters{trained.title} differ between ranks'} after step"
     text += f" {apart[0][0].step}"
     remedy = _ALL if left_out else _AVERAGE
+    wrapped = [each.optimizer.distributed for each in program.trained]
+    if any(wrapped) and not trained.optimizer.distributed:
+        remedy = _wrap(trained)
     rates = {f"{step.rate:g}" for step in apart[0] if step.rate is not None}
     if len(rates) > 1:
         text = f"{text}, with different learning rates: {listed(sorted(rates))}"

@@ -280,8 +280,8 @@ def _rates(program: Program) -> Iterator[Finding]:
         how = "the same as" if same else f"{trained.factor:.3g} times that"
         yield program.note(
             "rate",
-            f"{text} {how} on one rank. With {program.size} times the batch, it is usually"
-            " multiplied by hvd.size(), if necessary after some epochs of warm-up",
+            f"{text} {how} on one rank. With {program.size} times the batch, the rate{trained.title} is"
+            " usually multiplied by hvd.size(), if necessary after some epochs of warm-up",
         )
 
 

@@ -45,13 +45,15 @@ class Trained(NamedTuple):
     Attributes:
         optimizer: as the first rank reports it.
         steps: each with one event of each rank.
-        name: how messages name it; empty if it is the only one.
+        title: how messages name it, with where it is made.
+        name: the same; empty if it is the only one.
         rate: its first learning rate; None if unknown.
         factor: how many times that of one rank this is; None if unknown.
     """
 
     optimizer: Optimizer
     steps: Sequence[Steps]
+    title: str
     name: str
     rate: float | None
     factor: float | None
@@ -166,8 +168,8 @@ class Program:
         factor = rate / alone if rate and alone else None
         if factor and abs(factor - self.size) < 1e-6 * self.size:
             factor = self.size
-        name = f" of {optimizer.kind}" + (f" ({optimizer.site})" if optimizer.site else "")
-        return Trained(optimizer, steps, name=name, rate=rate, factor=factor)
+        title = f" of {optimizer.kind}" + (f" ({optimizer.site})" if optimizer.site else "")
+        return Trained(optimizer, steps, title=title, name=title, rate=rate, factor=factor)
 
 
 def most_steps(end: ProgramEnd) -> int:

@@ -215,6 +215,10 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "state lost": (
         (each(Optimizer, lost=True),), "start", "fail", "lost its state, such as momentum"
     ),
+    "flattened, and batches unknown": (
+        (each(Optimizer, distributed=False), each(TrainingStep, batch=""), also(Call("allreduce", "train.py:17", 0, 99))),
+        "gradients", "unproven", "the batches could not be seen: ranks may read the same ones",
+    ),
     "flattened": (
         (each(Optimizer, distributed=False),), "gradients", "pass", "stay equal, though"
     ),
@@ -314,6 +318,18 @@ def test_rates_loaded_from_a_checkpoint_of_the_other_run_prove_nothing() -> None
         assert (
             start._rates_alone(alone, run(*(event(0, one) for one in (*right(0), SAVED)))) == rates
         )
+
+
+def test_an_optimizer_beside_a_wrapped_one_has_to_be_wrapped() -> None:
+    def second(rank: int, own: list[RankEvent]) -> None:
+        steps = [one for one in own if isinstance(one, TrainingStep)]
+        moved = [one._replace(optimizer=2, after=str(rank), applied=str(rank)) for one in steps]
+        own[-1:-1] = [Optimizer(2, "Adam", "train.py:9"), *moved]
+
+    reduced = Call("allreduce", "", 0, 99, gradient=True)
+    (failed,) = (one for one in judged(second, also(reduced)) if one.status == "fail")
+    assert "of Adam (train.py:9) differ between ranks after step 1" in failed.message
+    assert failed.remedy.startswith("wrap the optimizer made in train.py:9 with")
 
 
 def test_join_makes_uneven_data_right() -> None:
