@@ -32,6 +32,7 @@ examples:
 
 prune keeps the active generation and those that processes on this host use. The last use of a
 generation is its last verify, run, shell or job, or else the access time of its activate.sh.
+`hvdenv wheels prune --downloads` removes from the caches of uv and conda, which grow without limit.
 """
 
 
