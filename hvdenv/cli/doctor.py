@@ -78,27 +78,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "output of a build or run, also as .gz; - for standard input (default: what is piped in, or the last failure)",
         nargs="?",
     )
-    add(parser, "--recipe RECIPE", "show the change as a diff of this recipe (its name or path)")
+    add(
+        parser,
+        "--recipe RECIPE",
+        "show the change as a diff of this recipe (its name or path), if one is known",
+    )
     add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     log = arguments.log or ("-" if _is_piped() else "")
-    subject, diagnosis = _of_log(log) if log else _of_last()
-    change = _change(diagnosis.root, arguments.recipe) if arguments.recipe else None
+    recipe = arguments.recipe
+    subject, diagnosis = _of_log(log, own=bool(recipe)) if log else _of_last()
+    change = _change(diagnosis.root, recipe) if recipe else None
     if arguments.json:
         print_json(_document(subject, diagnosis, change))
     else:
-        for line in (*subject, *_lines(diagnosis, change)):
+        for line in (*subject, *_lines(diagnosis, change, recipe)):
             print(line)
     return 0 if diagnosis.root else NO_CAUSE
 
 
-def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
+def _of_log(name: str, *, own: bool) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
-        return ("standard input",), _read(sys.stdin.buffer, "standard input")
+        return ("standard input",), _read(sys.stdin.buffer, "standard input", own=own)
     with usable(name, "name a log, or - for standard input"), open_file(name, LOG) as log:
-        return (name,), _read(log, name)
+        return (name,), _read(log, name, own=own)
 
 
 def _is_piped() -> bool:
@@ -134,16 +139,16 @@ def _start(log: BinaryIO | gzip.GzipFile) -> bytes:
     return cast("io.BufferedReader", log).peek(_START)[:_START]
 
 
-def _read(log: BinaryIO, name: str) -> Diagnosis:
+def _read(log: BinaryIO, name: str, *, own: bool) -> Diagnosis:
     """Diagnose a log, which may be compressed by gzip."""
     start = _start(log)
     if not start.startswith(b"\x1f\x8b"):
         _refuse_binary(start, name)
-        return diagnose(log)
+        return diagnose(log, own=own)
     try:
         with _Unpacked(fileobj=log) as unpacked:
             _refuse_binary(_start(unpacked), name)
-            return diagnose(cast("BinaryIO", unpacked))
+            return diagnose(cast("BinaryIO", unpacked), own=own)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(
             f"its gzip data are damaged: {error}",
@@ -206,6 +211,8 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
         "errors": [each._asdict() for each in diagnosis.errors],
         "similar": [each._asdict() for each in diagnosis.similar],
         "rank": diagnosis.rank,
+        "ranks": diagnosis.failed.rank if diagnosis.failed else "",
+        "host": diagnosis.failed.host if diagnosis.failed else "",
         "versions": diagnosis.mentions,
         "lines": diagnosis.lines,
         "given_up": diagnosis.given_up,
@@ -213,14 +220,19 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
     }
 
 
-def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
+def _lines(diagnosis: Diagnosis, change: Change | None, recipe: str | None) -> Iterator[str]:
     first = next(iter(diagnosis.found), None)
     yield f"{_TITLES[first.kind][0]}: {_told(first)}" if first else "not recognised"
-    yield from _details(first, diagnosis.own or change is not None) if first else ()
-    yield from change.lines("Suggested recipe change") if change else ()
+    yield from _details(first, diagnosis.own) if first else ()
+    yield from _suggested(change, recipe) if recipe else ()
     yield from _others(diagnosis, first)
-    if diagnosis.rank:
-        yield f"the rank that failed first: {diagnosis.rank}"
+    if failed := diagnosis.failed:
+        where = f"{failed.rank} on {failed.host}" if failed.host else failed.rank
+        yield (
+            f"the rank that failed first: {where}"
+            if diagnosis.rank
+            else f"ranks {where} failed; which of them failed first is not in the log"
+        )
     elif diagnosis.best and diagnosis.best.of_others:
         yield "the log shows no rank that failed by itself"
     yield from _left_open(diagnosis) if not diagnosis.root else ()
@@ -231,6 +243,12 @@ def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
         yield f"the log names: {named}"
 
 
+def _suggested(change: Change | None, recipe: str) -> Iterator[str]:
+    lines = tuple(change.lines("Suggested recipe change")) if change else ()
+    known = f"{recipe} already has the change" if change else "no recipe change is known"
+    yield from lines or (f"{known} that avoids this failure",)
+
+
 def _told(found: Found) -> str:
     return f"{clean(found.cause)} [{found.id}]"
 
@@ -239,7 +257,7 @@ def _details(found: Found, own: bool) -> Iterator[str]:
     """What to do about what was found; what recipes have to do with it, for those who have any."""
     yield _line(found.number, found.line)
     for each in found.quotes:
-        yield f"  the message itself says: {clean(each)}"
+        yield f"  advice in line {each.number}: {clean(each.line)}"
     yield from _steps(found, "  ")
     rules = _rules(found) if own else []
     if rules:

@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     Attributes:
         id: of the cause, or the type of the event.
-        quotes: what the message itself advises.
+        quotes: what the log itself advises, there or soon after it.
         kill: it reports that a process was killed.
         of_others: no rank has failed by itself, so far as this shows.
 
@@ -51,7 +51,8 @@ class Found(NamedTuple):
     number: int = 0
     line: str = ""
     rank: str = ""
-    quotes: tuple[str, ...] = ()
+    host: str = ""
+    quotes: tuple[Place, ...] = ()
     kill: bool = False
     of_others: bool = False
     lines: Sequence[int] = ()
@@ -64,7 +65,8 @@ class Found(NamedTuple):
 
     def document(self) -> dict[str, object]:
         """What JSON says of it: all but what is for ranking."""
-        return dict(list(self._asdict().items())[: self._fields.index("lines")])
+        document = dict(list(self._asdict().items())[: self._fields.index("lines")])
+        return {**document, "quotes": [each._asdict() for each in self.quotes]}
 
 
 class Similar(NamedTuple):
@@ -108,16 +110,21 @@ class Diagnosis(NamedTuple):
         return self.root or next(iter(self.of_kind("symptom")), None)
 
     @property
-    def rank(self) -> str:
-        """The rank that failed first; empty if the log does not say, or none failed by itself."""
+    def failed(self) -> Found | Place | None:
+        """What names the ranks that failed first; None if nothing does, or none failed by itself."""
         if self.best and self.best.of_others:
-            return ""
+            return None
         # A rank's own first error counts more than a launcher's report: a launcher names the rank
         # that it saw end first, which is often a victim.
         consequences = self.of_kind("consequence")
         lines = {each.number for each in consequences}
         first = [self.best] if self.best else [e for e in self.errors[:1] if e.number not in lines]
-        return next((each.rank for each in (*first, *consequences) if each.rank), "")
+        return next((each for each in (*first, *consequences) if each.rank), None)
+
+    @property
+    def rank(self) -> str:
+        """The rank that failed first; empty if the log does not say which of several it is."""
+        return self.failed.rank if self.failed and self.failed.rank.isdigit() else ""
 
 
 def diagnose(log: BinaryIO, *, own: bool = False) -> Diagnosis:
@@ -191,7 +198,7 @@ def _found(meaning: Meaning, event: Event, log: Reading) -> Found:
     kind: Kind = "consequence" if follows else meaning.kind
     if meaning.of_others or follows or (kind == "consequence" and "rank" not in hit.slots):
         # The rank that prints this, or that was ended by it, is not the one that failed.
-        place = place._replace(rank="")
+        place = place._replace(rank="", host="")
     frames = _FRAME.findall(hit.before) if event.meaning.id == "exception" else []
     return Found(
         id=meaning.id,
@@ -219,19 +226,23 @@ def _below_rulers(hit: Hit) -> Place:
     return hit.place._replace(number=hit.place.number + skipped, line=hit.text.split("\n")[skipped])
 
 
-def _quotes(hit: Hit) -> tuple[str, ...]:
-    """What the message, or the lines after it, advise."""
+def _quotes(hit: Hit) -> tuple[Place, ...]:
+    """What the message, or the lines after it, advise, and in which line."""
     texts = all_failures().texts
     lines = hit.after.splitlines()[:ADVICE_LINES]
     said = "\n".join(without_prefix(line)[0] for line in lines)
     begun = [each for text in texts.advice if (each := pattern(text).search(said))]
     quoted = [
-        _sentence(said, each)
+        Place(hit.place.number + said.count("\n", 0, each.start()), _sentence(said, each))
         for each in sorted(begun, key=lambda each: each.start())
         if not said[: each.start()][-1:].isalnum()  # not in "retry"
     ]
-    advice = [each for each in quoted if not any(no in each for no in texts.no_advice)]
-    kept = [each for n, each in enumerate(advice) if not any(each in one for one in advice[:n])]
+    advice = [each for each in quoted if not any(no in each.line for no in texts.no_advice)]
+    kept = [
+        each
+        for n, each in enumerate(advice)
+        if not any(each.line in one.line for one in advice[:n])
+    ]
     return tuple(kept[:QUOTES])
 
 

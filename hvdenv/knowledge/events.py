@@ -109,7 +109,7 @@ def read_log(log: BinaryIO, *, own: bool = False) -> Reading:
 
 def _value(named: Named, hit: Hit) -> str:
     value = hit.slots.get("value", "")
-    return "/" + value.partition("/")[2] if named.is_path else value
+    return ", ".join(re.findall(named.parts, value)) if named.parts else value
 
 
 def _crash_site(frames: Iterable[Hit]) -> str:
@@ -148,11 +148,12 @@ class Explainer:
             meaning = self._of_rule(event) or self._of_family(event) or event.meaning
         if not meaning:
             return None
-        slots = event.hit.slots
+        interfaces = self.log.facts.get("interfaces", "those that it finds first")
+        slots = {"interfaces": interfaces, **event.hit.slots, "where": self.log.where}
         inside = [each_of(told) for name, told in meaning.inside.items() if self._has_context(name)]
         remedies = (*(each for told in inside for each in told), *meaning.remedies)
         return meaning._replace(
-            says=fill(meaning.says, {**slots, "where": self.log.where}),
+            says=fill(meaning.says, slots),
             remedies=tuple(fill(each, slots) for each in remedies if _fits(each, slots)),
         )
 

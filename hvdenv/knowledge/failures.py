@@ -274,12 +274,12 @@ class Meaning(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Wordings of a context or of a fact that a log names; a path begins at its first slash."""
+    """Wordings of a context or of a fact that a log names; only `parts` of a value count, if stated."""
 
     name: str
     wordings: tuple[str, ...]
     fact: str = ""
-    is_path: bool = False
+    parts: str = ""
 
 
 class Texts(NamedTuple):

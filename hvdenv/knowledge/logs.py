@@ -43,11 +43,15 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class Place(NamedTuple):
-    """A line of a log without control sequences, its number, and the rank that it is about."""
+    """A line of a log without control sequences, its number, and the rank and host that it is about.
+
+    A launcher may report several ranks in one line: then `rank` is a list such as 0-1,4.
+    """
 
     number: int
     line: str
     rank: str = ""
+    host: str = ""
 
 
 class Query(NamedTuple):
@@ -230,9 +234,10 @@ def _look(block: _Block, at: int, wording: str) -> Hit | None:
         return None
     named = match.groupdict(default="").items()
     slots = {name: _trimmed(value) for name, value in named if name[0] != "_"}
+    host = slots.get("host", "") if "rank" in slots else ""  # others name a host that was asked
     number = block.number + block.text.count(b"\n", block.start, start)
     return Hit(
-        place=Place(number, lines[0], slots.get("rank", said[0][1])),
+        place=Place(number, lines[0], slots.get("rank", said[0][1]), host),
         wording=wording,
         slots=slots,
         text=text,

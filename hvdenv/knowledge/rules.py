@@ -319,7 +319,7 @@ class Change(NamedTuple):
         if self.file and self.diff:
             yield f"{title}:"
             yield self.diff.rstrip("\n")
-        elif self.after:
+        elif self.after and not self.file:
             yield f"{title}, as your own recipe (a file with any name that ends in .toml):"
             yield self.after.rstrip("\n")
         if self.options:

@@ -103,6 +103,11 @@ def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, doctor: Callable[...
     which = "AttributeError: _ARRAY_API not found\nImportError: numpy.core.multiarray failed to import\n"
     assert "Suggested" not in doctor(which, "--recipe", "local")
     assert "Suggested" not in doctor("nothing that is known\n", "--recipe", "local", code=1)
+    said = doctor(FULL, "--recipe", "local")
+    assert "\nno recipe change is known that avoids this failure" in said
+    recipe.write_text(recipe.read_text() + '[build_tools]\ncmake = ">=3.13,<4"\n')
+    said = doctor(CMAKE, "--recipe", str(recipe))
+    assert f"\n{recipe} already has the change that avoids this failure" in said
     doctor(CMAKE, "--recipe", "no-such-recipe", code=2)
 
 
@@ -275,6 +280,54 @@ def test_a_rank_that_was_ended_has_not_failed(log: str, doctor: Callable[..., st
     said = doctor(log, code=0 if "LIMIT" in log else 1)
     assert "failed first: " not in said
     assert "memory ran out" not in said or "follow-on errors" in said
+
+
+@pytest.mark.parametrize(
+    ("log", "said", "ranks"),
+    [
+        ("srun: error: n1: task 3: Segmentation fault\n", "first: 3 on n1", ("3", "3", "n1")),
+        (
+            "srun: error: n1: tasks 0-1: Exited with exit code 1\n",
+            "0-1 on n1 failed; which",
+            ("", "0-1", "n1"),
+        ),
+        (
+            "srun: error: n1: tasks 0-1: Killed\nsrun: error: n2: task 7: Exited with exit code 1\n",
+            "tasks 0-1 ended",
+            None,
+        ),
+        ("[1,2]<stderr>:ValueError: odd\n", "first: 2\n", ("2", "2", "")),
+        (
+            "MPT ERROR: Rank 3(g:3) received signal SIGSEGV(11).\n\tProcess ID: 1, Host: r1i2, Program: /a\n",
+            "first: 3 on r1i2",
+            None,
+        ),
+    ],
+    ids=["task", "tasks", "grammar", "prefix", "MPT"],
+)
+def test_ranks_and_hosts_are_those_that_the_log_states(
+    log: str, said: str, ranks: tuple[str, str, str] | None, doctor: Callable[..., str]
+) -> None:
+    assert said in doctor(log, code=1)
+    document = json.loads(doctor(log, "--json", code=1))
+    named = document["rank"], document["ranks"], document["host"]
+    assert not ranks or named == ranks
+
+
+@pytest.mark.parametrize("container", [False, True])
+def test_docker_comes_first_only_in_a_container(
+    container: bool, doctor: Callable[..., str]
+) -> None:
+    log = "gpu1:12:40 [0] NCCL WARN Call to posix_fallocate failed : No space left on device\n"
+    said = doctor(("docker run x\n" if container else "") + log)
+    assert "1. `docker run" in said if container else "1. `df -h /dev/shm" in said
+
+
+def test_interfaces_of_the_log_are_named(doctor: Callable[..., str]) -> None:
+    using = "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]ib0:10.1.0.1<0> [1]eno1:192.168.0.1<0>\n"
+    refused = "n1:1:2 [0] misc/socket.cc:483 NCCL WARN Connect to 192.168.0.2<45123> failed : No route to host\n"
+    assert "NCCL now uses ib0, eno1)" in doctor(using + refused)
+    assert "NCCL now uses those that it finds first)" in doctor(refused)
 
 
 def test_nothing_has_failed(hvdenv: Hvdenv) -> None:

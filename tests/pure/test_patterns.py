@@ -51,6 +51,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
     ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
     ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
+    ("knowledge/events.py", "named.parts"): lambda: [each.parts for each in all_failures().texts.mention if each.parts],
     ("knowledge/logs.py", "re.escape(anchor)"): list,  # fixed texts
     ("knowledge/failures.py", "start + first + ''.join(taken) + end"): list,  # below, for windows
     ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
