@@ -23,7 +23,7 @@ from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.node import Seen
 from hvdenv.drafting.proposals import propose
-from hvdenv.drafting.reader import EVERY_LINE, read_page
+from hvdenv.drafting.reader import EVERY_LINE, Ranges, read_page
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import GIVEN, Found, Origin, Value, joined
 from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="pages",
     )
-    add(parser, "--lines A-B", "read only these lines of the page", type=_lines)
+    add(parser, "--lines A-B", "read only these lines of the page; several: A-B,C-D", type=_lines)
     add(parser, "--here", "look at this machine and its modules")
     add(
         parser,
@@ -93,11 +93,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json")
 
 
-def _lines(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,6})-([1-9]\d{0,6})", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of lines such as 120-180")
-    return int(found[1]), int(found[2])
+def _lines(text: str) -> Ranges:
+    found = [re.fullmatch(r"([1-9]\d{0,6})-([1-9]\d{0,6})", each) for each in text.split(",")]
+    ranges = [(int(each[1]), int(each[2])) for each in found if each]
+    if len(ranges) < len(found) or any(first > last for first, last in ranges):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a range of lines such as 120-180, or several: 1-20,120-180"
+        )
+    return ranges
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -192,11 +195,11 @@ def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
     return answers.give(joined(parts), given)
 
 
-def _read_source(name: str, lines: tuple[int, int] | None) -> Found:
+def _read_source(name: str, lines: Ranges | None) -> Found:
     with usable(name, "name a page or a job script, or - for standard input"):
         data = _standard_input() if name == _STANDARD else read_file(name, PAGE).data
     source = "standard input" if name == _STANDARD else shown(Path(name).name)
-    return read_page(data.decode("utf-8", errors="replace"), source, lines or EVERY_LINE)
+    return read_page(data.decode("utf-8", errors="replace"), source, lines or (EVERY_LINE,))
 
 
 def _standard_input() -> bytes:

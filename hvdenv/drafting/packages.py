@@ -245,7 +245,7 @@ def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[R
     if requirement.marker:
         yield leave(f"only if {requirement.marker}; recipes have no conditions")
     if name == "horovod":
-        page.builds_horovod = True
+        page.builds_horovod += 1
         for extra in sorted(requirement.extras & _EXTRAS.keys()):
             yield Value(at("horovod.frameworks"), _EXTRAS[extra], item=True)
         yield Value(at("horovod.version"), exact) if exact else _BUILDS
@@ -302,5 +302,5 @@ def _build_source(page: Page) -> Iterator[Read]:
         yield leave("the page does not say which repository this is in")
         return
     for read in _repository_build(page.repository, page.tag):
-        page.builds_horovod |= isinstance(read, Value) and read.key == at("horovod.version")
+        page.builds_horovod += isinstance(read, Value) and read.key == at("horovod.version")
         yield read

@@ -15,7 +15,7 @@ class Page:
     Attributes:
         scheduler: of the directives read so far, or implied by a program; empty if unknown.
         repository, folder, tag: of the last clone.
-        builds_horovod: whether the page installs Horovod.
+        builds_horovod: how often the page installs Horovod.
         modules: those that it loads, by sequences that start from nothing.
         place: in the last sequence, where the next module goes.
         purged: whether the page itself unloads everything before the last sequence.
@@ -24,7 +24,7 @@ class Page:
     def __init__(self) -> None:
         self.scheduler = ""
         self.repository = self.folder = self.tag = ""
-        self.builds_horovod = False
+        self.builds_horovod = 0
         self.modules: list[list[Value]] = [[]]
         self.purged = False
         self.place = _LAST

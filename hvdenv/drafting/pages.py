@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
+from itertools import pairwise
 from textwrap import dedent
 from typing import Literal, NamedTuple
 
@@ -26,7 +27,14 @@ _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(?:`{3}|~{3})")
 # Fences within indented code that are looked for.
 _DEEPEST = 4
-_HEADING = re.compile(r"\s{0,12}(?:#{1,6} |=== )|(?:={3,}|-{3,}|~{3,}|\^{3,})\s*$")
+# Titles: of Markdown, underlined, of tabs, and in bold.
+_HEADING = re.compile(
+    r"(?P<marks>#{1,6}) |(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$|(?P<indent>\s{0,12})=== "
+    r"|\s{0,12}\.\. (?:group-)?tab(?:-item)?::|\*\*[^*\n]{1,80}\*\*:?\s*$"
+)
+# Of a section, the levels and numbers of the titles that it is below.
+Section = tuple[tuple[int, int], ...]
+LOWEST_HEADING = 6
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
 _LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
 _OPTION = re.compile(r"\s*:[\w-]+:.*")
@@ -53,14 +61,13 @@ class Block(NamedTuple):
         line: number of the first one in the page.
         kind: how to read them. In text, sentences and commands alternate.
         language: as the page names it; may be empty.
-        section: how many headings precede it.
     """
 
     line: int
     lines: tuple[str, ...]
     kind: Kind = "shell"
     language: str = ""
-    section: int = 0
+    section: Section = ()
 
 
 class Line(NamedTuple):
@@ -120,7 +127,7 @@ def _kind_by_content(lines: Sequence[str]) -> Kind | None:
     return "docker" if any(map(_FROM.match, lines)) else None
 
 
-def _code_block(first: int, lines: Sequence[str], language: str, section: int = 0) -> Block:
+def _code_block(first: int, lines: Sequence[str], language: str, section: Section = ()) -> Block:
     """A block of code; ``first`` counts from 0."""
     named = language.split(",")[0].split(" ")[0]
     other = _OTHER_LANGUAGE.fullmatch(named) and not any(map(DIRECTIVE.match, lines))
@@ -185,16 +192,40 @@ def _dedented(lines: Sequence[str]) -> list[str]:
 
 
 def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
-    """The blocks of code, and the text between them."""
-    start = sections = 0
+    """The blocks of code, and the text between them, by sections."""
+    start, headings = 0, _Headings()
     for block in (*code, Block(len(lines) + 1, ())):
-        text = tuple(lines[start : max(block.line - 1, start)])
-        sections += sum(1 for line in text if _HEADING.match(line))
-        if any(line.strip() for line in text):
-            yield Block(start + 1, text, "text", section=sections)
+        end = max(block.line - 1, start)
+        titles = [n for n in range(start, end) if _HEADING.match(lines[n])]
+        for first, last in pairwise([start, *titles, end]):
+            if first in titles:
+                headings.enter(_level(lines[first]))
+            if any(line.strip() for line in lines[first:last]):
+                yield Block(first + 1, tuple(lines[first:last]), "text", section=headings.section)
         if block.lines:
-            yield block._replace(section=block.section or sections)
+            yield block._replace(section=block.section or headings.section)
         start = max(start, block.line - 1 + len(block.lines))
+
+
+def _level(title: str) -> int:
+    found = _HEADING.match(title)
+    assert found
+    if found["marks"] or found["under"]:
+        return len(found["marks"] or "") or 1 + "=-~^".index(title[0])
+    return LOWEST_HEADING + 1 + len(found["indent"] or "")
+
+
+class _Headings:
+    """The titles that are read so far."""
+
+    def __init__(self) -> None:
+        self.section: Section = ()
+        self.count = 0
+
+    def enter(self, level: int) -> None:
+        self.count += 1
+        above = (each for each in self.section if each[0] < level)
+        self.section = (*above, (level, self.count))
 
 
 class _Preformatted(HTMLParser):
@@ -202,7 +233,8 @@ class _Preformatted(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.depth = self.first = self.sections = 0
+        self.depth = self.first = 0
+        self.headings = _Headings()
         self.language = ""
         self.parts: list[str] = []
         self.found: list[Block] = []
@@ -215,7 +247,7 @@ class _Preformatted(HTMLParser):
                 self.first, self.parts, self.language = self.getpos()[0] - 1, [], language
             self.depth += 1
         elif re.fullmatch(r"h[1-6]", tag):
-            self.sections += 1
+            self.headings.enter(int(tag[1]))
         elif tag == "code" and self.depth:
             self.language = self.language or language
         elif tag == "br" and self.depth:
@@ -226,7 +258,9 @@ class _Preformatted(HTMLParser):
             self.depth -= 1
             if not self.depth:
                 lines = "".join(self.parts).split("\n")
-                self.found.append(_code_block(self.first, lines, self.language, self.sections))
+                self.found.append(
+                    _code_block(self.first, lines, self.language, self.headings.section)
+                )
 
     def handle_data(self, data: str) -> None:
         if self.depth:

@@ -6,9 +6,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
 
-from hvdenv.drafting import jobs, modulelines, packagefiles
+from hvdenv.drafting import jobs, modulelines, packagefiles, ways
 from hvdenv.drafting.jobs import Field
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.pages import Block, blocks
@@ -19,7 +18,6 @@ from hvdenv.drafting.values import (
     INFERRED,
     SCRIPT,
     Found,
-    Key,
     Left,
     Origin,
     Read,
@@ -28,34 +26,35 @@ from hvdenv.drafting.values import (
     leave,
 )
 from hvdenv.drafting.variables import variable
+from hvdenv.drafting.ways import Part
 
 # Pages with more are no pages: of lines, and of commands and their values.
 MOST_LINES, MOST_READ = 50_000, 3000
 EVERY_LINE = (1, sys.maxsize)
-# The table of lines that are about another way to an environment, and what ways differ in.
+Ranges = Sequence[tuple[int, int]]
+# The table of lines that are about another way to an environment.
 OTHER_WAY = "another way"
-_WAY_TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
-_CREATES = at("python.provider")
-_INSTALLS = frozenset({"horovod", "frameworks"})
 # Tables whose values contain no variables, but for these keys.
 _PLAIN = frozenset({"environment", "container", "job", "network", "launch"})
 _FOLDERS = frozenset({"output", "error", "binds"})
 _NAMED = re.compile(r"\$([A-Za-z_]\w*)")
 
 
-def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Found:
+def read_page(text: str, source: str, lines: Ranges = (EVERY_LINE,)) -> Found:
     """Every command of a page.
 
     Args:
         source: its name, for the origins of values.
-        lines: the first and last line to read commands from. The page is parsed as a whole: a
-            range may begin or end within a block of code.
+        lines: ranges of lines to read commands from. The page is parsed as a whole: a range may
+            begin or end within a block of code.
     """
     every = text.split("\n")
     reader = _Reader(source)
     for block in blocks("\n".join(every[:MOST_LINES]), source):
-        first, last = lines[0] - block.line, lines[1] - block.line
-        kept = tuple(text if first <= at <= last else "" for at, text in enumerate(block.lines))
+        kept = tuple(
+            text if any(first <= number <= last for first, last in lines) else ""
+            for number, text in enumerate(block.lines, block.line)
+        )
         if any(kept):
             reader.read_block(block._replace(lines=kept))
         if reader.read >= MOST_READ:
@@ -63,19 +62,7 @@ def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Fo
     if reader.read >= MOST_READ or len(every) > MOST_LINES:
         told = f"more than {MOST_LINES:,} lines, or {MOST_READ:,} commands and values"
         reader.left.append(Left(Origin(source), f"it has {told}, and the rest was not read"))
-    return reader.found()
-
-
-class _Part(NamedTuple):
-    """Consecutive lines of the page.
-
-    Attributes:
-        does: the keys, and their tables, that it has values for.
-    """
-
-    first: int
-    section: int
-    does: set[str | Key]
+    return reader.found(len(every))
 
 
 class _Reader:
@@ -97,26 +84,35 @@ class _Reader:
         self.held: list[tuple[Statement, Read]] = []
         self.has_launched = False
         self.lines: dict[int, Left] = {}
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
         self.commands = self.read = 0
 
-    def found(self) -> Found:
+    def found(self, last: int) -> Found:
+        """What was read; ``last`` is the last line of the page."""
         other = leave("the page starts ranks in another script", understood=True)
         for statement, read in self.held:
             self._keep(statement, other if self.has_launched else read)
-        values = jobs.with_scheduler(
-            [
-                *modulelines.drafted(self.page),
-                *self._without_other_ways(),
-            ]
-        )
+        others = ways.find_others(self.parts, last)
+        hints = {each: ways.lines_of(each, others, last) for each in others}
+
+        def of_draft(value: Value) -> bool:
+            for each in others:
+                if each.has(value):
+                    told = f"another way: `--lines {hints[each]}` drafts it"
+                    self.left.append(Left(value.origin, told, table=OTHER_WAY))
+                    return False
+            return True
+
+        self.page.modules = [[*filter(of_draft, each)] for each in self.page.modules]
+        values = [*filter(of_draft, self.values)]
+        values = jobs.with_scheduler([*modulelines.drafted(self.page), *values])
         return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
         script = read_script(block, self.source, is_known, MOST_READ - self.read)
         self.lines |= {each.origin.line: each for each in script.lines}
         if not self.parts or self.parts[-1].section != block.section:
-            self.parts.append(_Part(block.line, block.section, set()))
+            self.parts.append(Part(block.line, block.section, {}, []))
         if block.kind in packagefiles.READERS:
             self._read_all(packagefiles.READERS[block.kind](block, self.source, self.page))
         else:
@@ -151,12 +147,15 @@ class _Reader:
                 break
             self.commands += 1
             self.read += 1
+            builds = self.page.builds_horovod
             for each in islice(reads, MOST_READ - self.read):
                 self.read += 1
                 if isinstance(each, Field):
                     fields.append(each)
                 else:
                     self._keep(statement, each)
+            if self.page.builds_horovod > builds:
+                self.parts[-1].note_build(statement.origin.line)
         return fields
 
     def _keep(self, statement: Statement, read: Read) -> None:
@@ -181,35 +180,10 @@ class _Reader:
 
     def _note_part(self, value: Value) -> None:
         """Another environment begins another part."""
-        if value.weight > INFERRED and self.parts:
-            if value.key == _CREATES and _CREATES in self.parts[-1].does:
-                self.parts.append(_Part(value.origin.line, self.parts[-1].section, set()))
-            self.parts[-1].does.update((value.key, value.key[0]))
-
-    def _without_other_ways(self) -> list[Value]:
-        """The values of the first way to an environment. The lines of the others are left.
-
-        What creates another environment after the first one is complete, or a section that builds
-        Horovod for another framework, begins another way. Jobs belong to all of them.
-        """
-        ways = [_Part(0, 0, set())]
-        for part in self.parts:
-            does = ways[-1].does
-            creates = _CREATES in does & part.does and does & _INSTALLS
-            if creates or does & part.does >= _INSTALLS:
-                ways.append(part)
-            else:
-                does.update(part.does)
-        lasts = [*(way.first - 1 for way in ways[1:]), max(self.lines, default=0)]
-        values = list[Value]()
-        for each in self.values:
-            index = max(n for n, way in enumerate(ways) if way.first <= each.origin.line)
-            if index and each.key[0] in _WAY_TABLES:
-                told = f"another way: `--lines {ways[index].first}-{lasts[index]}` drafts it"
-                self.left.append(Left(each.origin, told, table=OTHER_WAY))
-            else:
-                values.append(each)
-        return values
+        creates = value.key == at("python.provider") and value.weight > INFERRED
+        if creates and self.parts[-1].creates:
+            self.parts.append(Part(value.origin.line, self.parts[-1].section, {}, []))
+        self.parts[-1].note(value)
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""

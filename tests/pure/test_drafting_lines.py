@@ -180,12 +180,15 @@ def test_ways_of_a_page_are_not_merged() -> None:
     found, draft = table("ways.md"), drafted(text, "ways.md")
     assert found["horovod"]["frameworks"] == ["torch"] and "conda" not in found
     assert found["packages"] == {"torchvision": "==0.15.2"} and found["job"]["nodes"] == 2
-    ranges = dict.fromkeys(re.findall(r"`--lines (\d+)-(\d+)` drafts it", draft))
     frameworks = []
-    for first, last in ranges:
-        part = read_page(text, "ways.md", (int(first), int(last)))
-        document = parse_toml(write(combine("x", part), []))
+    for lines in dict.fromkeys(re.findall(r"`--lines ([\d,-]+)` drafts it", draft)):
+        ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
+        part = write(combine("x", read_page(text, "ways.md", ranges)), [])
+        document = parse_toml(part)
         frameworks += document["horovod"]["frameworks"]
+        # What all ways have in common is in each.
+        assert "another way" not in part
+        assert document["modules"] == found["modules"] and document["job"] == found["job"]
     assert frameworks == ["tensorflow", "torch"]
 
 
@@ -205,6 +208,45 @@ def test_alternatives_of_every_kind_of_page(page: str) -> None:
     assert found["frameworks"] == {"torch": {"version": "2.0.1"}}
     assert (found["horovod"]["version"], found["horovod"]["frameworks"]) == ("0.28.1", ["torch"])
     assert "another way: `--lines " in drafted(page)
+
+
+WAYS: dict[str, tuple[Table, Table]] = {
+    "conda-or-venv.md": (
+        {
+            "python": {"provider": "conda", "version": "==3.9.*"},
+            "modules": {"load": ["gcc/11.3.0"]},
+            "conda": {"packages": {"nccl": "2.14.*"}},
+        },
+        {
+            "python": {"provider": "venv", "from_modules": True, "version": "==3.10.4"},
+            "modules": {"load": ["gcc/11.3.0", "python/3.10.4"]},
+        },
+    ),
+    "gpu-or-cpu.md": (
+        {
+            "modules": {"load": ["gcc/11.3.0", "cuda/11.7", "openmpi/4.1.4-cuda"]},
+            "frameworks": {"torch": {"version": "1.13.1+cu117"}},
+        },
+        {
+            "modules": {"load": ["gcc/11.3.0", "openmpi/4.1.4"]},
+            "frameworks": {"torch": {"version": "1.13.1"}},
+            "job": {"partition": "cpu", "nodes": 4, "ranks_per_node": 2},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_sections_for_different_ways(name: str) -> None:
+    """A way has all lines below its title, and those that no way has."""
+    text, (first, other) = PAGES[name].read_text(), WAYS[name]
+    found = table(name)
+    assert found == {**found, **first}
+    (lines,) = {*re.findall(r"`--lines ([\d,-]+)` drafts it", drafted(text, name))}
+    ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
+    part = parse_toml(write(combine("x", read_page(text, name, ranges)), []))
+    assert part == {**part, **other}
+    assert "conda" not in part and "gpu" not in part.get("horovod", {})
 
 
 ODD = {

@@ -1,0 +1,144 @@
+"""Finds the ways to an environment that a page describes, such as "with conda" and "with pip"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from hvdenv.drafting.pages import LOWEST_HEADING, Section
+from hvdenv.drafting.values import INFERRED, Key, Scalar, Value, at
+
+_CREATES, _BUILDS = at("python.provider"), at("horovod.version")
+_VERSION, _PROVIDER = "version", "provider"
+# What ways differ in, where no heading says how far they reach.
+_TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
+Lines = tuple[int, int]
+
+
+class Part(NamedTuple):
+    """Consecutive lines of a page.
+
+    Attributes:
+        does: the keys that it has values for, and the values.
+        lines: of its commands that create an environment or install into it.
+    """
+
+    first: int
+    section: Section
+    does: dict[Key, set[Scalar]]
+    lines: list[int]
+
+    def note(self, value: Value) -> None:
+        if value.weight > INFERRED and value.key[0] in _TABLES:
+            self.does.setdefault(value.key, set()).add(str(value.value))
+            self.lines.append(value.origin.line)
+
+    def note_build(self, line: int) -> None:
+        self.does.setdefault(_BUILDS, set())
+        self.lines.append(line)
+
+    @property
+    def creates(self) -> bool:
+        return _CREATES in self.does
+
+    @property
+    def frameworks(self) -> set[str]:
+        return {key[1] for key in self.does if key[0] == "frameworks"}
+
+    @property
+    def installs(self) -> bool:
+        return bool(self.frameworks) or _BUILDS in self.does
+
+
+class Other(NamedTuple):
+    """Another way than the one that the draft follows.
+
+    Attributes:
+        lines: the first and last one.
+        instead: those of the way that the draft follows.
+        whole: whether all of its lines belong to it. Otherwise, jobs belong to all ways.
+    """
+
+    lines: Lines
+    instead: Lines
+    whole: bool
+
+    def has(self, value: Value) -> bool:
+        first, last = self.lines
+        of_way = self.whole or value.key[0] in _TABLES
+        return of_way and first <= value.origin.line <= last
+
+
+def find_others(parts: Sequence[Part], last: int) -> list[Other]:
+    """The ways that the draft does not follow: it follows the first one that installs something."""
+    kept, others = list[Part](), list[Other]()
+    for part in parts:
+        if any(first <= part.first <= end for (first, end), _, _ in others):
+            continue
+        rival = next((each for each in kept if _conflict(each, part)), None)
+        if rival is None:
+            kept.append(part)
+            continue
+        common = len(
+            [
+                *takewhile(
+                    lambda pair: pair[0] == pair[1], zip(rival.section, part.section, strict=False)
+                )
+            ]
+        )
+        before, after = (_reach(each, common, parts, last) for each in (rival, part))
+        inside = [each for each in parts if after[0] <= max(each.first, *each.lines, 0) <= after[1]]
+        if not any(each.installs for each in kept) and any(each.installs for each in inside):
+            kept = [*(each for each in kept if not before[0] <= each.first <= before[1]), part]
+            before, after, part = after, before, rival
+        others.append(Other(after, before, _is_whole(part, common)))
+    return others
+
+
+def _conflict(one: Part, other: Part) -> bool:
+    """Whether both create an environment, build Horovod, or install a framework in two ways."""
+    if (one.creates and other.creates) or (_BUILDS in one.does and _BUILDS in other.does):
+        return True
+    for name in one.frameworks & other.frameworks:
+        versions, providers = (
+            [each.does.get(("frameworks", name, key), set()) for each in (one, other)]
+            for key in (_VERSION, _PROVIDER)
+        )
+        if providers[0] != providers[1] or (all(versions) and not versions[0] & versions[1]):
+            return True
+    return False
+
+
+def _is_whole(part: Part, common: int) -> bool:
+    """Titles of tabs and in bold do not say how far they reach."""
+    return len(part.section) > common and part.section[common][0] <= LOWEST_HEADING
+
+
+def _reach(part: Part, common: int, parts: Sequence[Part], last: int) -> Lines:
+    """The lines of a way: those of its section, or from its first command on."""
+    root = part.section[: common + 1]
+    headed = len(root) > common
+    place = next(n for n, each in enumerate(parts) if each is part)
+    if headed:
+        inside = [n for n, each in enumerate(parts) if each.section[: common + 1] == root]
+        first, place = parts[inside[0]].first, inside[-1]
+    else:
+        first = max(part.first, min(part.lines))
+    end = parts[place + 1].first - 1 if place + 1 < len(parts) else last
+    return first, end
+
+
+def lines_of(other: Other, others: Sequence[Other], last: int) -> str:
+    """The lines that draft another way, with what the page says for all of them: ``1-7,20-31``."""
+    gone = [each.lines for each in others if each is not other] + [other.instead]
+    kept = [n for n in range(1, last + 1) if not any(a <= n <= b for a, b in gone)]
+    return ",".join(f"{first}-{end}" for first, end in _ranges(kept))
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[Lines]:
+    start = numbers[0] if numbers else 0
+    for number, following in zip(numbers, [*numbers[1:], 0], strict=True):
+        if following != number + 1:
+            yield start, number
+            start = following
