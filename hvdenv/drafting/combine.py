@@ -54,6 +54,7 @@ class Draft(NamedTuple):
         left: every other line of the sources, and parts of lines.
         commands: how many commands the page has.
         partition: of the job, if nothing is known about its nodes.
+        slurm: whether its scheduler is Slurm.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Draft(NamedTuple):
     left: tuple[Left, ...]
     commands: int
     partition: str = ""
+    slurm: bool = False
 
 
 def combine(name: str, found: Found) -> Draft:
@@ -91,6 +93,7 @@ def combine(name: str, found: Found) -> Draft:
         left=tuple(_every_line(chosen, choices, left, found)),
         commands=found.commands,
         partition=str(partition.value) if partition and not described else "",
+        slurm=_is_slurm(chosen),
     )
 
 
@@ -138,7 +141,8 @@ def _valid(values: Iterable[Value], left: list[Left]) -> Iterator[Value]:
             told = f"{each.value!r} does not fit {'.'.join(each.key)}: {problem.message}"
             left.append(Left(each.origin, told, table=each.table))
             continue
-        if each.key[0] == "container" and several:
+        of_image = each.key[0] == "container" and each.key[1] not in ("base", "packages")
+        if of_image and several:
             told = "other commands of the page start ranks without an image"
             left.append(Left(each.origin, told))
         else:
@@ -220,7 +224,8 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         of_nodes = ("partitions", str(partition.value), "gpus")
         if not any(each.key == of_nodes for each in values):
             # A job states the least that a node has, not how many it has.
-            needs = f"GPUs of a node, {gpus.value} or more, or --here on the cluster"
+            asks = ", or --here on the cluster" if _is_slurm(values) else ""
+            needs = f"GPUs of a node, {gpus.value} or more{asks}"
             yield Missing(of_nodes, needs)
     defaults = parse_toml(read_text(DEFAULTS, OWN))
     document = nested(values)
@@ -237,6 +242,12 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
             path += (_REQUIRED[path[0]],)
         left_open = f"; {lines[path]} leaves it open" if path in lines else ""
         yield Missing(path, _needs(path, problem.message) + left_open)
+
+
+def _is_slurm(values: Iterable[Value]) -> bool:
+    """Only Slurm tells --here what its nodes have."""
+    scheduler = _find(values, "scheduler")
+    return scheduler is not None and scheduler.value == "slurm"
 
 
 def _needs(path: Key, message: str) -> str:

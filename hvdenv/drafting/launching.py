@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.drafting import jobs
@@ -19,6 +20,9 @@ _SITE_LAUNCHERS = {"ibrun": "ibrun -n {ranks} {program}"}
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
+_HAVE_HOROVOD = re.compile(
+    r"nvcr\.io/nvidia/(?:pytorch|tensorflow)|(?:docker\.io/)?(?:horovod|uber)/"
+)
 _NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 
 
@@ -121,6 +125,36 @@ def _container(words: Sequence[str]) -> Iterator[Read]:
         else:
             yield leave(f"hvdenv binds directories at their own path, not {bind}")
     yield Value(at("container.image"), (options.rest or (UNKNOWN,))[0])
+
+
+def base_image(statement: Statement, page: Page) -> Iterator[Read]:
+    """FROM of a Dockerfile."""
+    name = next((each for each in statement.words[1:] if not each.startswith("--")), "")
+    page.of_image = True
+    if _HAVE_HOROVOD.match(name):
+        yield leave(
+            "this image contains Horovod: to run it as it is, make a file of it, and set container.image"
+        )
+    elif ":" in name or "/" in name:
+        yield Value(at("container.base"), name)
+    else:
+        yield leave("an earlier stage of the image, or an image without a version")
+
+
+def system_packages(statement: Statement, page: Page) -> Iterator[Read]:
+    """apt-get and its like."""
+    options = split(statement.words[1:], ("-t", "-o", "-c", "--repo"))
+    action, *names = options.rest or ("",)
+    if action not in ("install", "add"):
+        yield leave("it changes nothing that a recipe describes", understood=True)
+        return
+    for kind in ("openmpi", "mpich"):
+        if any(kind in each for each in names):
+            yield Value(at("mpi.kind"), kind, weight=INFERRED)
+    if page.of_image:
+        yield from (Value(at("container.packages"), each, item=True) for each in names)
+    else:
+        yield leave("packages of the machine: which modules of the cluster provide them?")
 
 
 def request(statement: Statement, page: Page) -> Iterator[Field | Read]:

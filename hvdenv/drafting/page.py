@@ -16,6 +16,7 @@ class Page:
         scheduler: of the directives read so far, or implied by a program; empty if unknown.
         repository, folder, tag: of the last clone.
         builds_horovod: how often the page installs Horovod.
+        of_image: whether it is a Dockerfile.
         modules: those that it loads, by sequences that start from nothing.
         place: in the last sequence, where the next module goes.
         purged: whether the page itself unloads everything before the last sequence.
@@ -25,6 +26,7 @@ class Page:
         self.scheduler = ""
         self.repository = self.folder = self.tag = ""
         self.builds_horovod = 0
+        self.of_image = False
         self.modules: list[list[Value]] = [[]]
         self.purged = False
         self.place = _LAST

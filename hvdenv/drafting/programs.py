@@ -49,8 +49,9 @@ _NO_EFFECT = (
     " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
     " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard"
     " pytest test true printf set shopt ulimit umask unset showq sacctmgr bpeek bkill clush tmux screen"
-    " python3-config kill let"
+    " python3-config kill let return break continue trap : ldconfig ln locale-gen"
 )
+_SYSTEM_PACKAGES = "apt-get apt yum dnf microdnf zypper apk"
 _PROGRAMS: dict[str, Program] = {
     **dict.fromkeys(
         _NO_EFFECT.split(), Program("", _means("it changes nothing that a recipe describes"))
@@ -66,6 +67,8 @@ _PROGRAMS: dict[str, Program] = {
     **dict.fromkeys(("conda", "mamba", "micromamba"), Program("conda", packages.conda)),
     **dict.fromkeys(("pip", "uv"), Program("packages", packages.pip)),
     **dict.fromkeys(("python", "virtualenv"), Program("packages", packages.python)),
+    "FROM": Program("container", launching.base_image),
+    **dict.fromkeys(_SYSTEM_PACKAGES.split(), Program("container", launching.system_packages)),
     "git": Program("", packages.git),
     **dict.fromkeys(("singularity", "apptainer"), Program("container", launching.container)),
     **dict.fromkeys(EXPORTS, Program("environment.run", _export)),

@@ -160,7 +160,9 @@ class _Reader:
 
     def _keep(self, statement: Statement, read: Read) -> None:
         if isinstance(read, Value) and not _is_stated(read):
-            read = leave(f"the page does not state {'.'.join(read.key)}")
+            computed = re.search(r"[$`]", statement.origin.text)
+            told = "only a shell knows" if computed else "the page does not state"
+            read = leave(f"{told} {'.'.join(read.key)}")
         if isinstance(read, Value):
             stated = SCRIPT if statement.batch else COMMAND
             weight = stated if read.weight == COMMAND else read.weight

@@ -67,8 +67,13 @@ _KEYWORD = re.compile(
     r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift|EOF|EOT|END)\b"
     r"|[{}()\[:]|;;"
 )
+# The reason for lines without commands. Sentences and output begin with the same words.
+_CONTROL_FLOW = re.compile(
+    r"(?:for \w+ in|for \(\(|while|until|if|elif|function) .*(?:[;({]|then|do|\]|\))\s*$|case .* in$"
+    r"|(?:else|fi|do|done|then|esac|[{}]|;;|EOF|EOT|END)\s*(?:$|[;|<>&#])|\w+ ?\(\)|[^\s()]+\)$"
+)
 # Instructions of a Dockerfile, and what a shell has in their place.
-_DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": ""}
+_DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": "", "FROM": "FROM "}
 
 Known = Callable[[str], bool]
 
@@ -158,7 +163,8 @@ def _typed(block: Block, known: Known) -> Iterator[_Typed]:
         _PROMPT.match(line) for line in block.lines if not line.lstrip().startswith(">>>")
     )
     script = False
-    for line in logical_lines(block.lines):
+    lines = _instructions(block.lines) if block.kind == "docker" else block.lines
+    for line in logical_lines(lines):
         first = line.text.split("\n")[0]
         script = not _PROMPT.match(first) and (script or first.startswith("#!"))
         code, reason = line.text, ""
@@ -175,10 +181,19 @@ def _typed(block: Block, known: Known) -> Iterator[_Typed]:
         elif prompts and not script:
             code, reason = _after_prompt(line.text), "output of a command"
         if code and block.kind not in ("conda", "requirements"):
-            keyword = _KEYWORD.match(code.strip())
-            reason = "control flow" if keyword else "hvdenv found no command in it"
+            flow = _CONTROL_FLOW.match(code.strip())
+            reason = "control flow" if flow else "hvdenv found no command in it"
         # Each line keeps its place.
         yield _Typed(line, code or "\n" * (line.last - line.first), reason)
+
+
+def _instructions(lines: Sequence[str]) -> list[str]:
+    """Lines of a Dockerfile, where comments do not end an instruction."""
+    found = list[str]()
+    for line in lines:
+        goes_on = bool(found) and found[-1].endswith("\\")
+        found.append("\\" if goes_on and line.lstrip().startswith("#") else line)
+    return found
 
 
 def _docker_code(text: str) -> str:

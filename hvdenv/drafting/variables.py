@@ -23,6 +23,7 @@ _RUN_VARIABLES = re.compile(
     r"|(?:NCCL|UCX|UCC|OMPI|PMI|FI|MPICH|PSM[23]|TF|XLA|OMP|KMP|MKL|I_MPI|MV2|CUDNN|PYTORCH|HDF5|MIOPEN"
     r"|HSA|RCCL|PAMI|GLOO|MPIR|CCL|ITEX|ZE|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
+_BUILD = re.compile(r"HOROVOD_(?!(?:VERSION|URL|TAG)$)")
 _BUILD_VARIABLES = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
 # Others, with the reason to leave them out. Those of a page itself need no key.
 _SET_BY_OTHERS = "the page, the batch system or hvdenv sets it"
@@ -33,7 +34,7 @@ _OTHERS = {
     ),
     _SET_BY_OTHERS: re.compile(
         r"^(?:(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
-        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL))$"
+        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL|TAG))$"
     ),
     "a directory that the page uses": re.compile(
         r"^(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)$"
@@ -48,7 +49,7 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     elif name in _INTERFACES:
         key = at("network", "avoid" if value.startswith("^") else "use")
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
-    elif name.startswith("HOROVOD_") and not _RUN_VARIABLES.fullmatch(name):
+    elif _BUILD.match(name) and not _RUN_VARIABLES.fullmatch(name):
         yield from _build_variable(name, value)
     elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
         yield leave(reasons[0], understood=reasons[0] == _SET_BY_OTHERS or not exported)

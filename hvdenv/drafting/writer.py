@@ -53,7 +53,8 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
     if draft.partition:
         parts += _heading(("partitions", draft.partition))
         facts = "cores, gpus, memory_gb, max_time of its nodes"
-        parts.append(f"# {facts}: `hvdenv init --here` asks the scheduler")
+        source = "`hvdenv init --here` asks Slurm" if draft.slurm else "the site's pages state them"
+        parts.append(f"# {facts}: {source}")
     for title, of_list in lists.items():
         parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in left_lines(of_list))]
     return "\n".join(parts) + "\n"

@@ -124,7 +124,25 @@ TABLES: dict[str, Table] = {
         },
         "packages": {"numpy": "<2,>=1.23"},
     },
-    "Dockerfile": {"frameworks": {"torch": {"version": "1.13.1"}}},
+    "Dockerfile": {
+        "frameworks": {"torch": {"version": "1.13.1"}},
+        "mpi": {"kind": "openmpi"},
+        "container": {
+            "base": "nvidia/cuda:11.7.1-devel-ubuntu20.04",
+            "packages": ["openmpi-bin", "libopenmpi-dev"],
+        },
+    },
+    "ngc.Dockerfile": {
+        "packages": {"tqdm": "==4.64.0"},
+        "horovod": {
+            "version": "0.28.1",
+            "sha256": "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0",
+            "frameworks": ["torch"],
+            "controllers": ["mpi", "gloo"],
+            "gpu": {"operations": "nccl"},
+        },
+        "container": {"packages": ["openmpi-bin", "g++-9"]},
+    },
 }
 
 
@@ -145,6 +163,11 @@ NAMED = {
     "#BSUB -w done(1)": "it belongs to one job, not to every job of the recipe",
     "#$ -hold_jid 3": "it belongs to one job, not to every job of the recipe",
     "module reset": "does the environment need the default modules?",
+    "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK": "only a shell knows environment.run.OMP_NUM",
+    "export OMP_NUM_THREADS=<number>": "the page does not state environment.run.OMP_NUM_THREADS",
+    "sudo apt-get install -y g++-9": "which modules of the cluster provide them?",
+    "for more information, see\nls": "for more information, see: hvdenv found no command in it",
+    "return 0\nls": "return 0: it changes nothing that a recipe describes",
     "ls\n" * 3001: "and the rest was not read",
     "pip install -r more.txt": "the packages are in a file that the page names",
     "#SBATCH -n 8\n#SBATCH --gpus=8": "8 ranks in all, and the page does not state the nodes and the ranks of a",
@@ -163,6 +186,12 @@ def test_a_line_that_is_no_value_is_named(line: str) -> None:
     # No job has 0 ranks: the draft lists what is 0 as missing.
     assert {key for key, value in job.items() if value} <= {"nodes"}
     assert all(f"#   job.{key}: " in draft for key, value in job.items() if not value)
+
+
+def test_no_reason_names_the_commands_of_another_scheduler() -> None:
+    draft = drafted("#!/bin/bash\n#PBS -q gpu\n#PBS -l select=2:ngpus=4\n")
+    assert "partitions.gpu.gpus: " in draft and "cores, gpus, memory_gb" in draft
+    assert not re.search("sinfo|Slurm|--here", draft)
 
 
 @pytest.mark.parametrize(
