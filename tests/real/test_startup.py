@@ -21,8 +21,8 @@ BOUNDS = {
     "completion bash": 5.3,
     "recipes": 9.0,
     "show local": 8.3,
-    "plan local": 16.5,
-    "check local --offline": 20.5,
+    "plan local": 17.4,
+    "check local --offline": 20.8,
 }
 
 
