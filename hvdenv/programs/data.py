@@ -128,7 +128,7 @@ def _samples(
     shared -= 2 * (1 - len({*mine}) / len(mine))  # as ranks whose samples repeat do, by chance
     batches = min((each.batches or 0 for each in firsts), default=0)
     text = f"{names} read the same samples{where} in other batches: {shared:.0%} of them"
-    divided = all(each.replicas is not None for each in firsts)
+    divided = all(each.replicas == program.size for each in firsts)
     if divided and shared > _SHARED and len(steps) <= batches:
         return program.fail(
             "data", text, "shuffle with the same seed on all ranks before the division"

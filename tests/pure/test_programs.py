@@ -320,6 +320,23 @@ def test_rates_loaded_from_a_checkpoint_of_the_other_run_prove_nothing() -> None
         )
 
 
+def test_hosts_that_each_read_all_data_share_samples_by_chance() -> None:
+    messages = []
+    for rank in range(4):
+        own = right(rank % 2)
+        changes = (
+            each(Joined, rank=rank, size=4, local_size=2),
+            steps(batch=[f"{step}{rank}" for step in range(3)]),
+            steps(samples=[[9, rank], [rank + 10, rank + 20], [rank + 30, rank + 40]]),
+        )
+        for change in changes:
+            change(rank, own)
+        messages += [started(rank), *(event(rank, one) for one in own), exited(rank)]
+    found = judge(Program("train.py", run(*messages, size=4), {1: 0.05}))
+    (data,) = (one for one in found if one.check == "program-data")
+    assert (data.status, data.message[:35]) == ("pass", "the ranks read different batches in")
+
+
 def test_an_optimizer_beside_a_wrapped_one_has_to_be_wrapped() -> None:
     def second(rank: int, own: list[RankEvent]) -> None:
         steps = [one for one in own if isinstance(one, TrainingStep)]

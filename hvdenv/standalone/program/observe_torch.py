@@ -261,15 +261,15 @@ class TorchObserver:
             del self.descendants[id(module)]
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
+        if module.training and not observer.fed:
+            tensors = [each for each in inputs if self.torch.is_tensor(each)]
+            observer.batches.append(read(self.arrays(tensors)))
         if module.training and not observer.most_steps and id(module) not in self.buffers:
             saved = module.state_dict(keep_vars=True).items()
             rest = [(k, v) for k, v in saved if self.torch.is_tensor(v) and not v.requires_grad]
             self.buffers[id(module)] = [
                 "{} {}".format(k, digest(self.checksums(v))) for k, v in rest
             ]
-        if module.training and not observer.fed:
-            tensors = [each for each in inputs if self.torch.is_tensor(each)]
-            observer.batches.append(read(self.arrays(tensors)))
 
     def supplied(self, batch: Any) -> None:
         """A loader has supplied a batch."""
