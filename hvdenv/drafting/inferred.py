@@ -24,9 +24,10 @@ _TOOLCHAINS = {
     "openmpi": re.compile(r"(?:^|/)(?:gompic?(?:/|$)|foss(?:cuda)?/20\d\d[ab])"),
     "intel": re.compile(r"(?:^|/)(?:(?:iimpic?|intelcuda)(?:/|$)|intel/20\d\d[ab])"),
 }
+# In the name of a module with Horovod, or as a module beside it.
 _FRAMEWORK_NAMES = {
-    "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
-    "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
+    "torch": re.compile(r"(?i)(?:-|^|/)PyTorch[-/](\d{1,4}(?:\.\d{1,4}){2,3})"),
+    "tensorflow": re.compile(r"(?i)(?:-|^|/)TensorFlow[-/](\d{1,4}(?:\.\d{1,4}){2,3})"),
 }
 _PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
@@ -49,7 +50,10 @@ def inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
     )
     provider = stated.get(at("python.provider"))
     found = list[Value]()
+    present = any(module_role(str(each.value)) == "Horovod" for each in _loads(values))
     for each in _loads(values):
+        if present and not builds:
+            found += _frameworks(each)
         found += _module_facts(each, builds=builds, venv=not provider or provider.value == "venv")
     for each in values:
         if each.key in (at("modules.swap"), at("modules.unload")):
@@ -118,8 +122,11 @@ def _horovod_module(each: Value, version: str) -> Iterator[Value]:
     yield _follows("python.provider", "modules", each)
     if python := re.search(r"-Python-(\d+\.\d+\.\d+)", name):
         yield _follows("python.version", f"=={python[1]}", each)
+
+
+def _frameworks(each: Value) -> Iterator[Value]:
     for framework, pattern in _FRAMEWORK_NAMES.items():
-        if found := pattern.search(name):
+        if found := pattern.search(str(each.value)):
             yield _follows("horovod.frameworks", framework, each, item=True)
             yield _follows(f"frameworks.{framework}.provider", "present", each)
             yield _follows(f"frameworks.{framework}.version", found[1], each)

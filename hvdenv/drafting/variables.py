@@ -50,7 +50,7 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
         key = at("network", "avoid" if value.startswith("^") else "use")
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
     elif _BUILD.match(name) and not _RUN_VARIABLES.fullmatch(name):
-        yield from _build_variable(name, value)
+        yield from _build_variable(name, value, exported=exported)
     elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
         yield leave(reasons[0], understood=reasons[0] == _SET_BY_OTHERS or not exported)
     elif not exported and not name.startswith("HOROVOD_"):
@@ -63,7 +63,7 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
         yield leave(f"hvdenv does not know what {name} is for")
 
 
-def _build_variable(name: str, value: str) -> Iterator[Read]:
+def _build_variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     """A variable of Horovod's build."""
     part = re.fullmatch(r"HOROVOD_WITH(OUT)?_(\w+)", name)
     if (part or name in _SWITCHES) and value != "1":
@@ -80,6 +80,8 @@ def _build_variable(name: str, value: str) -> Iterator[Read]:
     elif name == "HOROVOD_BUILD_CUDA_CC_LIST":
         for capability in value.split(","):
             yield Value(at("horovod.gpu.capabilities"), capability.replace(".", ""), item=True)
+    elif not exported:
+        yield leave("a variable that the page uses", understood=True)
     else:
         yield leave(f"recipes have no key for {name}")
 

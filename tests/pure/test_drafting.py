@@ -267,6 +267,10 @@ VALUES: dict[str, dict[str, Any]] = {
     "#$ -pe mpi_16 40": {"job.nodes": 0, "job.ranks_per_node": 16},
     "#$ -pe mpi_8_tasks_per_node 32": {"job.nodes": 4, "job.ranks_per_node": 8},
     "#BSUB -J x[1-9]": {"job.name": "x"},
+    "module load TensorFlow/2.6.0-CUDA-11.5 OpenMPI/4.1.2 Horovod/0.24.3": {
+        "horovod.provider": "present", "horovod.version": "0.24.3", "horovod.frameworks": ["tensorflow"],
+        "frameworks.tensorflow.provider": "present", "frameworks.tensorflow.version": "2.6.0",
+    },
     "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
     "module load toolchain/intelcuda\nexport HOROVOD_WITH_MPI=1": {"mpi.kind": "intel"},
