@@ -121,10 +121,15 @@ def option_fields(
             yield leave(f"{option} has no key in a recipe")
 
 
+# Numbers of ranks that are not those of the allocation.
+_COMPUTED = re.compile(r"\0|\$(?!SLURM_NTASKS|SLURM_NPROCS|NSLOTS|PBS_NP\b|LSB_DJOB_NUMPROC)")
+
+
 def job_values(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement, Read]]:
     """What the options of one job mean together, each with the line that it comes from."""
     scheduler = find_scheduler(fields[0].statement, page)
     known = [part for each in fields for part in _parts(each, scheduler)]
+    computed = [each for each in known if each.field == "ranks" and _COMPUTED.search(each.value)]
     known = [each for each in known if each.field not in LAUNCHER_FIELDS or each.value.isdigit()]
     if scheduler == "pbs" and not any(each.field in ("nodes", "select") for each in known):
         known = [each._replace(field=_JOB_TOTALS.get(each.field, each.field)) for each in known]
@@ -133,6 +138,8 @@ def job_values(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement,
         reads = _value(each, scheduler, size)
         # Without a scheduler, hvdenv writes no job.
         yield from ((each.statement, read) for read in reads if scheduler or not _is_open(read))
+    if computed and scheduler and not size.ranks:
+        yield from ((computed[0].statement, read) for read in _open(size))
 
 
 # Resources of PBS and Grid Engine; of one chunk of PBS, or of `nodes=` in TORQUE.
@@ -169,7 +176,7 @@ def _parts(each: Field, scheduler: str) -> Iterator[Field]:
         yield from (each._replace(value=name), each._replace(field="tasks", value=slots))
         if found := _SLOTS_PER_NODE.search(name):
             yield each._replace(field="launched_slots", value=found[1])
-    elif each.field == "hosts":
+    elif each.field == "hosts" and "$" not in each.value and UNKNOWN not in each.value:
         hosts = each.value.split(",")
         slots_of_each = {host.partition(":")[2] for host in hosts}
         if len(slots_of_each) == 1:
@@ -298,6 +305,7 @@ def _number_value(field: str, text: str, size: Size) -> Iterator[Read]:
         yield leave(f"{text!r} is not one number")
     elif not follows:
         yield leave(f"{size.gap}: set job.{key}")
+        yield from _open(size) if field.endswith("_in_all") else []
     else:
         yield Value(at("job", key), follows, weight=INFERRED if by else COMMAND)
         yield from [mark_site("totals")] if field.endswith("_in_all") else []

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
-from itertools import pairwise
 from textwrap import dedent
 from typing import Literal, NamedTuple
 
@@ -29,12 +28,13 @@ _FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(?:
 _DEEPEST = 4
 # Titles: of Markdown, underlined, of tabs, and in bold.
 _HEADING = re.compile(
-    r"(?P<marks>#{1,6}) |(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$|(?P<indent>\s{0,12})=== "
+    r"(?P<marks>#{1,6}) |(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$|\s{0,12}=== "
     r"|\s{0,12}\.\. (?:group-)?tab(?:-item)?::|\*\*[^*\n]{1,80}\*\*:?\s*$"
 )
 # Of a section, the levels and numbers of the titles that it is below.
 Section = tuple[tuple[int, int], ...]
-LOWEST_HEADING = 6
+# Levels below those of other titles; that of a tab grows with its indentation.
+BOLD, _TAB = 7, 8
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
 _LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
 _OPTION = re.compile(r"\s*:[\w-]+:.*")
@@ -196,23 +196,19 @@ def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
     start, headings = 0, _Headings()
     for block in (*code, Block(len(lines) + 1, ())):
         end = max(block.line - 1, start)
-        titles = [n for n in range(start, end) if _HEADING.match(lines[n])]
-        for first, last in pairwise([start, *titles, end]):
-            if first in titles:
-                headings.enter(_level(lines[first]))
-            if any(line.strip() for line in lines[first:last]):
-                yield Block(first + 1, tuple(lines[first:last]), "text", section=headings.section)
+        first = start
+        for number in range(start, end):
+            if level := headings.level(lines[number]):
+                if any(line.strip() for line in lines[first:number]):
+                    text = tuple(lines[first:number])
+                    yield Block(first + 1, text, "text", section=headings.section)
+                headings.enter(level)
+                first = number
+        if any(line.strip() for line in lines[first:end]):
+            yield Block(first + 1, tuple(lines[first:end]), "text", section=headings.section)
         if block.lines:
             yield block._replace(section=block.section or headings.section)
         start = max(start, block.line - 1 + len(block.lines))
-
-
-def _level(title: str) -> int:
-    found = _HEADING.match(title)
-    assert found
-    if found["marks"] or found["under"]:
-        return len(found["marks"] or "") or 1 + "=-~^".index(title[0])
-    return LOWEST_HEADING + 1 + len(found["indent"] or "")
 
 
 class _Headings:
@@ -221,6 +217,18 @@ class _Headings:
     def __init__(self) -> None:
         self.section: Section = ()
         self.count = 0
+
+    def level(self, line: str) -> int:
+        """Of the section that a line begins; 0 if it begins none."""
+        inner = self.section[-1][0] if self.section else 0
+        found, indent = _HEADING.match(line), _indent(line)
+        if not found:
+            # Text with less indentation ends a tab.
+            ends = line.strip() and indent <= inner - _TAB and not _FENCE.match(line)
+            return inner if ends else 0
+        if found["marks"] or found["under"]:
+            return len(found["marks"] or "") or 1 + "=-~^".index(line[0])
+        return BOLD if line.startswith("**") else _TAB + indent
 
     def enter(self, level: int) -> None:
         self.count += 1

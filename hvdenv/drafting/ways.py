@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from hvdenv.drafting.pages import LOWEST_HEADING, Section
+from hvdenv.drafting.pages import BOLD, Section
 from hvdenv.drafting.values import INFERRED, Key, Scalar, Value, at
 
 _CREATES, _BUILDS = at("python.provider"), at("horovod.version")
 _VERSION, _PROVIDER = "version", "provider"
-# What ways differ in, where no heading says how far they reach.
+# What ways differ in.
 _TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
 Lines = tuple[int, int]
 
@@ -57,24 +57,20 @@ class Other(NamedTuple):
     Attributes:
         lines: the first and last one.
         instead: those of the way that the draft follows.
-        whole: whether all of its lines belong to it. Otherwise, jobs belong to all ways.
     """
 
     lines: Lines
     instead: Lines
-    whole: bool
 
     def has(self, value: Value) -> bool:
-        first, last = self.lines
-        of_way = self.whole or value.key[0] in _TABLES
-        return of_way and first <= value.origin.line <= last
+        return self.lines[0] <= value.origin.line <= self.lines[1]
 
 
 def find_others(parts: Sequence[Part], last: int) -> list[Other]:
     """The ways that the draft does not follow: it follows the first one that installs something."""
     kept, others = list[Part](), list[Other]()
     for part in parts:
-        if any(first <= part.first <= end for (first, end), _, _ in others):
+        if any(first <= part.first <= end for (first, end), _ in others):
             continue
         rival = next((each for each in kept if _conflict(each, part)), None)
         if rival is None:
@@ -91,8 +87,8 @@ def find_others(parts: Sequence[Part], last: int) -> list[Other]:
         inside = [each for each in parts if after[0] <= max(each.first, *each.lines, 0) <= after[1]]
         if not any(each.installs for each in kept) and any(each.installs for each in inside):
             kept = [*(each for each in kept if not before[0] <= each.first <= before[1]), part]
-            before, after, part = after, before, rival
-        others.append(Other(after, before, _is_whole(part, common)))
+            before, after = after, before
+        others.append(Other(after, before))
     return others
 
 
@@ -110,23 +106,19 @@ def _conflict(one: Part, other: Part) -> bool:
     return False
 
 
-def _is_whole(part: Part, common: int) -> bool:
-    """Titles of tabs and in bold do not say how far they reach."""
-    return len(part.section) > common and part.section[common][0] <= LOWEST_HEADING
-
-
 def _reach(part: Part, common: int, parts: Sequence[Part], last: int) -> Lines:
-    """The lines of a way: those of its section, or from its first command on."""
+    """The lines of a way: those of its section, or of its commands.
+
+    A title in bold does not say how far it reaches.
+    """
     root = part.section[: common + 1]
     headed = len(root) > common
-    place = next(n for n, each in enumerate(parts) if each is part)
-    if headed:
-        inside = [n for n, each in enumerate(parts) if each.section[: common + 1] == root]
-        first, place = parts[inside[0]].first, inside[-1]
-    else:
-        first = max(part.first, min(part.lines))
-    end = parts[place + 1].first - 1 if place + 1 < len(parts) else last
-    return first, end
+    inside = [each for each in parts if each.section[: common + 1] == root] if headed else [part]
+    after = [each.first for each in parts if each.first > inside[-1].first]
+    end = min(after, default=last + 1) - 1
+    if not headed or root[common][0] == BOLD:
+        end = min(end, max(line for each in inside for line in each.lines))
+    return inside[0].first if headed else min(part.lines), end
 
 
 def lines_of(other: Other, others: Sequence[Other], last: int) -> str:

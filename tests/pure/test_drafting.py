@@ -267,6 +267,10 @@ VALUES: dict[str, dict[str, Any]] = {
     "#$ -pe mpi_16 40": {"job.nodes": 0, "job.ranks_per_node": 16},
     "#$ -pe mpi_8_tasks_per_node 32": {"job.nodes": 4, "job.ranks_per_node": 8},
     "#BSUB -J x[1-9]": {"job.name": "x"},
+    "#PBS -l ncpus=48\n#PBS -l ngpus=4\nmpirun -np $N -H $(sort -u x) a": {
+        "job.nodes": 0, "job.ranks_per_node": 0,
+    },
+    "#SBATCH -N 2 --gres=gpu:4\nmpirun -np $((N * 4)) a": {"job.nodes": 2, "job.ranks_per_node": 0},
     "module load TensorFlow/2.6.0-CUDA-11.5 OpenMPI/4.1.2 Horovod/0.24.3": {
         "horovod.provider": "present", "horovod.version": "0.24.3", "horovod.frameworks": ["tensorflow"],
         "frameworks.tensorflow.provider": "present", "frameworks.tensorflow.version": "2.6.0",

@@ -252,6 +252,21 @@ WAYS: dict[str, tuple[Table, Table]] = {
             "modules": {"load": ["gcc/11.3.0", "python/3.10.4"]},
         },
     ),
+    "tabs.md": (
+        {
+            "modules": {"load": ["gcc/11.3.0", "cuda/11.7.0", "openmpi/4.1.5"]},
+            "job": {"partition": "work", "nodes": 2, "ranks_per_node": 4, "cpus_per_rank": 12},
+        },
+        {
+            "frameworks": {
+                "torch": {
+                    "version": "1.13.1",
+                    "cpu_index": "https://download.pytorch.org/whl/cpu",
+                }
+            },
+            "job": {"partition": "work", "nodes": 2, "ranks_per_node": 4, "cpus_per_rank": 12},
+        },
+    ),
     "gpu-or-cpu.md": (
         {
             "modules": {"load": ["gcc/11.3.0", "cuda/11.7", "openmpi/4.1.4-cuda"]},
