@@ -78,7 +78,9 @@ def _generation(environment: generations.Environment, requested: str) -> str:
         raise UsageError(
             which if wanted else "no active generation",
             where=str(environment.prefix),
-            remedy=f"name one of the complete ones: {', '.join(complete) or 'none'}",
+            remedy=f"name one of the complete ones: {', '.join(complete)}"
+            if complete
+            else "finish it with `hvdenv build RECIPE`; none of its builds is complete",
         )
     return fitting[0]
 
@@ -97,7 +99,9 @@ def contents_of_folder(root: Path) -> Contents:
         return from_record(record, found, str(home_folder()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
         raise UsageError(
-            "this is no Python environment: it has neither bin/python nor conda-meta",
+            "this is no Python environment: it has neither bin/python nor conda-meta"
+            if root.exists()
+            else "this is no Python environment: it does not exist",
             where=str(root),
             remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
         )

@@ -128,7 +128,9 @@ def rollback(environment: Environment, identity: str = "") -> str:
             raise UsageError(
                 f"no complete generation {identity}" if identity else "no earlier generation",
                 where=str(environment.prefix),
-                remedy=f"complete are: {', '.join(known) or 'none'}; active is {active or 'none'}",
+                remedy=f"complete are: {', '.join(known)}; active is {active or 'none'}"
+                if known
+                else "finish it with `hvdenv build RECIPE`; none of its builds is complete",
             )
         switch(environment, wanted)
     return wanted

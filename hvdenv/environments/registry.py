@@ -109,7 +109,9 @@ def find(places: Places, name: str) -> Environment:
         raise UsageError(
             f"{len(named) or 'no'} environments are named {name}",
             detail="\n".join(each.prefix for each in named),
-            remedy="use its prefix instead of its name; list them with `hvdenv envs`",
+            remedy="use its prefix instead of its name; list them with `hvdenv envs`"
+            if named
+            else "list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
         )
     return named[0].environment
 

@@ -50,7 +50,8 @@ Label = Annotated[
     ),
 ]
 Directive = Annotated[
-    str, Pattern(r"-[ -~]{1,200}", "an option in printable ASCII, such as --nice=100")
+    str,
+    Pattern(r"-[ -~]{1,200}", "an option without #SBATCH or the like in front, such as --nice=100"),
 ]
 FileName = Annotated[
     str,

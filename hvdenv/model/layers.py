@@ -421,7 +421,8 @@ def own_keys(site: Layer | None, *keys: str) -> SiteKeys:
         return decode(SiteKeys, named)
     except Problem as problem:
         assert site
-        raise site.explain(problem) from problem
+        _refuse([site.explain(each) for each in problem.all])
+        raise
 
 
 def assigned(text: str) -> Table:

@@ -92,7 +92,7 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
         )
         raise UsageError(
             f'there is no recipe named "{name}"',
-            remedy=f"{hint}`hvdenv recipes` lists them{here}",
+            remedy="; ".join((f"{hint}`hvdenv recipes` lists them{here}", *missing(folders))),
         )
     return known[name]
 
@@ -101,6 +101,12 @@ def known_recipes(folders: Iterable[str] = ()) -> dict[str, Path]:
     """Recipes by name: the shipped ones, and those of other directories."""
     others = [path for folder in folders for path in sorted(Path(folder).glob("*.toml"))]
     return {**shipped_recipes(), **{path.stem: path for path in reversed(others)}}
+
+
+def missing(folders: Iterable[str]) -> list[str]:
+    """What to say about recipe directories that do not exist."""
+    gone = [folder for folder in folders if not Path(folder).is_dir()]
+    return [f"recipe_folders of the site file: {folder} is no directory" for folder in gone]
 
 
 def variants_of(document: dict[str, object]) -> list[str]:

@@ -292,7 +292,9 @@ def _environment(
         yield "mpirun", mpi[1]
     if setup.installation.generation:
         yield "generation", os.path.basename(setup.installation.generation)
-    yield "ranks", str(setup.launch.ranks)
+    # Runs that repeat what another one proves may have fewer ranks than the others.
+    sizes = {run.size for run in evidence.started_runs.values()} or {setup.launch.ranks}
+    yield "ranks", " or ".join(map(str, sorted(sizes)))
     if setup.launch.hosts:
         yield "hosts", ", ".join(host.name for host in setup.launch.hosts)
     yield "cores", str(setup.cores)

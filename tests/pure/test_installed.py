@@ -9,7 +9,7 @@ import pytest
 
 from hvdenv.contents.packages import Package
 from hvdenv.environments import installed
-from hvdenv.environments.generations import Environment
+from hvdenv.environments.generations import Environment, at, claim
 from hvdenv.errors import HvdenvError
 from hvdenv.places import Places, find_places
 from tests.commands import Hvdenv
@@ -166,6 +166,15 @@ def test_diff(environment: Environment, venv: Path, hvdenv: Hvdenv) -> None:
     document = json.loads(said.out)
     assert (document["a"], document["b"], document["same"]) == (f"local@{ONE}", str(venv), False)
     assert "not by hvdenv" in hvdenv("diff", "local", str(venv)).err
+
+
+def test_what_is_not_built_yet_is_to_be_built(hvdenv: Hvdenv) -> None:
+    for words in (("diff", "local", "local"), ("export", "local"), ("envs", "rollback", "local")):
+        assert "hvdenv build RECIPE" in hvdenv(*words, code=2).err
+    find_places().envs.mkdir(parents=True)
+    claim(at(find_places().envs / "local"))
+    for words in (("export", "local"), ("envs", "rollback", "local")):
+        assert "none of its builds is complete" in hvdenv(*words, code=2).err
 
 
 def test_export(environment: Environment, tmp_path: Path, hvdenv: Hvdenv) -> None:

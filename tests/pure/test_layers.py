@@ -616,3 +616,18 @@ def test_a_variable_that_is_not_set_stays_where_nothing_is_built(
     missing = "places.environments: $HVDENV_TEST_SCRATCH is not set"
     assert missing in hvdenv("run", *chosen, "--", "true", code=125).err
     assert missing in hvdenv("build", *chosen, code=2).err
+
+
+def test_recipe_folders_that_do_not_exist_are_named(hvdenv: Hvdenv, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(f'recipe_folders = ["{tmp_path}/gone"]\n')
+    for words, code in ((("recipes",), 0), (("show", "nosuch"), 2)):
+        said = hvdenv(*words, "--site", str(site), code=code).err
+        assert f"recipe_folders of the site file: {tmp_path}/gone is no directory" in said
+
+
+def test_all_errors_of_a_site_file_are_named(hvdenv: Hvdenv, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('recipe_folders = ["a", "/b", "c"]\n')
+    said = hvdenv("recipes", "--site", str(site), code=2).err
+    assert "recipe_folders[0]" in said and "recipe_folders[2]" in said

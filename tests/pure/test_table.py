@@ -24,7 +24,7 @@ from hvdenv.verification.inspection import CHECK_BUILD_ROWS, BuildTable, Extensi
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair
 from hvdenv.verification.setup import CONTROLLERS, OPERATIONS, Setup, Shell
-from hvdenv.verification.verify import judge_evidence, table, with_first_remedy
+from hvdenv.verification.verify import _report, judge_evidence, table, with_first_remedy
 from tests.evidence import failed, outcome
 from tests.pure.test_checks import (
     ALL_ROWS,
@@ -162,6 +162,16 @@ def spoilt(what: RankEvent, *exercises: str) -> RankRun:
 def judged(evidence: Evidence) -> Report:
     extensions = {name: each.result() for name, each in evidence.extensions.items()}
     return reported(list(judge_evidence(setup(), evidence)), extensions)
+
+
+def test_the_report_states_how_many_ranks_ran() -> None:
+    def stated(evidence: Evidence) -> str:
+        return _report(setup(), evidence, (), (), 1.0).environment["ranks"]
+
+    fewer = known(rank_run()._replace(size=rank_run().size + 1))
+    assert stated(GOOD) == str(rank_run().size)
+    assert stated(over_mpi(fewer)) == f"{rank_run().size} or {rank_run().size + 1}"
+    assert stated(GOOD._replace(runs={})) == str(setup().launch.ranks)
 
 
 def over_mpi(run: Future[RankRun]) -> Evidence:
