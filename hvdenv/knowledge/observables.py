@@ -263,7 +263,8 @@ def _needed(recipe: Recipe, facts: Facts) -> Iterator[str]:
     if (
         "nccl" in _asked(gpu).values()
         and gpu.platform == "cuda"
-        and not (gpu.nccl or gpu.nccl_home)
+        # A directory of the environment has what its packages bring.
+        and not (gpu.nccl or (gpu.nccl_home or "$CONDA_PREFIX") != "$CONDA_PREFIX")
     ):
         yield "NCCL"
     if gpu.platform == "cuda" and recipe.modules and not (gpu.cuda_home or facts.nvcc):
@@ -429,7 +430,8 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
         "gpu_alltoall": asked["alltoall"],
         "gpu_allow_mixed": "yes" if gpu.allow_mixed else "no",
         "nccl_link": gpu.nccl_link or "unset",
-        "nccl": _module_version(recipe, "nccl"),
+        "nccl": _version_of(recipe, "nccl"),
+        "cudnn": _version_of(recipe, "cudnn"),
         "rocm": _module_version(recipe, "rocm") or _number(gpu.rocm_home or ""),
         "capabilities": frozenset(capabilities),
         "capability_missing": _capability_missing(gpu, target.capability if target else None),
@@ -552,6 +554,8 @@ def _observe_packages(recipe: Recipe) -> Found:
         "packages": frozenset(name.lower() for name in recipe.packages),
         "protobuf_of": "others" if "protobuf" in brought or hidden else "pip",
         **{f"wanted_{name.lower()}": specifier for name, specifier in wanted.items()},
+        "conda_pins": conda
+        and frozenset(f"{name}={_pinned(spec)}" for name, spec in conda.packages.items()),
         "channels": conda and frozenset(conda.channels),
         "conda_packages": conda and frozenset(conda.packages),
         "conda_unpinned": conda and frozenset(n for n, v in conda.packages.items() if v == "*"),
@@ -582,6 +586,17 @@ def _module_version(recipe: Recipe, family: str) -> str:
         if module_family(name) == family
     ]
     return found[-1] if found else ""
+
+
+def _version_of(recipe: Recipe, family: str) -> str:
+    """The version of a library: of its module, or of its conda package."""
+    conda = recipe.conda.packages if recipe.conda else {}
+    return _module_version(recipe, family) or _pinned(conda.get(family, ""))
+
+
+def _pinned(spec: str) -> str:
+    """The lowest version of a conda specifier; empty if it has none."""
+    return "" if spec[:1] in "<!" else _number(spec)
 
 
 def _number(text: str) -> str:

@@ -151,6 +151,7 @@ def example(recipe: Recipe) -> Recipe:
             load=(
                 "cuda/12.4",
                 "nccl/2.18",
+                "cudnn/8.6",
                 "openmpi/4.1.4",
                 "python/3.11.1",
                 "aws-ofi-nccl",
