@@ -23,7 +23,6 @@ _RUN_VARIABLES = re.compile(
     r"|(?:NCCL|UCX|UCC|OMPI|PMI|FI|MPICH|PSM[23]|TF|XLA|OMP|KMP|MKL|I_MPI|MV2|CUDNN|PYTORCH|HDF5|MIOPEN"
     r"|HSA|RCCL|PAMI|GLOO|MPIR|CCL|ITEX|ZE|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
-_BUILD = re.compile(r"HOROVOD_(?!(?:VERSION|URL|TAG)$)")
 _BUILD_VARIABLES = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
 # Others, with the reason to leave them out. Those of a page itself need no key.
 _SET_BY_OTHERS = "the page, the batch system or hvdenv sets it"
@@ -49,7 +48,7 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     elif name in _INTERFACES:
         key = at("network", "avoid" if value.startswith("^") else "use")
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
-    elif _BUILD.match(name) and not _RUN_VARIABLES.fullmatch(name):
+    elif name.startswith("HOROVOD_") and not _RUN_VARIABLES.fullmatch(name):
         yield from _build_variable(name, value, exported=exported)
     elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
         yield leave(reasons[0], understood=reasons[0] == _SET_BY_OTHERS or not exported)
@@ -80,7 +79,7 @@ def _build_variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     elif name == "HOROVOD_BUILD_CUDA_CC_LIST":
         for capability in value.split(","):
             yield Value(at("horovod.gpu.capabilities"), capability.replace(".", ""), item=True)
-    elif not exported:
+    elif not exported or _OTHERS[_SET_BY_OTHERS].search(name):
         yield leave("a variable that the page uses", understood=True)
     else:
         yield leave(f"recipes have no key for {name}")
@@ -98,8 +97,11 @@ def _home(library: str, value: str) -> Read:
 def _part(name: str, *, wanted: bool) -> Read:
     if name in ("MXNET", "NVTX") and not wanted:
         return leave(f"hvdenv always builds without {name}", understood=True)
-    if name not in PARTS or name == "MXNET":
+    if name in ("MXNET", "NVTX"):
         return leave(f"hvdenv does not build Horovod for {name}")
+    if name not in PARTS:
+        known = ", ".join(sorted(PARTS.keys() - {"MXNET"}))
+        return leave(f"Horovod has no part {name}: its parts are {known}")
     key, value = PARTS[name]
     # Merged with the items of the list, and removed from it.
     return Value(at(key), value if wanted else f"{WITHOUT}{value}", item=True)

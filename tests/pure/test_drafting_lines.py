@@ -168,6 +168,7 @@ NAMED = {
     "sudo apt-get install -y g++-9": "which modules of the cluster provide them?",
     "for more information, see\nls": "for more information, see: hvdenv found no command in it",
     "HOROVOD_LABEL=horovod": "HOROVOD_LABEL=horovod: a variable that the page uses",
+    "export HOROVOD_WITH_TORCH=1": "Horovod has no part TORCH: its parts are GLOO, MPI, PYTORCH, TENSORFLOW",
     "return 0\nls": "return 0: it changes nothing that a recipe describes",
     "ls\n" * 3001: "and the rest was not read",
     "pip install -r more.txt": "the packages are in a file that the page names",
