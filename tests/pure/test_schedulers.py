@@ -371,6 +371,8 @@ def test_own_directives_add_nothing_else(line: str) -> None:
 def test_directives_are_options_of_printable_characters(line: str) -> None:
     with pytest.raises(Problem, match="directives"):
         decode(Job, {"directives": [line]})
+    with pytest.raises(Problem, match="an option without #SBATCH"):
+        decode(Job, {"directives": ["#SBATCH --x"]})
 
 
 @pytest.mark.parametrize(
