@@ -47,6 +47,13 @@ class Part(NamedTuple):
         return {key[1] for key in self.does if key[0] == "frameworks"}
 
     @property
+    def gpu(self) -> dict[Key, set[Scalar]]:
+        return {key: values for key, values in self.does.items() if key[:2] == ("horovod", "gpu")}
+
+    def states_no_more_than(self, other: Part) -> bool:
+        return all(values <= other.does.get(key, set()) for key, values in self.does.items())
+
+    @property
     def installs(self) -> bool:
         return bool(self.frameworks) or _BUILDS in self.does
 
@@ -94,6 +101,8 @@ def find_others(parts: Sequence[Part], last: int) -> list[Other]:
 
 def _conflict(one: Part, other: Part) -> bool:
     """Whether both create an environment, build Horovod, or install a framework in two ways."""
+    if not other.creates and one.gpu == other.gpu and other.states_no_more_than(one):
+        return False  # to build it again, such as after a failure
     if (one.creates and other.creates) or (_BUILDS in one.does and _BUILDS in other.does):
         return True
     for name in one.frameworks & other.frameworks:

@@ -295,6 +295,14 @@ def test_sections_for_different_ways(name: str) -> None:
     assert "conda" not in part and "gpu" not in part.get("horovod", {})
 
 
+def test_building_again_is_no_other_way() -> None:
+    build = "```\nHOROVOD_GPU_OPERATIONS=NCCL pip install {}torch==1.13.1 horovod==0.28.1\n```\n"
+    again = f"# A\n{build.format('')}## If it fails\n{build.format('--force-reinstall ')}"
+    assert "another way" not in drafted(again)
+    cpu = again.replace("HOROVOD_GPU_OPERATIONS=NCCL pip install --", "pip install --")
+    assert "another way" in drafted(cpu)
+
+
 ODD = {
     "a directive without an option": "#!/bin/bash\n#SBATCH \n#PBS\t\nmodule load gcc/1\n",
     "a module without a name": "#!/bin/bash\nmodule load ''\nuv\nconda create --clone\n",
