@@ -138,7 +138,7 @@ class Sources:
 
     def _unusable(self, name: str, problem: str) -> SystemExit:
         value, origin = self._set[name]
-        shown = re.sub(r"\S*@", "", value)
+        shown = re.sub(r"(?<!\S)\S*@", "", value)
         return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, shown, origin), problem))
 
     def files(self, name: str) -> Iterator[Tuple[str, Dict[str, str]]]:
