@@ -114,7 +114,9 @@ def learn_from_pip() -> None:
     """Mask the passwords in the addresses of pip's configuration, which steps read."""
     with suppress(SystemExit):  # the steps refuse it
         program = runpy.run_path(str(STEP_PROGRAMS / "pip_sources.py"))
-        learn((name, value) for name, (value, _) in program["configuration"]().items())
+        values = {name: value for name, (value, _) in program["configuration"]().items()}
+        values["proxy"] = f"//{values.get('proxy', '')}"  # pip accepts one without http://
+        learn(values.items())
 
 
 def _learn_url(text: str) -> None:

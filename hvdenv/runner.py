@@ -56,8 +56,12 @@ CLEANED_PATTERN = (
     "|PYTHON_VERSION|IMPLEMENTATION)|UV_[A-Z_]+"
     "|SETUPTOOLS_[A-Z_]+|DISTUTILS_[A-Z_]+|TF_[A-Z_0-9]+|TORCH_[A-Z_0-9]+"
 )
-# Files and directories that pip looks for in the current directory.
-_PATHS = ("PIP_CONFIG_FILE", "PIP_CONSTRAINT", "PIP_FIND_LINKS", "PIP_CERT", "PIP_CLIENT_CERT")
+# Files and directories that pip looks for in the current directory: one each, and lists.
+PATHS_OF_PIP = (
+    *("PIP_CONFIG_FILE", "PIP_CERT", "PIP_CLIENT_CERT"),
+    *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC"),
+)
+LISTS_OF_PIP = ("PIP_CONSTRAINT", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 # What every step gets instead.
 ALWAYS_SET = (("PYTHONNOUSERSITE", "1"), ("PIP_USER", "0"), ("LC_ALL", "C.UTF-8"))
 
@@ -68,8 +72,11 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
         name: value for name, value in environ.items() if not re.fullmatch(CLEANED_PATTERN, name)
     }
     # Steps run in other directories than the user's.
-    absolute = {n: " ".join(map(_absolute, kept[n].split())) for n in _PATHS if n in kept}
-    return {**kept, **absolute, **dict(ALWAYS_SET)}
+    paths = {name: _absolute(kept[name]) for name in PATHS_OF_PIP if name in kept}
+    lists = {
+        name: " ".join(map(_absolute, kept[name].split())) for name in LISTS_OF_PIP if name in kept
+    }
+    return {**kept, **paths, **lists, **dict(ALWAYS_SET)}
 
 
 def _absolute(path: str) -> str:

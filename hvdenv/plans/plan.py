@@ -21,7 +21,7 @@ from hvdenv.places import environment_name
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, TextFile, content, digest
 from hvdenv.plans.steps import GENERATION, Steps, run_variables
-from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN
+from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, LISTS_OF_PIP, PATHS_OF_PIP
 from hvdenv.schema import fill
 from hvdenv.sites.modules import shell_lines
 
@@ -185,6 +185,9 @@ def render_bash(plan: Plan, folder: Path) -> str:
         '    echo "$folder: name a directory without spaces and special characters" >&2; exit 2',
         "fi",
         'mkdir -p -- "$folder/build/wheel"',
+        f"for name in {' '.join((*PATHS_OF_PIP, *LISTS_OF_PIP))}; do",
+        '    if [[ -e ${!name-} ]]; then export "$name=$(realpath -- "${!name}")"; fi',
+        "done",
         "cd /  # Python imports from the current directory, which may be anybody's",
         "",
         _CLEANING.format(pattern=CLEANED_PATTERN).rstrip(),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from urllib.error import HTTPError
 
 import pytest
 
@@ -210,6 +213,35 @@ def test_a_netrc_need_not_be_the_private_one_at_home(tmp_path: Path) -> None:
         with mock.patch.dict(os.environ, variables):
             request = found.request_of("https://mirror/x")
         assert request.unredirected_hdrs["Authorization"] == f"Basic {sent}"
+        # Where a redirect may lead.
+        assert not found.request_of("http://mirror/x").unredirected_hdrs
+
+
+def test_an_index_that_shows_no_list_of_packages_answers(tmp_path: Path) -> None:
+    given = {"PIP_INDEX_URL": "http://i/simple", "PIP_FIND_LINKS": "http://l/page.html"}
+    found = sources(tmp_path, PIP_CONFIG_FILE=os.devnull, **given)
+    with mock.patch.object(found, "open", side_effect=HTTPError("", 403, "", Message(), None)) as o:
+        assert not found.leave_out_silent()
+    assert [call.args[0] for call in o.mock_calls] == ["http://i/simple/", "http://l/page.html"]
+    with mock.patch.object(found, "open", side_effect=HTTPError("", 503, "", Message(), None)):
+        assert found.leave_out_silent()
+    assert (found.indexes, found.links) == ([], [])
+
+
+def test_each_server_is_verified_as_it_is_configured(tmp_path: Path) -> None:
+    """A redirect of a trusted host does not make the other server trusted."""
+    given = {"PIP_INDEX_URL": "https://me:geheim@mirror/simple", "PIP_TRUSTED_HOST": "old:81"}
+    given |= {"PIP_CONFIG_FILE": os.devnull, "REQUESTS_CA_BUNDLE": "/gone.pem"}
+    with pytest.raises(SystemExit, match="no certificates"):
+        sources(tmp_path, **given)
+    found = sources(tmp_path, **given | {"REQUESTS_CA_BUNDLE": ""})
+    modes = [
+        found.context_of(url).verify_mode for url in ("https://old:81/", "https://me:x@mirror/")
+    ]
+    assert modes == [ssl.CERT_NONE, ssl.CERT_REQUIRED]
+    # Certificates matter for https only.
+    plain = sources(tmp_path, **given | {"PIP_INDEX_URL": "http://mirror/simple"})
+    assert plain.pip["cert"] == "/gone.pem"
 
 
 def test_certificates_of_requests_are_those_of_pip(tmp_path: Path) -> None:

@@ -69,12 +69,25 @@ def test_the_environment_is_cleaned_then_set() -> None:
 def test_paths_of_pip_are_those_of_the_users_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "wheels").mkdir()
+    for name in ("wheels", "my dir", "simple"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ca.pem").touch()
     monkeypatch.chdir(tmp_path)
-    given = {"PIP_FIND_LINKS": "wheels https://x/wheels ~/none", "PIP_CONFIG_FILE": os.devnull}
+    given = {
+        "PIP_FIND_LINKS": "wheels https://x/wheels ~/none",
+        "PIP_INDEX_URL": "simple",
+        "PIP_CONFIG_FILE": "my dir",
+        "REQUESTS_CA_BUNDLE": "ca.pem",
+        "PIP_CERT": os.devnull,
+    }
     found = clean(given)
-    assert found["PIP_FIND_LINKS"] == f"{tmp_path}/wheels https://x/wheels ~/none"
-    assert found["PIP_CONFIG_FILE"] == os.devnull
+    assert {name: found[name] for name in given} == {
+        "PIP_FIND_LINKS": f"{tmp_path}/wheels https://x/wheels ~/none",
+        "PIP_INDEX_URL": f"{tmp_path}/simple",
+        "PIP_CONFIG_FILE": f"{tmp_path}/my dir",
+        "REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem",
+        "PIP_CERT": os.devnull,
+    }
 
 
 def test_a_branch_sees_what_it_is_given() -> None:

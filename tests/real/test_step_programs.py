@@ -238,6 +238,24 @@ def test_an_index_that_does_not_answer_stops_uv_unless_hashes_decide(
     assert (tmp_path / "to/tiny.py").exists()
 
 
+def test_a_directory_has_what_a_silent_main_index_would_have(tmp_path: Path) -> None:
+    wheel = package(tmp_path / "site/tiny", "tiny")
+    digest = sha256(wheel.read_bytes()).hexdigest()
+    (listed := tmp_path / "wheels.txt").write_text(f"tiny===1.0 --hash=sha256:{digest}\n")
+    hashed = ("--require-hashes", "--requirement", str(listed))
+    given = {"PIP_INDEX_URL": closed_port(), "UV_HTTP_RETRIES": "0", "UV_NO_CACHE": "1"}
+    target = ("--target", str(tmp_path / "to"))
+    code, printed = run_step(
+        *("uv_pip.py", "--", "install", *target, *hashed),
+        path=None,
+        PIP_FIND_LINKS=str(wheel.parent),
+        **given,
+    )
+    assert code == 0 and (tmp_path / "to/tiny.py").exists(), printed
+    code, printed = run_step("uv_pip.py", "--", "install", *hashed, path=None, **given)
+    assert code and printed.count("Request failed") <= 1, printed
+
+
 def test_a_cpu_index_is_asked_with_the_proxy_of_pip() -> None:
     with served(Path("/none")) as proxy:
         proxy.everywhere = b"<a>"
@@ -477,8 +495,15 @@ UNUSABLE = "pip's configuration cannot be used: "
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("index-url = https://me:geheim@x\n", UNUSABLE + "{}: File contains no section headers."),
-        ("[global]\ngeheim\n", UNUSABLE + "{}: Source contains parsing errors: '{}'"),
+        (
+            "index-url = https://me:geheim@x\n",
+            UNUSABLE + "{}:1: neither [SECTION] nor NAME = VALUE",
+        ),
+        ("[global]\ngeheim\n", UNUSABLE + "{}:2: neither [SECTION] nor NAME = VALUE"),
+        (
+            "[global]\nextra-index-url = https://me:geheim@[x/simple\n",
+            UNUSABLE + "extra-index-url = [x/simple in {}: not a URL",
+        ),
         ("[global]\ntimeout = soon\n", UNUSABLE + "timeout = soon in {}: not a number of seconds"),
         (
             "[global]\nindex-url = me:geheim@x/simple\n",
@@ -507,7 +532,7 @@ def test_a_configuration_of_pip_that_cannot_be_used_is_named(
         REQUESTS_CA_BUNDLE="/gone",
     )
     assert code == 1
-    told = f"hvdenv: {problem.format(conf, conf)}\n"
+    told = f"hvdenv: {problem.format(conf)}\n"
     assert printed.replace("0 of 1 files are there\n", "") == told
     found = explain(printed)
     expected = "pip-configuration" if UNUSABLE in printed else "certificates-not-there"

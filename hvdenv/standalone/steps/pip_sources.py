@@ -29,7 +29,8 @@ SECTIONS = ("global", "install")
 ALIASES = {"pypi-url": "index-url", "default-timeout": "timeout"}
 YES, NO = ("1", "y", "yes", "t", "true", "on"), ("0", "n", "no", "f", "false", "off")
 UNUSABLE = "hvdenv: pip's configuration cannot be used: %s: %s"
-SECONDS = 3
+# How long an index may take to answer: one that is always asked, and one that a build needs.
+SECONDS, PATIENT = 3, 15
 ARCHIVES = (".tar.gz", ".tar.bz2", ".zip")
 # Of opening and reading an address.
 FAILURES = (OSError, ValueError, http.client.HTTPException)
@@ -44,7 +45,7 @@ def configuration() -> Dict[str, Tuple[str, str]]:
     environ, named = os.environ, os.environ.get("PIP_CONFIG_FILE", "")
     folders = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     files = [*(os.path.join(folder, "pip/pip.conf") for folder in folders), "/etc/pip.conf"]
-    if not os.path.exists(named):  # pip reads it in the place of the user's
+    if not os.path.exists(named):  # pip reads it instead of the user's files
         own = environ.get("XDG_CONFIG_HOME") or "~/.config"
         files += ["~/.pip/pip.conf", os.path.join(own, "pip/pip.conf")]
     files += [os.path.join(sys.prefix, "pip.conf"), named]
@@ -55,6 +56,11 @@ def configuration() -> Dict[str, Tuple[str, str]]:
         parser = configparser.RawConfigParser()
         try:
             parser.read(path, encoding="utf-8")
+        except configparser.ParsingError as error:
+            errors = getattr(error, "errors", ())
+            line = errors[0][0] if errors else getattr(error, "lineno", 1)
+            problem = "neither [SECTION] nor NAME = VALUE"
+            raise SystemExit(UNUSABLE % ("%s:%s" % (path, line), problem)) from None
         except (configparser.Error, UnicodeDecodeError) as error:
             raise SystemExit(UNUSABLE % (path, str(error).splitlines()[0])) from None
         for section in filter(parser.has_section, SECTIONS):
@@ -62,7 +68,7 @@ def configuration() -> Dict[str, Tuple[str, str]]:
     found = {}
     for layer in layers.values():
         for name, pair in layer.items():
-            if pair[0]:  # pip passes over empty values
+            if pair[0]:  # pip ignores empty values
                 name = name.lower().replace("_", "-").lstrip("-")
                 found[ALIASES.get(name, name)] = pair
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # pip reads these as well
@@ -100,14 +106,14 @@ class Sources:
         for name in ("cert", "client-cert"):
             self.pip[name] = os.path.expanduser(self.pip.get(name, ""))
         try:
-            self.timeout = max(1, math.ceil(float(self.pip.get("timeout", 60))))
+            self.timeout = min(max(1, math.ceil(float(self.pip.get("timeout", 60)))), 10**6)
         except (ValueError, OverflowError):
             raise self._unusable("timeout", "not a number of seconds") from None
         self.indexes, self.links = [], []  # type: Tuple[List[str], List[str]]
         self.cpu_indexes = []  # type: List[str]
         links = self.pip.get("find-links", "").split() + options.find_links
         self.links = [local(each) for each in links]
-        # pip passes over directories that are not there.
+        # pip ignores directories that do not exist.
         self.links = [each for each in self.links if "://" in each or os.path.exists(each)]
         no_index = self.pip.get("no-index", "no").lower()
         if no_index not in YES + NO:
@@ -116,29 +122,37 @@ class Sources:
             extra = self.pip.get("extra-index-url", "").split() + options.extra_index_url
             named = [self.pip.get("index-url", DEFAULT_INDEX), *extra]
             self.indexes = [each if "://" in each else file_url(local(each)) for each in named]
-            for name in ("index-url", "extra-index-url"):
-                for each in self.pip.get(name, "").split():
-                    if "://" not in each and not os.path.isdir(local(each)):
-                        raise self._unusable(name, "neither a URL nor a directory")
+        for name in ("index-url", "extra-index-url", "find-links"):
+            for each in self.pip.get(name, "").split():
+                if "://" in each:
+                    self._refuse_malformed(name, each)
+                elif self.indexes and name != "find-links" and not os.path.isdir(local(each)):
+                    raise self._unusable(name, "neither a URL nor a directory")
         if any(each.startswith("https:") for each in self.indexes + self.links):
             for name in ("cert", "client-cert"):
                 if self.pip[name] and not os.path.exists(self.pip[name]):
                     said = "hvdenv: no certificates at %s (%s in %s)"
                     raise SystemExit(said % (self.pip[name], name, self._set[name][1]))
         if self.indexes:
-            self.cpu_indexes = [each for each in options.cpu_index if self._answers(each)]
+            self.cpu_indexes = [each for each in options.cpu_index if self._answers(each + "/")]
             self.indexes += self.cpu_indexes
 
     def leave_out_silent(self) -> bool:
-        """Leave out indexes and pages that do not answer; whether there are some."""
+        """Drop indexes and pages that do not answer. Returns whether any were dropped."""
         before = self.indexes + self.links
-        self.indexes = [each for each in self.indexes if self._answers(each)]
-        self.links = [each for each in self.links if self._answers(each)]
+        self.indexes = [each for each in self.indexes if self._answers(each + "/", PATIENT)]
+        self.links = [each for each in self.links if self._answers(each, PATIENT)]
         return self.indexes + self.links != before
+
+    def _refuse_malformed(self, name: str, url: str) -> None:
+        try:
+            urllib.parse.urlsplit(url)
+        except ValueError:
+            raise self._unusable(name, "not a URL") from None
 
     def _unusable(self, name: str, problem: str) -> SystemExit:
         value, origin = self._set[name]
-        shown = re.sub(r"(?<!\S)\S*@", "", value)
+        shown = value.rpartition("@")[2]  # a password may contain anything
         return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, shown, origin), problem))
 
     def files(self, name: str) -> Iterator[Tuple[str, Dict[str, str]]]:
@@ -164,17 +178,18 @@ class Sources:
         for attributes in reader.found:
             yield urllib.parse.urljoin(reader.base, attributes["href"]), attributes
 
-    def _answers(self, url: str) -> bool:
-        """Whether an index answers; one that does not is reported."""
+    def _answers(self, url: str, seconds: int = SECONDS) -> bool:
+        """Whether an index or a page answers; one that does not is reported."""
         if not url.startswith("http"):
             return True
         try:
-            with self.open(url.rstrip("/") + "/", SECONDS):
+            with self.open(re.sub(r"(?<!/)/+$", "/", url), seconds):
                 return True
         except FAILURES as error:
-            if getattr(error, "code", 0) == 404:  # it need not have a page for all packages
+            # An index need not have a page that lists all packages, or may refuse to show it.
+            if 400 <= getattr(error, "code", 0) < 500:
                 return True
-            reason, shown = getattr(error, "reason", error), without_password(url)
+            reason, shown = getattr(error, "reason", error), without_password(url).rstrip("/")
             print("hvdenv: no answer from %s (%s); continuing without it" % (shown, reason))
             sys.stdout.flush()
             return False
@@ -184,20 +199,24 @@ class Sources:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme == "file" and os.path.isdir(local(url)):
             url = url.rstrip("/") + "/index.html"
-        cert = self.pip["cert"] or None
-        folder = {"capath": cert} if cert and os.path.isdir(cert) else {"cafile": cert}
-        context = ssl.create_default_context(**folder)
-        if self.pip["client-cert"]:
-            context.load_cert_chain(self.pip["client-cert"])
-        hosts = self.pip.get("trusted-host", "").split()
-        if parts.hostname in hosts or parts.netloc.rpartition("@")[2] in hosts:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        handlers = [urllib.request.HTTPSHandler(context=context), Redirects(self)]  # type: List[Any]
+        handlers = [Https(self), Redirects(self)]  # type: List[Any]
         if self.pip.get("proxy"):
             proxies = dict.fromkeys(("http", "https"), self.pip["proxy"])
             handlers.append(urllib.request.ProxyHandler(proxies))
         opener = urllib.request.build_opener(*handlers)
         return opener.open(self.request_of(url), timeout=seconds or self.timeout)
+
+    def context_of(self, url: str) -> ssl.SSLContext:
+        """How the server of an address is verified."""
+        cert = self.pip["cert"] or None
+        folder = {"capath": cert} if cert and os.path.isdir(cert) else {"cafile": cert}
+        context = ssl.create_default_context(**folder)
+        if self.pip["client-cert"]:
+            context.load_cert_chain(self.pip["client-cert"])
+        parts, hosts = urllib.parse.urlsplit(url), self.pip.get("trusted-host", "").split()
+        if parts.hostname in hosts or parts.netloc.rpartition("@")[2] in hosts:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
 
     def request_of(self, url: str) -> urllib.request.Request:
         """A request for an address, which may contain a password."""
@@ -215,9 +234,12 @@ class Sources:
         known = [urllib.parse.urlsplit(each) for each in self.indexes + self.links]
         for each in [parts, *known]:
             user, _, other = each.netloc.rpartition("@")
-            # Never without encryption what was given for a connection with it.
+            # A password given for https is never sent over http.
             if user and other == host and each.scheme in (parts.scheme, "http"):
                 return urllib.parse.unquote(user)
+        plain = [each.hostname for each in known if each.scheme == "http"]
+        if parts.scheme == "http" and parts.hostname not in plain:
+            return ""
         for path in [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]:
             try:
                 found = netrc.netrc(os.path.expanduser(path)).authenticators(parts.hostname or "")
@@ -225,6 +247,19 @@ class Sources:
                 continue
             return "%s:%s" % (found[0], found[2]) if found else ""
         return ""
+
+
+class Https(urllib.request.HTTPSHandler):
+    """Verifies each server as it is configured, also those that a redirect leads to."""
+
+    def __init__(self, sources: Sources) -> None:
+        super().__init__()
+        self.sources = sources
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        # Not its host, which may be the proxy's.
+        context = self.sources.context_of(request.full_url)
+        return self.do_open(http.client.HTTPSConnection, request, context=context)
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):

@@ -33,7 +33,7 @@ LIBRARIES = "HVDENV_STEP_LIBRARY_PATH"
 def variables(sources: Sources) -> Dict[str, str]:
     """Where uv looks, and how."""
     pip, found = sources.pip, dict(os.environ)
-    # uv splits them at commas.
+    # uv splits UV_FIND_LINKS at commas.
     links = [file_url(each) if os.path.exists(each) else each for each in sources.links]
     found["UV_FIND_LINKS"] = ",".join(each.replace(",", "%2C") for each in links)
     found.update(UV_NO_CONFIG="1", UV_SYSTEM_CERTS="1")
@@ -93,8 +93,10 @@ def main(arguments: List[str]) -> int:
         uv = [find_uv_bin()]  # needs no libraries of this Python
     command = [*uv, "pip", words[0], *options(sources, words), *words[1:]]
     status, output = run(command, environment)
-    if status and HASHED in words and sources.leave_out_silent():
+    left_out = status and HASHED in words and sources.leave_out_silent()
+    if left_out and (sources.indexes or sources.links):
         # Whichever index has a file, its hash decides.
+        command = [*uv, "pip", words[0], *options(sources, words), *words[1:]]
         status, output = run(command, {**environment, **variables(sources)})
     missing = MISSING.search(output)
     if status and missing:
