@@ -72,12 +72,6 @@ class UntrustedError(HvdenvError):
     exit_code = 2
 
 
-class CheckBuildError(HvdenvError):
-    """A text is not the complete output of ``horovodrun --check-build``."""
-
-    exit_code = 2
-
-
 class IncompatibleError(HvdenvError):
     """A known incompatibility: building would fail or give a broken environment."""
 

@@ -39,8 +39,8 @@ generation is its last verify, run, shell or job, or else the access time of its
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    registry = actions.add_parser("storage", help="show the size of the caches and the free space")
-    add(registry, "--json", default=argparse.SUPPRESS)
+    storage = actions.add_parser("storage", help="show the size of the caches and the free space")
+    add(storage, "--json", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
     add(rollback, "environment NAME_OR_PREFIX")
     add(

@@ -6,7 +6,7 @@ import argparse
 
 from hvdenv.cli.options import add_options
 from hvdenv.errors import RecipeError
-from hvdenv.model.recipe_files import known_recipes, missing, read_layer, variants_of
+from hvdenv.model.recipe_files import folder_problems, known_recipes, read_layer, variants_of
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import site_keys
 from hvdenv.session.request import site_file
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     rows, code = [], 0
     folders = site_keys(site_file(arguments.site), "recipe_folders").recipe_folders
-    for each in missing(folders):
+    for each in folder_problems(folders):
         report(f"warning: {each}; create it, or correct the site file")
     for name, path in known_recipes(folders).items():
         try:

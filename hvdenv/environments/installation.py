@@ -228,7 +228,7 @@ def inspect_prefix(prefix: str, python_path: str = "") -> Installation:
             break
     else:
         raise UsageError(
-            "this is no Python environment: it has neither bin/python nor venv/bin/python",
+            "this is not a Python environment: it has neither bin/python nor venv/bin/python",
             where=str(root),
             remedy="name the directory that `python -c 'import sys; print(sys.prefix)'` prints there",
         )

@@ -89,7 +89,7 @@ def contents_of_folder(root: Path) -> Contents:
     """The contents of a generation, or of an environment that hvdenv did not build.
 
     Raises:
-        UsageError: it is no Python environment.
+        UsageError: it is not a Python environment.
         StepError: the record of the generation is damaged.
     """
     if (root / generations.RECORD).exists():
@@ -99,9 +99,9 @@ def contents_of_folder(root: Path) -> Contents:
         return from_record(record, found, str(home_folder()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
         raise UsageError(
-            "this is no Python environment: it has neither bin/python nor conda-meta"
+            "this is not a Python environment: it has neither bin/python nor conda-meta"
             if root.exists()
-            else "this is no Python environment: it does not exist",
+            else "this is not a Python environment: it does not exist",
             where=str(root),
             remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
         )

@@ -1,4 +1,4 @@
-"""How a lock differs from the recipe, and a build from the one that the lock was filled in by."""
+"""How a lock differs from the recipe, and a build from the one that filled in the lock."""
 
 from __future__ import annotations
 

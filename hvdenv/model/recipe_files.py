@@ -92,7 +92,9 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
         )
         raise UsageError(
             f'there is no recipe named "{name}"',
-            remedy="; ".join((f"{hint}`hvdenv recipes` lists them{here}", *missing(folders))),
+            remedy="; ".join(
+                (f"{hint}`hvdenv recipes` lists them{here}", *folder_problems(folders))
+            ),
         )
     return known[name]
 
@@ -103,10 +105,10 @@ def known_recipes(folders: Iterable[str] = ()) -> dict[str, Path]:
     return {**shipped_recipes(), **{path.stem: path for path in reversed(others)}}
 
 
-def missing(folders: Iterable[str]) -> list[str]:
+def folder_problems(folders: Iterable[str]) -> list[str]:
     """What to say about recipe directories that do not exist."""
     gone = [folder for folder in folders if not Path(folder).is_dir()]
-    return [f"recipe_folders of the site file: {folder} is no directory" for folder in gone]
+    return [f"recipe_folders of the site file: {folder} is not a directory" for folder in gone]
 
 
 def variants_of(document: dict[str, object]) -> list[str]:

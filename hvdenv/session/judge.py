@@ -85,7 +85,7 @@ def _job_refused(prepared: Prepared) -> frozenset[str]:
 
 _KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
 
-# The keys from which observables have their values; to those that end with a dot belongs a name.
+# The keys from which observables have their values; a key that ends with a dot is followed by a name.
 _KEYS = {
     "torch": "frameworks.torch.version",
     "tensorflow": "frameworks.tensorflow.version",

@@ -124,7 +124,7 @@ def _fetched(source: Path, inputs: Inputs) -> Path:
     """The directory of fetched files to build from."""
     if not (source / LOCK / MAIN).is_file():
         raise UsageError(
-            "is no directory of fetched files, or `hvdenv fetch` did not finish",
+            "is not a directory of fetched files, or `hvdenv fetch` did not finish",
             where=str(source),
             remedy=f"`hvdenv fetch {inputs.recipe} --to {source}`",
         )

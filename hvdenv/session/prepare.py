@@ -35,7 +35,7 @@ def _job_partition(recipe: Recipe) -> tuple[str, Partition] | None:
 
 
 def _why_foreign(recipe: Recipe, machine: str) -> str:
-    """Why this machine is none of the cluster's; empty if it may be one."""
+    """Why this machine does not belong to the cluster; empty if it may be one."""
     nodes = _job_partition(recipe)
     if nodes is None:
         return ""

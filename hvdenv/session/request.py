@@ -22,6 +22,7 @@ from hvdenv.session.output import report
 from hvdenv.trust import Fault, Owners
 
 _RUNS_PROGRAMS = "hvdenv would run its programs"
+_RUNS_NAMED = "hvdenv would run what it names"
 # What programs are run from or installed from; wheels of the cache are judged one by one.
 _BELOW_HOME = (
     ".",
@@ -130,9 +131,6 @@ class Gate:
     def refuse_path(self, path: object, use: str = _RUNS_PROGRAMS, *, used: bool = False) -> None:
         """Judge a script, an image or a directory; for `used`, see trust.judge_way()."""
         self.refuse(partial(trust.judge_way, str(path), used=used), path, use)
-
-
-_RUNS_NAMED = "hvdenv would run what it names"
 
 
 SITE_VARIABLE = "HVDENV_SITE"

@@ -158,7 +158,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
         if kind.__module__ == errors.__name__ and "exit_code" in vars(kind)
     }
     malformed = {name for name, code in codes.items() if code == 2}
-    assert malformed == {"UsageError", "RecipeError", "UntrustedError", "CheckBuildError"}
+    assert malformed == {"UsageError", "RecipeError", "UntrustedError"}
     others = sorted(code for code in codes.values() if code != 2)
     assert len(others) == len(set(others))
     assert {*others} <= {1, 3, 4, 5, 6, 7, 70, 130}

@@ -134,7 +134,7 @@ def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -
         ("local@", "no active generation"),
         ("VENV@1", "hvdenv did not build it"),
         ("/", "cannot be a prefix"),
-        ("./nowhere", "this is no Python environment"),
+        ("./nowhere", "this is not a Python environment"),
     ],
 )
 def test_what_is_no_environment(text: str, said: str, environment: Environment, venv: Path) -> None:

@@ -623,7 +623,7 @@ def test_recipe_folders_that_do_not_exist_are_named(hvdenv: Hvdenv, tmp_path: Pa
     site.write_text(f'recipe_folders = ["{tmp_path}/gone"]\n')
     for words, code in ((("recipes",), 0), (("show", "nosuch"), 2)):
         said = hvdenv(*words, "--site", str(site), code=code).err
-        assert f"recipe_folders of the site file: {tmp_path}/gone is no directory" in said
+        assert f"recipe_folders of the site file: {tmp_path}/gone is not a directory" in said
 
 
 def test_all_errors_of_a_site_file_are_named(hvdenv: Hvdenv, tmp_path: Path) -> None:

@@ -474,7 +474,7 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
         ("build local --offline", "hvdenv fetch RECIPE --to DIR"),
         ("build local --fetched {tmp} --offline", "--fetched needs --locked"),
         ("build local --lock x", "--lock needs --locked"),
-        ("build local --locked --fetched {tmp}", "is no directory of fetched files"),
+        ("build local --locked --fetched {tmp}", "is not a directory of fetched files"),
         ("build local --locked --accept-drift typo", "no such drift"),
     ],
 )

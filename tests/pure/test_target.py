@@ -260,7 +260,7 @@ def test_a_folder_without_python_or_horovod_is_refused(
 ) -> None:
     (tmp_path / "empty").mkdir()
     for folder, said in (
-        (tmp_path / "empty", "no Python environment"),
+        (tmp_path / "empty", "not a Python environment"),
         (venv, "Horovod is not installed"),
     ):
         for command in ("run", "verify"):

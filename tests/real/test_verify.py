@@ -265,7 +265,7 @@ def test_a_stopped_runner(original: Installation, runner: Runner) -> None:
 
 
 def test_prefixes_that_are_no_installation(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no Python environment"):
+    with pytest.raises(UsageError, match="not a Python environment"):
         inspect_prefix(str(tmp_path))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text("")

@@ -8,7 +8,7 @@ its numbers stay as they are. Runs on Python 3.6 and newer.
 import sys
 from typing import Any, Callable, List, Set, Tuple
 
-from observer import Batch, checksum, observer, read, replaces, watch, watch_calls
+from observer import Batch, batch_of, checksum, observer, replaces, watch, watch_calls
 
 # How much is kept of what the program passes to its functions.
 MOST_HANDED = 64
@@ -46,7 +46,7 @@ class TensorFlowObserver:
     # Data
 
     def arrays(self, data: Any) -> List[Any]:
-        """Those of the tensors and arrays that Python can read now."""
+        """The tensors in lists and dictionaries that Python can read now, as arrays."""
         arrays = [
             each.numpy() if hasattr(each, "numpy") else each
             for each in self.tensorflow.nest.flatten(data, expand_composites=True)
@@ -55,13 +55,13 @@ class TensorFlowObserver:
         return [each for each, kind in zip(arrays, kinds) if kind not in "OSU"]
 
     def checksums(self, data: Any) -> List[int]:
-        """Numbers that differ if these do."""
+        """Numbers that differ if the tensors in lists and dictionaries do."""
         return [checksum(each) for each in self.arrays(data)]
 
     def read(self, data: Any) -> None:
         """The program reads a batch."""
         if not observer.phase:
-            observer.batches.append(read(self.arrays(data)))
+            observer.batches.append(batch_of(self.arrays(data)))
 
     def hands(self, caller: Any, words: Tuple[Any, ...]) -> None:
         """A frame calls a model or a compiled function with arguments, perhaps with its batch."""
@@ -73,7 +73,8 @@ class TensorFlowObserver:
             for each in self.tensorflow.nest.flatten(words)
             if getattr(each, "shape", ()) and not hasattr(each, "assign")
         ]
-        self.handed = [*self.handed, read(self.arrays(tensors))][-MOST_HANDED:]
+        if tensors:
+            self.handed = [*self.handed, batch_of(self.arrays(tensors))][-MOST_HANDED:]
 
     def supply(self, steps: int) -> None:
         """Find the batches of the next steps: read by fit(), by Python, or passed by it."""
@@ -109,7 +110,7 @@ class TensorFlowObserver:
         tensorflow = self.tensorflow
 
         def take(*arrays: Any) -> int:
-            observer.guarded(self.queue.append, (number, read(arrays)))
+            observer.guarded(self.queue.append, (number, batch_of(arrays)))
             return 0
 
         def report(*parts: Any) -> Any:

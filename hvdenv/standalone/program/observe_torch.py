@@ -4,7 +4,16 @@ import importlib
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from observer import checksum, digest, observer, physical_gpu, read, replaces, watch, watch_calls
+from observer import (
+    batch_of,
+    checksum,
+    digest,
+    observer,
+    physical_gpu,
+    replaces,
+    watch,
+    watch_calls,
+)
 
 # Elements of a gradient that are projected, and on how many directions.
 SAMPLE, DIRECTIONS = 2048, 4
@@ -79,7 +88,7 @@ class TorchObserver:
         return numpy.append(sample.numpy(), total & 0xFFFFFFFF)
 
     def arrays(self, data: Any) -> Iterator[Any]:
-        """Those of all tensors in lists and dictionaries."""
+        """The tensors in lists and dictionaries as arrays."""
         if self.torch.is_tensor(data):
             yield self.array(data)
         elif isinstance(data, (list, tuple)):
@@ -263,7 +272,7 @@ class TorchObserver:
                 self.names.setdefault(id(parameter), name)
         if module.training and not observer.fed:
             tensors = [each for each in inputs if self.torch.is_tensor(each)]
-            observer.batches.append(read(self.arrays(tensors)))
+            observer.batches.append(batch_of(self.arrays(tensors)))
         if module.training and not observer.most_steps and id(module) not in self.buffers:
             saved = module.state_dict(keep_vars=True).items()
             rest = [(k, v) for k, v in saved if self.torch.is_tensor(v) and not v.requires_grad]
@@ -274,7 +283,7 @@ class TorchObserver:
     def supplied(self, batch: Any) -> None:
         """A loader has supplied a batch."""
         if not observer.phase:
-            observer.batches.append(read(self.arrays(batch)))
+            observer.batches.append(batch_of(self.arrays(batch)))
 
     def sampler_made(self, sampler: Any, *_: Any, **__: Any) -> None:
         """Keep whether a sampler is given the local rank."""

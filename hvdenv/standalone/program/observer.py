@@ -357,7 +357,7 @@ def digest(numbers: List[int]) -> str:
     return "{:08x}".format(zlib.crc32(text.encode("ascii")) & 0xFFFFFFFF)
 
 
-def read(arrays: Iterable[Any]) -> Batch:
+def batch_of(arrays: Iterable[Any]) -> Batch:
     """The checksums of a batch.
 
     Ranks can compare the least ones of samples, whatever batches these are in.
