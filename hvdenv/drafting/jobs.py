@@ -17,7 +17,8 @@ from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
 
 # A scheduler that differs from the shipped one, and how: groups that pay, types of nodes instead of
-# slots and a list of hosts (Grid Engine at ABCI and TSUBAME); sizes of the whole job (PBS at Gadi).
+# slots and a list of hosts (Grid Engine at ABCI and TSUBAME); sizes of the whole job (PBS at Gadi);
+# slots instead of whole nodes (LSF).
 _SITE = ("schedulers", "site")
 _AS_SHIPPED = Origin("hvdenv's directives for this kind of scheduler")
 # By the beginning of the shipped directive.
@@ -31,6 +32,7 @@ _DIFFERENT: dict[str, dict[str, tuple[str, ...]]] = {
         "{!exclusive}-l place": (),
         "{?exclusive}-l place": (),
     },
+    "slots": {"-nnodes ": ("-n {ranks}", "-R span[ptile={ranks_per_node}]")},
 }
 # Types of nodes that are requested by number: rt_F=2 at ABCI, f_node=2 at TSUBAME.
 _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
@@ -111,9 +113,10 @@ def option_fields(
             told = f"{option}: {meaning}" if len(options.given) > 1 else meaning
             yield leave(told, understood=not meaning.endswith("?"))
         elif meaning:
-            plain, array, _ = value.partition("[" if meaning == "name" else "\0")
-            yield Field(statement, meaning, plain)
-            yield from [leave(_OF_ONE_JOB)] if array else []
+            if meaning == "name" and "[" in value:  # an array of LSF: name[1-10]
+                value = value.partition("[")[0]
+                yield leave(_OF_ONE_JOB)
+            yield Field(statement, meaning, value)
         elif statement.directive and value:
             joint, quote = "=" if option.startswith("--") else " ", '"' if " " in value else ""
             yield Field(statement, "directive", f"{option}{joint}{quote}{value}{quote}")
@@ -122,7 +125,9 @@ def option_fields(
 
 
 # Numbers of ranks that are not those of the allocation.
-_COMPUTED = re.compile(r"\0|\$(?!SLURM_NTASKS|SLURM_NPROCS|NSLOTS|PBS_NP\b|LSB_DJOB_NUMPROC)")
+_COMPUTED = re.compile(
+    rf"{UNKNOWN}|\$(?!SLURM_NTASKS|SLURM_NPROCS|NSLOTS|PBS_NP\b|LSB_DJOB_NUMPROC)"
+)
 
 
 def job_values(fields: Sequence[Field], page: Page) -> Iterator[tuple[Statement, Read]]:
@@ -160,12 +165,12 @@ LAUNCHER_FIELDS = frozenset(
 )
 # In names of parallel environments: mpi_16, mpi-16, mpi_16_tasks_per_node.
 _SLOTS_PER_NODE = re.compile(r"[a-z][_-](\d{1,3})(?:_?(?:tasks_)?per_node|ppn|way)?$")
+_SPAN = re.compile(r"span\[(ptile|hosts)=(\d{1,5})\]")
 _RANKS_PER_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
 
 
 def _parts(each: Field, scheduler: str) -> Iterator[Field]:
     """The parts of a compound value as fields of their own."""
-    name, _, slots = each.value.partition("=")
     if each.field == "resources":
         for part in each.value.split(","):
             yield from _resource(each, part, scheduler)
@@ -173,9 +178,9 @@ def _parts(each: Field, scheduler: str) -> Iterator[Field]:
         for key, _, text in (part.partition("=") for part in each.value.split(":")):
             yield each._replace(field=f"resource {key}", value=text)
     elif each.field == "parallel_environment":
-        yield from (each._replace(value=name), each._replace(field="tasks", value=slots))
-        if found := _SLOTS_PER_NODE.search(name):
-            yield each._replace(field="launched_slots", value=found[1])
+        yield from _parallel_environment(each)
+    elif each.field == "requirements":
+        yield from _requirements(each)
     elif each.field == "hosts" and "$" not in each.value and UNKNOWN not in each.value:
         hosts = each.value.split(",")
         slots_of_each = {host.partition(":")[2] for host in hosts}
@@ -186,6 +191,30 @@ def _parts(each: Field, scheduler: str) -> Iterator[Field]:
         yield each._replace(field="launched_per_node", value=mapped[1])
     else:
         yield each
+
+
+def _parallel_environment(each: Field) -> Iterator[Field]:
+    """Slots are cores: of each node, if the name states them."""
+    name, _, slots = each.value.partition("=")
+    yield each._replace(value=name)
+    found = _SLOTS_PER_NODE.search(name)
+    nodes = _divided(_number(slots), int(found[1])) if found else 0
+    if found:
+        yield each._replace(field="launched_slots", value=found[1])
+    if found and nodes:
+        yield each._replace(field="launched_nodes", value=str(nodes))
+        yield each._replace(field="ncpus", value=found[1])
+    else:
+        yield each._replace(field="tasks", value=slots)
+
+
+def _requirements(each: Field) -> Iterator[Field]:
+    """-R of LSF: span tells how slots are divided among nodes."""
+    if span := _SPAN.search(each.value):
+        field = "launched_slots" if span[1] == "ptile" else "launched_nodes"
+        yield each._replace(field=field, value=span[2])
+    if others := _SPAN.sub("", each.value).strip():
+        yield each._replace(field="directive", value=f'-R "{others}"')
 
 
 def _resource(each: Field, part: str, scheduler: str) -> Iterator[Field]:
@@ -284,6 +313,7 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
         yield from _number_value(field, value.rpartition(":")[2], size)
     elif field == "tasks" or field in LAUNCHER_FIELDS:
         yield from _rank_values(field, _number(value), size)
+        yield from [mark_site("slots")] if (field, scheduler) == ("tasks", "lsf") else []
     elif field in ("gres", "gpus_per_node"):
         yield from _gpus(value, field)
     elif field.startswith("resource "):
@@ -379,6 +409,8 @@ def with_scheduler(values: Sequence[Value]) -> list[Value]:
     marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
     kept = [each for each in values if each.key[:2] != _SITE]
     like = "pbs" if {"totals", "project"} & marks.keys() else "gridengine"
+    if "slots" in marks:
+        like = "lsf"
     if not marks or not any(each[:2] == (at("scheduler"), like) for each in kept):
         return kept
     changed = {begin: lines for name in marks for begin, lines in _DIFFERENT[name].items()}

@@ -266,6 +266,14 @@ VALUES: dict[str, dict[str, Any]] = {
     "#$ -pe mpi_16 64": {"job.nodes": 4, "job.ranks_per_node": 16},
     "#$ -pe mpi_16 40": {"job.nodes": 0, "job.ranks_per_node": 16},
     "#$ -pe mpi_8_tasks_per_node 32": {"job.nodes": 4, "job.ranks_per_node": 8},
+    "#$ -pe mpi_28_tasks_per_node 56\nmpirun -np 8 --map-by ppr:4:node a": {
+        "job.nodes": 2, "job.ranks_per_node": 4, "job.cpus_per_rank": 7,
+    },
+    '#BSUB -n 8 -R "span[ptile=4] rusage[mem=4000]"': {
+        "job.nodes": 2, "job.ranks_per_node": 4, "job.directives": ['-R "rusage[mem=4000]"'],
+    },
+    "#BSUB -n 4 -R span[hosts=1]": {"job.nodes": 1, "job.ranks_per_node": 4},
+    "#BSUB -n 8": {"job.nodes": 0, "job.ranks_per_node": 0},
     "#BSUB -J x[1-9]": {"job.name": "x"},
     "#PBS -l ncpus=48\n#PBS -l ngpus=4\nmpirun -np $N -H $(sort -u x) a": {
         "job.nodes": 0, "job.ranks_per_node": 0,
@@ -386,6 +394,19 @@ JOBS = {
             "#PBS -l storage=gdata/ab12+scratch/ab12",
         },
         ("-l select", "-A"),
+    ),
+    "slots of LSF": (
+        "#!/bin/bash\n#BSUB -n 8\n#BSUB -R span[ptile=4]\n#BSUB -q gpu\n#BSUB -gpu num=4\n"
+        "module load openmpi/4.1.4\nmpirun -np 8 python3 t.py\n",
+        (
+            "horovod.version=0.28.1",
+            'horovod.frameworks=["torch"]',
+            "frameworks.torch.version=2.0.1",
+            "python.version===3.10.*",
+            'horovod.controllers=["mpi"]',
+        ),
+        {"#BSUB -n 8", "#BSUB -R span[ptile=4]", "#BSUB -q gpu", "#BSUB -gpu num=4"},
+        ("-nnodes",),
     ),
 }
 
