@@ -30,6 +30,7 @@ _NEEDS = {
     "job.nodes": "number of nodes",
     "job.ranks_per_node": "ranks of a node, usually one per GPU",
 }
+_WITH_PYTHON = frozenset({"conda-forge", "defaults", "main", "anaconda", "intel"})
 # The keys of tables that a recipe lacks as a whole.
 _REQUIRED = {"frameworks": "version", "mpi": "kind", "conda": "channels"}
 
@@ -73,6 +74,7 @@ def combine(name: str, found: Found) -> Draft:
     valid = list(_valid(_horovodrun(found.values), left))
     chosen, choices = _merged(valid, left)
     chosen = list(_placed(chosen, left))
+    left += _without_python(chosen)
     chosen += inferred(chosen, {str(each.value) for each in valid if each.item})
     chosen += gpu_option(chosen, [each.origin.text for each in found.lines])
     alternatives = _alternatives(chosen, choices, valid)
@@ -198,6 +200,15 @@ def _placed(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
             yield each
 
 
+def _without_python(values: Iterable[Value]) -> Iterator[Left]:
+    """A note on channels that have no Python of their own."""
+    channels = [each for each in values if each.key == at("conda.channels")]
+    names = {str(each.value).rstrip("/").rpartition("/")[2] for each in channels}
+    if channels and not names & _WITH_PYTHON:
+        told = "conda adds its default channels to these, a recipe does not: add conda-forge"
+        yield Left(channels[0].origin, told, table="conda")
+
+
 def _alternatives(
     values: Sequence[Value], choices: Sequence[Choice], every: Sequence[Value]
 ) -> list[Value]:
@@ -271,11 +282,14 @@ def _every_line(
     kept = [each for each in left if not each.understood or each.table or each.origin not in named]
     named |= {each.origin for each in kept}
     places = {(each.key, str(each.value)): each.origin.place for each in values}
-    for origin, place in {
-        each.origin: places.get((each.key, str(each.value))) for each in found.values
+    for origin, (key, text) in {
+        each.origin: (each.key, str(each.value)) for each in found.values
     }.items():
         if origin.line and origin not in named:
+            place = places.get((key, text))
             told = f"the same as {place}" if place else "another line takes precedence"
+            if text.startswith(WITHOUT):
+                told = f"the draft has no {text.removeprefix(WITHOUT)}"
             kept.append(Left(origin, told, understood=True))
             named.add(origin)
     lines = set[tuple[str, int]]().union(*(each.lines for each in named))

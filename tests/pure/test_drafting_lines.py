@@ -157,6 +157,8 @@ NAMED = {
     "#SBATCH --mail-user=a@b.example": "personal: --set job.mail=ADDRESS",
     "#SBATCH --export=NONE": "hvdenv passes the variables itself",
     "sbatch --wrap='srun a' -N 2": "--wrap: does the job need the program that this runs?",
+    "sbatch -p gpu-$(hostname)": "the page does not state the value of job.partition",
+    "sbatch --output=log-$(date +%s).out": "the page does not state the value of job.output",
     "#SBATCH --array=1-9": "it belongs to one job, not to every job of the recipe",
     "#SBATCH -d afterok:1": "it belongs to one job, not to every job of the recipe",
     "#PBS -W depend=afterok:1": "it belongs to one job, not to every job of the recipe",
@@ -188,6 +190,17 @@ def test_a_line_that_is_no_value_is_named(line: str) -> None:
     # No job has 0 ranks: the draft lists what is 0 as missing.
     assert {key for key, value in job.items() if value} <= {"nodes"}
     assert all(f"#   job.{key}: " in draft for key, value in job.items() if not value)
+
+
+REASONS = {
+    "export HOROVOD_WITHOUT_TENSORFLOW=1": "the draft has no tensorflow",
+    "conda create -n x python=3.9 -c pytorch": "a recipe does not: add conda-forge",
+}
+
+
+@pytest.mark.parametrize("line", REASONS)
+def test_the_reasons_beside_values(line: str) -> None:
+    assert REASONS[line] in drafted(f"#!/bin/bash\n{line}\n")
 
 
 def test_no_reason_names_the_commands_of_another_scheduler() -> None:
