@@ -56,7 +56,9 @@ def test_every_option_of_horovodrun_is_listed(original: Installation) -> None:
 ELSEWHERE = re.compile(r"Adasum|\w+_(built|enabled)|init|shutdown|cross_\w+|local_\w+")
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    "framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.optin)]
+)
 def test_ranks_read_every_name_that_is_exercised_by_default(
     original: Installation, runner: Runner, framework: str
 ) -> None:

@@ -202,6 +202,7 @@ def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: 
     assert now["filelock"] != "3.13.1"
 
 
+@pytest.mark.optin  # the check after the installation is that of every build
 def test_a_lock_whose_requirements_were_taken_out_is_refused_once_it_is_installed(
     cli: Cli, locks: Path, tmp_path: Path
 ) -> None:

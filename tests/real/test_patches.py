@@ -68,7 +68,14 @@ def first_release(patch: Patch) -> str:
     return next(each.version for each in SpecifierSet(patch.horovod) if each.operator == ">=")
 
 
-@pytest.mark.parametrize("version", sorted({*map(first_release, all_patches()), "0.28.1"}))
+# In CI the release that recipes name; the texts of others change only with the patches.
+CURRENT = "0.28.1"
+OLDER = sorted({*map(first_release, all_patches())} - {CURRENT})
+
+
+@pytest.mark.parametrize(
+    "version", [CURRENT, *(pytest.param(each, marks=pytest.mark.optin) for each in OLDER)]
+)
 def test_patches_fit_the_source(version: str, local_prefix: Path, tmp_path: Path) -> None:
     """By name, and in the opposite order."""
     patches = [p for p in all_patches() if SpecifierSet(p.horovod).contains(version)]

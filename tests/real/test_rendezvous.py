@@ -170,7 +170,13 @@ def test_a_release_of_horovod_runs_code_of_strangers(
 
 @pytest.mark.parametrize(
     "name",
-    ["elastic", "function over MPI", pytest.param("function over Gloo", marks=pytest.mark.optin)],
+    [
+        "function over MPI",
+        *(
+            pytest.param(each, marks=pytest.mark.optin)
+            for each in ("elastic", "function over Gloo")
+        ),
+    ],
 )
 def test_strangers_are_refused(
     copy: Callable[..., Installation], cluster: Cluster, runner: Runner, tmp_path: Path, name: str
