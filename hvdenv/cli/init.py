@@ -23,7 +23,7 @@ from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.node import Seen
 from hvdenv.drafting.proposals import propose
-from hvdenv.drafting.reader import EVERY_LINE, Ranges, read_page
+from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Ranges, read_page
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import GIVEN, Found, Origin, Value, joined
 from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
@@ -231,7 +231,7 @@ def _write(target: str, text: str) -> None:
 
 
 def _report_lines(draft: Draft, target: str) -> Iterator[str]:
-    unknown = [each for each in draft.left if not each.understood]
+    unknown = [each for each in draft.left if not each.understood and each.table != OTHER_WAY]
     wrote = "draft" if target == _STANDARD else f"wrote {target}"
     of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""
     yield f"{wrote}: {counted(len(draft.values), 'value')}{of_page}"
@@ -239,13 +239,25 @@ def _report_lines(draft: Draft, target: str) -> Iterator[str]:
         ("missing", [f"{'.'.join(each.key)}: {each.needs}" for each in draft.missing]),
         ("to choose, because the sources differ", [choice_text(each) for each in draft.choices]),
         ("not understood", list(left_lines(unknown))),
+        ("other ways of the page", list(_other_ways(draft))),
     ):
         if lines:
             yield f"{title}:"
             yield from (f"  {line}" for line in lines)
     if target != _STANDARD:
         path = target if "/" in target else f"./{target}"
-        yield f"next:\n  hvdenv show {path}\n  hvdenv check {path}"
+        complete = f" complete {path}, then" if draft.missing or draft.choices else ""
+        yield f"next:{complete}\n  hvdenv show {path}\n  hvdenv check {path}"
+
+
+def _other_ways(draft: Draft) -> Iterator[str]:
+    """One line for each."""
+    ways: dict[tuple[str, str], list[int]] = {}
+    for each in draft.left:
+        if each.table == OTHER_WAY:
+            ways.setdefault((each.origin.source, each.reason), []).append(each.origin.line)
+    for (source, reason), lines in ways.items():
+        yield f"{Origin(source, min(lines), last=max(lines))}: {reason}"
 
 
 def _ask(name: str, found: Found) -> Found:

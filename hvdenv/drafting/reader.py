@@ -36,6 +36,7 @@ Ranges = Sequence[tuple[int, int]]
 OTHER_WAY = "another way"
 # Tables whose values contain no variables, but for these keys.
 _PLAIN = frozenset({"environment", "container", "job", "network", "launch"})
+_OF_JOBS = frozenset({"scheduler", "job", "launch"})
 _FOLDERS = frozenset({"output", "error", "binds"})
 _NAMED = re.compile(r"\$([A-Za-z_]\w*)")
 
@@ -93,18 +94,23 @@ class _Reader:
         for statement, read in self.held:
             self._keep(statement, other if self.has_launched else read)
         others = ways.find_others(self.parts, last)
-        hints = {each: ways.lines_of(each, others, last) for each in others}
+        jobs_of = (each.origin.lines for each in self.values if each.key[0] in _OF_JOBS)
+        of_jobs = {line for lines in jobs_of for _, line in lines}
+        hints = {each: ways.lines_of(each, others, last, of_jobs) for each in others}
+
+        elsewhere = list[Left]()
 
         def of_draft(value: Value) -> bool:
             for each in others:
                 if each.has(value):
                     told = f"another way: `--lines {hints[each]}` drafts it"
-                    self.left.append(Left(value.origin, told, table=OTHER_WAY))
+                    elsewhere.append(Left(value.origin, told, table=OTHER_WAY))
                     return False
             return True
 
         self.page.modules = [[*filter(of_draft, each)] for each in self.page.modules]
         values = [*filter(of_draft, self.values)]
+        self.left += sorted(elsewhere, key=lambda left: left.origin.line)
         values = jobs.with_scheduler([*modulelines.drafted(self.page), *values])
         return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import BOLD, Section
-from hvdenv.drafting.values import INFERRED, Key, Scalar, Value, at
+from hvdenv.drafting.values import INFERRED, Key, Value, at
 
 _CREATES, _BUILDS = at("python.provider"), at("horovod.version")
-_VERSION, _PROVIDER = "version", "provider"
 # What ways differ in.
 _TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
 Lines = tuple[int, int]
@@ -26,7 +24,7 @@ class Part(NamedTuple):
 
     first: int
     section: Section
-    does: dict[Key, set[Scalar]]
+    does: dict[Key, set[str]]
     lines: list[int]
 
     def note(self, value: Value) -> None:
@@ -47,7 +45,7 @@ class Part(NamedTuple):
         return {key[1] for key in self.does if key[0] == "frameworks"}
 
     @property
-    def gpu(self) -> dict[Key, set[Scalar]]:
+    def gpu(self) -> dict[Key, set[str]]:
         return {key: values for key, values in self.does.items() if key[:2] == ("horovod", "gpu")}
 
     def states_no_more_than(self, other: Part) -> bool:
@@ -83,13 +81,8 @@ def find_others(parts: Sequence[Part], last: int) -> list[Other]:
         if rival is None:
             kept.append(part)
             continue
-        common = len(
-            [
-                *takewhile(
-                    lambda pair: pair[0] == pair[1], zip(rival.section, part.section, strict=False)
-                )
-            ]
-        )
+        depths = range(1, len(part.section) + 1)
+        common = sum(rival.section[:depth] == part.section[:depth] for depth in depths)
         before, after = (_reach(each, common, parts, last) for each in (rival, part))
         inside = [each for each in parts if after[0] <= max(each.first, *each.lines, 0) <= after[1]]
         if not any(each.installs for each in kept) and any(each.installs for each in inside):
@@ -108,7 +101,7 @@ def _conflict(one: Part, other: Part) -> bool:
     for name in one.frameworks & other.frameworks:
         versions, providers = (
             [each.does.get(("frameworks", name, key), set()) for each in (one, other)]
-            for key in (_VERSION, _PROVIDER)
+            for key in ("version", "provider")
         )
         if providers[0] != providers[1] or (all(versions) and not versions[0] & versions[1]):
             return True
@@ -130,10 +123,16 @@ def _reach(part: Part, common: int, parts: Sequence[Part], last: int) -> Lines:
     return inside[0].first if headed else min(part.lines), end
 
 
-def lines_of(other: Other, others: Sequence[Other], last: int) -> str:
-    """The lines that draft another way, with what the page says for all of them: ``1-7,20-31``."""
+def lines_of(other: Other, others: Sequence[Other], last: int, of_jobs: set[int]) -> str:
+    """The lines that draft another way, with what the page says for all of them: ``1-7,20-31``.
+
+    If no lines of a job are among them, those of the way that the draft follows are.
+    """
     gone = [each.lines for each in others if each is not other] + [other.instead]
     kept = [n for n in range(1, last + 1) if not any(a <= n <= b for a, b in gone)]
+    if of_jobs.isdisjoint(kept):
+        first, end = other.instead
+        kept = sorted([*kept, *(n for n in of_jobs if first <= n <= end)])
     return ",".join(f"{first}-{end}" for first, end in _ranges(kept))
 
 
