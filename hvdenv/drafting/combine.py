@@ -22,7 +22,7 @@ _UNNAMED_PARTITION = ("partitions", "")
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
-    "horovod.frameworks": 'such as ["torch"]',
+    "horovod.frameworks": 'such as ["torch"]; then also frameworks.torch.version',
     "horovod.controllers": '["mpi"], ["gloo"] or both',
     "version": "the release to install",
     "mpi.kind": 'such as "openmpi": Horovod is to use MPI',

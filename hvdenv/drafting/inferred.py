@@ -141,7 +141,8 @@ def _horovod_facts(values: Sequence[Value], items: Collection[str]) -> Iterator[
     built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
     if not built:
         return
-    mpi = mpi_module(values)
+    kinds = (each for each in values if each.key == at("mpi.kind"))
+    mpi = mpi_module(values) or next(kinds, None)
     if mpi and not {"mpi", f"{WITHOUT}mpi"} & {*items}:
         yield _follows("horovod.controllers", "mpi", mpi, item=True)
     stated = any(each.key == at("horovod.controllers") for each in values)

@@ -9,7 +9,7 @@ from itertools import chain
 
 from hvdenv.drafting.page import Page
 from hvdenv.drafting.shell import Statement
-from hvdenv.drafting.values import Left, Read, Scalar, Value, at, leave
+from hvdenv.drafting.values import INFERRED, Left, Read, Scalar, Value, at, leave
 from hvdenv.sites.modules import OFFERS, module_family
 
 _LISTS = frozenset({
@@ -107,6 +107,8 @@ _KNOWN = _LISTS | _ACTIONS.keys() | {"unuse", "restore", "refresh", "update"}
 
 def source(statement: Statement, _: Page) -> Iterator[Read]:
     path = (statement.words[1:2] or ("",))[0]
+    if path == "activate":  # of conda
+        yield Value(at("python.provider"), "conda", weight=INFERRED)
     if _PROFILES.fullmatch(path):
         yield leave("hvdenv activates the environment itself", understood=True)
     else:

@@ -112,6 +112,8 @@ def conda(statement: Statement, _: Page) -> Iterator[Read]:
     elif options.has("-f", "--file") and action in ("env", "create", "install"):
         yield leave("the contents of the environment are in a file that the page names")
     elif action not in ("create", "install"):
+        if action == "activate":
+            yield Value(at("python.provider"), "conda", weight=INFERRED)
         yield _CREATES if action != "run" else _PAGE_PROGRAM
     elif prefix := options.last("--clone"):
         yield Value(at("python.provider"), "clone")

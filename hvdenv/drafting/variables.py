@@ -26,6 +26,7 @@ _RUN_VARIABLES = re.compile(
 _BUILD_VARIABLES = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
 # Others, with the reason to leave them out. Those of a page itself need no key.
 _SET_BY_OTHERS = "the page, the batch system or hvdenv sets it"
+_CACHE = "hvdenv has a cache of its own"
 _OTHERS = {
     "recipes do not set search paths: modules and hvdenv do": re.compile(
         r"^(?:(?:LD_LIBRARY_|LIBRARY_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|C)?PATH|LD_PRELOAD|INCLUDE"
@@ -35,6 +36,7 @@ _OTHERS = {
         r"^(?:(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
         r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL|TAG))$"
     ),
+    _CACHE: re.compile(r"^(?:CONDA_PKGS_DIRS|(?:PIP|UV)_CACHE_DIR)$"),
     "a directory that the page uses": re.compile(
         r"^(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)$"
     ),
@@ -51,7 +53,8 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     elif name.startswith("HOROVOD_") and not _RUN_VARIABLES.fullmatch(name):
         yield from _build_variable(name, value, exported=exported)
     elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
-        yield leave(reasons[0], understood=reasons[0] == _SET_BY_OTHERS or not exported)
+        needless = not exported or reasons[0] in (_SET_BY_OTHERS, _CACHE)
+        yield leave(reasons[0], understood=needless)
     elif not exported and not name.startswith("HOROVOD_"):
         yield leave("a variable that the page uses", understood=True)
     elif _BUILD_VARIABLES.fullmatch(name):

@@ -283,6 +283,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "horovod.provider": "present", "horovod.version": "0.24.3", "horovod.frameworks": ["tensorflow"],
         "frameworks.tensorflow.provider": "present", "frameworks.tensorflow.version": "2.6.0",
     },
+    "module load miniconda3\nconda activate h": {"python.provider": "conda"},
+    "source activate h": {"python.provider": "conda"},
+    "conda activate h\npython3.9 -m venv h": {"python.provider": "venv"},
+    "apt-get install libopenmpi-dev\npip install horovod==0.28.1": {
+        "mpi.kind": "openmpi", "horovod.controllers": ["mpi", "gloo"],
+    },
     "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
     "module load toolchain/intelcuda\nexport HOROVOD_WITH_MPI=1": {"mpi.kind": "intel"},
@@ -598,11 +604,20 @@ def test_show_and_check_name_what_init_lists(
     )
     keys = {line.split(":")[0].strip() for line in listed.split("\n")}
     assert len(keys) > 1
+    assert "\nnext: complete ./fenn.toml, then\n" in told
+    assert "horovod.frameworks" not in keys or "also frameworks.torch.version" in told
     for command in (["show"], ["check", "--offline"]):
         said = hvdenv(*command, "./fenn.toml", code=2).err
         found = re.findall(r"fenn\.toml:\d+: ([\w.]+): ", said)
         needed = {"mpi": "mpi.kind", "frameworks.torch": "frameworks.torch.version"}
         assert {needed.get(each, each) for each in found} == keys
+
+
+def test_another_way_is_one_line(hvdenv: Hvdenv) -> None:
+    told = hvdenv("init", "--from", str(CASES / "pages" / "job-of-first.md"), "-o", "-").err
+    assert "not understood" not in told
+    assert told.count("another way") == 1
+    assert "  job-of-first.md:30-33: another way: `--lines 1-6,20-22,24-24,27-35` drafts it" in told
 
 
 def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ def test_a_line_that_is_no_value_is_named(line: str) -> None:
 
 
 REASONS = {
+    "export CONDA_PKGS_DIRS=/x": "CONDA_PKGS_DIRS=/x: hvdenv has a cache of its own",
     "export HOROVOD_WITHOUT_TENSORFLOW=1": "the draft has no tensorflow",
     "conda create -n x python=3.9 -c pytorch": "a recipe does not: add conda-forge",
 }
@@ -254,7 +255,16 @@ def test_alternatives_of_every_kind_of_page(page: str) -> None:
     assert "another way: `--lines " in drafted(page)
 
 
+JOB_OF_FIRST = {"nodes": 2, "ranks_per_node": 4, "partition": "gpu"}
 WAYS: dict[str, tuple[Table, Table]] = {
+    "job-of-first.md": (
+        {"python": {"provider": "conda", "version": "==3.9.*"}, "job": JOB_OF_FIRST},
+        {
+            "python": {"provider": "venv", "version": "==3.10.*"},
+            "job": JOB_OF_FIRST,
+            "launch": {"launcher": "srun"},
+        },
+    ),
     "conda-or-venv.md": (
         {
             "python": {"provider": "conda", "version": "==3.9.*"},
