@@ -312,7 +312,7 @@ def _value(each: Field, scheduler: str, size: Size) -> Iterator[Read]:
     elif field in _NUMBERS:
         yield from _number_value(field, value.rpartition(":")[2], size)
     elif field == "tasks" or field in LAUNCHER_FIELDS:
-        yield from _rank_values(field, _number(value), size)
+        yield from _rank_values(field, value, size)
         yield from [mark_site("slots")] if (field, scheduler) == ("tasks", "lsf") else []
     elif field in ("gres", "gpus_per_node"):
         yield from _gpus(value, field)
@@ -341,8 +341,9 @@ def _number_value(field: str, text: str, size: Size) -> Iterator[Read]:
         yield from [mark_site("totals")] if field.endswith("_in_all") else []
 
 
-def _rank_values(field: str, count: int, size: Size) -> Iterator[Read]:
+def _rank_values(field: str, text: str, size: Size) -> Iterator[Read]:
     """Ranks of the whole job, or of a node: what the page does not state follows from them."""
+    count = _number(text)
     of_node = field in ("launched_per_node", "launched_slots")
     if size.ranks:
         yield Value(at("job.nodes"), size.nodes, weight=INFERRED)
@@ -351,7 +352,7 @@ def _rank_values(field: str, count: int, size: Size) -> Iterator[Read]:
         yield Value(at("job.ranks_per_node"), count, weight=INFERRED)
     elif field != "launched_nodes":
         told = "cannot be divided" if size.nodes or size.per_node else f"in all, and {size.gap}"
-        yield leave(f"{count} ranks {told}: set job.nodes and job.ranks_per_node")
+        yield leave(f"{text} ranks {told}: set job.nodes and job.ranks_per_node")
         yield from _open(size)
 
 

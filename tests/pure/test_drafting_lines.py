@@ -193,6 +193,7 @@ def test_a_line_that_is_no_value_is_named(line: str) -> None:
 
 
 REASONS = {
+    "#BSUB -n 4,8": "4,8 ranks in all, and the page does not state the nodes",
     "export CONDA_PKGS_DIRS=/x": "CONDA_PKGS_DIRS=/x: hvdenv has a cache of its own",
     "export HOROVOD_WITHOUT_TENSORFLOW=1": "the draft has no tensorflow",
     "conda create -n x python=3.9 -c pytorch": "a recipe does not: add conda-forge",
