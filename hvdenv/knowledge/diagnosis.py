@@ -119,7 +119,11 @@ class Diagnosis(NamedTuple):
         consequences = self.of_kind("consequence")
         lines = {each.number for each in consequences}
         first = [self.best] if self.best else [e for e in self.errors[:1] if e.number not in lines]
-        return next((each for each in (*first, *consequences) if each.rank), None)
+        ranked: list[Found | Place] = [each for each in (*first, *consequences) if each.rank]
+        if self.best and not self.best.rank and len({each.rank for each in ranked}) > 1:
+            # Launchers report the ranks in any order after what ended one of them.
+            return ranked[0]._replace(rank=", ".join(each.rank for each in ranked), host="")
+        return next(iter(ranked), None)
 
     @property
     def rank(self) -> str:

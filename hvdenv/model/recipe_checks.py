@@ -109,6 +109,11 @@ def _problems_of_horovod(recipe: Recipe) -> Problems:
         yield _problem("mpi", 'horovod.controllers has "mpi", so the recipe needs a table [mpi]')
     if mpi and mpi.package and not mpi.version:
         yield _problem("mpi.version", "a package from the index needs a version")
+    if mpi and mpi.package and mpi.package != mpi.kind:
+        yield _problem(
+            "mpi.kind",
+            f'the package {mpi.package} is not {mpi.kind}: set this to "{mpi.package}"',
+        )
 
 
 def _problems_of_python(recipe: Recipe) -> Problems:

@@ -312,6 +312,17 @@ def test_the_first_rank_is_named(prefix: str, rank: str) -> None:
     assert read(log + "[1,2]<stderr>:RuntimeError: Horovod has been shut down.\n").rank == rank
 
 
+def test_the_first_of_several_ranks_is_not_known_where_memory_ran_out() -> None:
+    killed = (
+        "slurmstepd: error: Detected 4 oom_kill events in StepId=77.0. Some tasks were killed.\n"
+    )
+    ended = "srun: error: gpu012: task 5: Exited with exit code 139\n"
+    found = read(killed + ended + "srun: error: gpu011: tasks 0-3: Killed\n")
+    assert found.rank == ""
+    assert found.failed and (found.failed.rank, found.failed.host) == ("5, 0-3", "")
+    assert read(killed + ended).rank == "5"
+
+
 def test_the_rank_that_tells_of_others_has_not_failed() -> None:
     """Rank 0 says who does not come; who begins a line there is no label of srun's."""
     case = RECORDED["stall"]
