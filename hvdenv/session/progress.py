@@ -117,6 +117,7 @@ class Lines(Silent):
         self.clock = ObjectClock()
         self._label = ""
         self._reported = 0.0
+        self._noted = set[str]()
 
     def __enter__(self) -> Lines:
         self.view.__enter__()
@@ -134,8 +135,10 @@ class Lines(Silent):
             self.note(f"{self._label}: {step.reason}")
 
     def step_line(self, line: str) -> None:
-        if self.verbose or line.startswith("hvdenv: "):
-            self.note(f"        {line}")
+        of_hvdenv = line.removeprefix("hvdenv: ")
+        # Several steps may find the same, such as an index that does not answer.
+        if self.verbose or (of_hvdenv != line and of_hvdenv not in self._noted):
+            self.note(f"        {of_hvdenv}")
         elif progress := self.clock.report(line):
             self.view.stage(self._label, progress)
             if not self.view.live and time.monotonic() - self._reported > COMPILE_LINE_SECONDS:
@@ -147,6 +150,7 @@ class Lines(Silent):
         self.note(f"[{number:2}/{self.steps}] {step.name}: {note or 'done'} ({seconds:.1f} s)")
 
     def note(self, text: str) -> None:
+        self._noted.add(text.strip())
         self.view.print(text)
 
 

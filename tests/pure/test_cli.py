@@ -282,6 +282,7 @@ def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyP
     lines.step_line("[1/78] Building")
     lines.step_line("noise")
     lines.step_line("hvdenv: said by a probe")
+    lines.step_line("hvdenv: said by a probe")
     now[0] = 30.0
     lines.step_line("[7/78] Building")
     lines.step_line("[8/78] Building")
@@ -290,7 +291,7 @@ def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyP
     assert said.out == ""
     assert said.err.splitlines() == [
         "[ 6/12] wheel: compile",
-        "        hvdenv: said by a probe",
+        "        said by a probe",
         "        compiled 7 of 78 objects, about 355 s left",
         "[ 6/12] wheel: done (31.2 s)",
     ]
