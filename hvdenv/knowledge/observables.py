@@ -323,22 +323,30 @@ def _build_of(
     return "", ""
 
 
-# GCC of the common toolchains of EasyBuild, and their MPI.
-_GCC_OF_TOOLCHAINS = {
-    "2019a": "8.2.0",
-    "2019b": "8.3.0",
-    "2020a": "9.3.0",
-    "2020b": "10.2.0",
-    "2021a": "10.3.0",
-    "2021b": "11.2.0",
-    "2022a": "11.3.0",
-    "2022b": "12.2.0",
-    "2023a": "12.3.0",
-    "2023b": "13.2.0",
-    "2024a": "13.3.0",
-    "2025a": "14.2.0",
+# GCC and Open MPI of the common toolchains of EasyBuild.
+_TOOLCHAINS = {
+    "2019a": ("8.2.0", "3.1.3"),
+    "2019b": ("8.3.0", "3.1.4"),
+    "2020a": ("9.3.0", "4.0.3"),
+    "2020b": ("10.2.0", "4.0.5"),
+    "2021a": ("10.3.0", "4.1.1"),
+    "2021b": ("11.2.0", "4.1.1"),
+    "2022a": ("11.3.0", "4.1.4"),
+    "2022b": ("12.2.0", "4.1.4"),
+    "2023a": ("12.3.0", "4.1.5"),
+    "2023b": ("13.2.0", "4.1.6"),
+    "2024a": ("13.3.0", "5.0.3"),
+    "2025a": ("14.2.0", "5.0.7"),
 }
-_TOOLCHAIN = re.compile(r"(?:^|-)(foss|gompi|gfbf|intel|iimpi)[/-](20[0-9]{2}[ab])\b")
+_CUDA_OF_FOSSCUDA = {
+    "2018a": "9.1",
+    "2018b": "9.2",
+    "2019a": "10.1",
+    "2019b": "10.1",
+    "2020a": "11.0",
+    "2020b": "11.1",
+}
+_TOOLCHAIN = re.compile(r"(?:^|-)(foss|gompi|gfbf|intel|iimpi|fosscuda)[/-](20[0-9]{2}[ab])\b")
 # Spack's lower-case names say what built a module, which goes with others, too.
 _PART = re.compile(r"-(GCC|GCCcore|CUDA)-(\d[\d.]*)")
 _SAME = {"gcccore": "gcc", "cudatoolkit": "cuda"}
@@ -350,9 +358,10 @@ def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
     for module in _modules(recipe):
         family = module_family(module)
         named = [(family, _number(module.rpartition("/")[2])), *_PART.findall(module)]
-        named += [
-            ("gcc", _GCC_OF_TOOLCHAINS.get(each, "")) for _, each in _TOOLCHAIN.findall(module)
-        ]
+        for kind, each in _TOOLCHAIN.findall(module):
+            named.append(("gcc", _TOOLCHAINS.get(each, ("", ""))[0]))
+            if kind == "fosscuda":
+                named.append(("cuda", _CUDA_OF_FOSSCUDA.get(each, "")))
         if family.startswith("prgenv-"):
             named = [("PrgEnv", family[7:])]
         for name, version in named:
@@ -478,7 +487,8 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
     # Not the one that a library was built with: hdf5/1.14.3-openmpi-4.1.4.
     named, names = _mpis_named(recipe), "\n".join(_modules(recipe)).lower()
     found = re.search(r"(?m)^(?:[\w.+-]+/)?openmpi[/-](\d+\.\d+\.\d+)", names)
-    module = found[1] if found else None
+    toolchains = [each for kind, each in _TOOLCHAIN.findall(names) if kind in ("foss", "gompi")]
+    module = found[1] if found else _TOOLCHAINS.get("".join(toolchains[:1]), ("", ""))[1]
     if module and module.startswith(f"{mpi.version}."):
         module = mpi.version
     kind = mpi.kind if mpi.kind in named else min(named, default=None)

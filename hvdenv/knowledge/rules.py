@@ -56,7 +56,8 @@ class Rule(NamedTuple):
         certainty: run here, read in the source, documented, reported by others, or general
             knowledge. What is reported or general never blocks.
         edit: the remedy as values for keys of the recipe, as TOML; an empty one removes the
-            key. ``{name}`` stands for each name that "matches" has found.
+            key. ``{name}`` stands for each name that "matches" has found, and in values the
+            name of an observable for its value.
         instead: another edit, for recipes in which the first one leads to other findings.
         theme: name of its file.
         values: by observable, the versions, numbers and words that make it apply; none where the
@@ -134,17 +135,27 @@ def _filled(rule: Rule, seen: Observables) -> Rule:
     values = _values(rule, seen)
     found = _found(rule, values, seen)
     names = [word.partition("=")[0] for word in found] or [""]
-    message = re.sub(
-        r"\{([a-z_]+)\}",
-        lambda name: ", ".join(sorted(_words(seen.get(name[1], name[0])))),
-        rule.message.replace("{found}", ", ".join(found)),
-    )
+    # Sentences have commas of their own.
+    listed = ("; " if any(", " in each for each in found) else ", ").join(found)
     return rule._replace(
-        message=message + _here(rule, values, seen),
+        message=_with_values(rule.message.replace("{found}", listed), seen)
+        + _here(rule, values, seen, found),
+        symptom=rule.symptom.replace("{found}", listed),
         edit={
-            key.replace("{name}", name): value for key, value in rule.edit.items() for name in names
+            key.replace("{name}", name): _with_values(value, seen)
+            for key, value in rule.edit.items()
+            for name in names
         },
         values=values,
+    )
+
+
+def _with_values(text: str, seen: Observables) -> str:
+    """A text with the observables that it names filled in."""
+    return re.sub(
+        r"\{([a-z_]+)\}",
+        lambda name: ", ".join(sorted(_words(seen.get(name[1], name[0])))),
+        text,
     )
 
 
@@ -169,7 +180,7 @@ def _decisive(name: str, condition: str, seen: Observables) -> Iterator[tuple[st
         yield name, _words(seen[name])
     elif verb in _COMPARISONS:
         yield from ((each, _words(seen[each])) for each in (name, operand))
-    elif condition != "none":
+    elif condition != "none" and verb != "is not":
         # A message states such a value in words of its own.
         yield name, ()
 
@@ -197,6 +208,7 @@ _LABELS = {
     "memory_per_core_mb": "MB per core",
     "mpi": "MPI",
     "nccl": "NCCL",
+    "nccl_link": "horovod.gpu.nccl_link",
     "openmpi": "Open MPI",
     "openmpi_module": "Open MPI of modules.load",
     "partition_glibc": "glibc of the partition",
@@ -205,6 +217,7 @@ _LABELS = {
     "python_module_minor": "Python of modules.load",
     "rocm": "ROCm",
     "tensorflow": "TensorFlow",
+    "tensorflow_build": "build of TensorFlow",
     "tensorflow_cuda": "CUDA of TensorFlow",
     "torch_cuda": "CUDA of torch",
     "wanted_cmake": "build_tools.cmake",
@@ -212,9 +225,11 @@ _LABELS = {
 }
 
 
-def _here(rule: Rule, values: Mapping[str, tuple[str, ...]], seen: Observables) -> str:
+def _here(
+    rule: Rule, values: Mapping[str, tuple[str, ...]], seen: Observables, found: Sequence[str]
+) -> str:
     """The values that a message does not state, in brackets."""
-    found = _found(rule, values, seen) if "{found}" in rule.message else []
+    found = found if "{found}" in rule.message else ()
     parts = []
     for name, words in values.items():
         if f"{{{name}}}" in rule.message or name.endswith("_provider"):
@@ -404,7 +419,7 @@ def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
     """The edits that do not depend on the recipe and do not conflict."""
     pairs = dict.fromkeys(pair for rule in rules for pair in rule.edit.items())
     values = Counter(key for key, _ in pairs)
-    return {key: value for key, value in pairs if values[key] == 1 and "{" not in key}
+    return {key: value for key, value in pairs if values[key] == 1 and "{" not in key + value}
 
 
 def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:

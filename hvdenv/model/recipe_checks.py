@@ -112,7 +112,7 @@ def _problems_of_horovod(recipe: Recipe) -> Problems:
     if mpi and mpi.package and mpi.package != mpi.kind:
         yield _problem(
             "mpi.kind",
-            f'the package {mpi.package} is not {mpi.kind}: set this to "{mpi.package}"',
+            f'the package {mpi.package} is not {mpi.kind}: set this to "{mpi.package}", or remove mpi.package',
         )
 
 

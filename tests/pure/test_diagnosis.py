@@ -321,6 +321,7 @@ def test_the_first_of_several_ranks_is_not_known_where_memory_ran_out() -> None:
     assert found.rank == ""
     assert found.failed and (found.failed.rank, found.failed.host) == ("5, 0-3", "")
     assert read(killed + ended).rank == "5"
+    assert found.of_kind("consequence")[0].cause.endswith("ended: Exited with exit code 139")
 
 
 def test_the_rank_that_tells_of_others_has_not_failed() -> None:

@@ -357,6 +357,26 @@ def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter
     assert [rule.id for rule in found if rule.severity == "block"] == ["no-compiler", "disk-low"]
 
 
+def test_texts_of_what_was_found() -> None:
+    """Sentences with commas are not joined by commas, and values have the names of their keys."""
+    told = {
+        rule: judge({**cases_of(RULES[rule], "hits")[0], **more})
+        for rule, more in {
+            "job-does-not-fit": {"job_refused": frozenset({"a: 1, 2", "b: 3"})},
+            "needed-from-nowhere": {"unprovided": frozenset({"NCCL"})},
+            "static-nccl-with-stub-driver": {},
+            "horovod-release-is-old": {},
+            "no-mpirun-of-cray": {},
+        }.items()
+    }
+    found = {name: next(e for e in rules if e.id == name) for name, rules in told.items()}
+    assert found["job-does-not-fit"].message.endswith("own job: a: 1, 2; b: 3")
+    assert "does not find NCCL" in found["needed-from-nowhere"].symptom
+    assert "horovod.gpu.nccl_link unset" in found["static-nccl-with-stub-driver"].message
+    assert "status" not in found["horovod-release-is-old"].values
+    assert found["no-mpirun-of-cray"].message.startswith("launch.launcher is mpirun, but")
+
+
 Check = Callable[..., str]
 
 
