@@ -32,7 +32,8 @@ from hvdenv.session.request import usable
 if TYPE_CHECKING:
     import io
 
-    from hvdenv.knowledge.rules import Change, Rule
+    from hvdenv.knowledge.remedies import Change
+    from hvdenv.knowledge.rules import Rule
 
 EXAMPLES = """\
 examples:
@@ -187,7 +188,7 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
 
 def _change(root: Found | None, recipe: str) -> Change | None:
     """The remedy as a change of a recipe; None if its rules name none."""
-    from hvdenv.knowledge.rules import agreed_edits, propose
+    from hvdenv.knowledge.remedies import agreed_edits, propose
     from hvdenv.model.layers import load_recipe
 
     resolved = load_recipe(recipe)
@@ -268,7 +269,7 @@ def _details(found: Found, own: bool) -> Iterator[str]:
 
 
 def _edits(rules: list[Rule]) -> Iterator[str]:
-    from hvdenv.knowledge.rules import agreed_edits
+    from hvdenv.knowledge.remedies import agreed_edits
 
     for key, value in agreed_edits(rules).items():
         yield f": {key} = {value}" if value else f", without: {key}"

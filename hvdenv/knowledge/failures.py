@@ -32,6 +32,9 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Pattern, decode, parse_toml
 
+FOLDER = Path(__file__).parent / "failures"
+T = TypeVar("T")
+
 _OF_WORDS = r"""^\s'"`,;()<>"""
 _SHAPES = {
     "": rf"[{_OF_WORDS}]{{1,300}}",
@@ -138,9 +141,6 @@ def _part(special: re.Match[str], *, last: bool) -> str:
         one_of = "|".join(map(_literal, (special["choice"] or shape or "").split("|")))
     return f"(?P<{special['name']}>{one_of})" if special["name"] else f"(?:{one_of})"
 
-
-FOLDER = Path(__file__).parent / "failures"
-T = TypeVar("T")
 
 Kind = Literal["cause", "symptom", "consequence", "warning"]
 # How certain a source is, as in rules, and the source.

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
-from hvdenv.knowledge.rules import Change, Rule, Trial, all_rules, improve, judge, propose
+from hvdenv.knowledge.remedies import Change, Trial, improve, propose
+from hvdenv.knowledge.rules import Rule, all_rules, judge
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import executed_paths

@@ -13,16 +13,15 @@ from hvdenv.cli.main import main
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
+from hvdenv.knowledge.remedies import Trial, propose
 from hvdenv.knowledge.rules import (
     Observable,
     Observables,
     Rule,
-    Trial,
     all_rules,
     applies,
     each_of,
     judge,
-    propose,
 )
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool

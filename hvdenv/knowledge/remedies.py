@@ -1,0 +1,206 @@
+"""The remedies of rules as changes of a recipe."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv.knowledge.rules import Rule
+from hvdenv.model.layers import Resolved
+from hvdenv.model.recipe_files import leaves
+from hvdenv.reading import RECIPE, read_text
+from hvdenv.schema import parse_toml
+
+
+class Change(NamedTuple):
+    """A change after which the rules no longer apply.
+
+    Attributes:
+        file, before: the recipe's file and its text; empty for a new recipe.
+        options: ``--set`` options for keys that the recipe's file cannot change, because a
+            variant of another file, the site file or the command line sets them.
+    """
+
+    file: str
+    before: str
+    after: str
+    options: tuple[str, ...]
+
+    @property
+    def diff(self) -> str:
+        """The change of the file as a unified diff; empty if there is none."""
+        old, new = self.before.splitlines(keepends=True), self.after.splitlines(keepends=True)
+        name = self.file or "a recipe of your own"
+        lines = difflib.unified_diff(old, new, self.file or "/dev/null", name)
+        return "".join(_with_table(line, old) for line in lines)
+
+    def document(self) -> dict[str, object]:
+        return {"diff": self.diff, "options": self.options}
+
+    def lines(self, title: str) -> Iterator[str]:
+        if self.file and self.diff:
+            yield f"{title}:"
+            yield self.diff.rstrip("\n")
+        elif self.after and not self.file:
+            yield f"{title}, as your own recipe (a file with any name that ends in .toml):"
+            yield self.after.rstrip("\n")
+        if self.options:
+            options = " ".join(f"--set {shlex.quote(each)}" for each in self.options)
+            yield f"options that fix it: {options}"
+
+
+def _with_table(line: str, before: Sequence[str]) -> str:
+    """A line of a diff; the head of a hunk names the table in which it starts, as in git."""
+    if not (head := re.match(r"@@ -(\d+)", line)):
+        return line
+    tables = [each.strip() for each in before[: int(head[1]) - 1] if each.startswith("[")]
+    return f"{line.rstrip()} {tables[-1]}\n" if tables else line
+
+
+class Trial(NamedTuple):
+    """A recipe with edits: the rules that apply to it, or why it is refused."""
+
+    edits: dict[str, str]
+    rules: tuple[Rule, ...] = ()
+    refused: str = ""
+
+    @property
+    def ids(self) -> set[str]:
+        return {rule.id for rule in self.rules}
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much is wrong: blocks first, then warnings."""
+        found = [rule.severity for rule in self.rules]
+        return found.count("block"), found.count("warn")
+
+    def new(self, before: Trial) -> list[Rule]:
+        """What edits lead to: the blocks and warnings that were not there before."""
+        found = (rule for rule in self.rules if rule.severity != "note")
+        return [rule for rule in found if rule.id not in before.ids]
+
+
+Attempt = Callable[[dict[str, str]], Trial]
+# How often an edit may need another one before fewer rules apply.
+_FOLLOWED = 3
+
+
+def improve(start: Trial, attempt: Attempt) -> Trial:
+    """The recipe with the edits of its rules, as far as each makes less wrong."""
+    remedies = [
+        edit
+        for rule in start.rules
+        if rule.severity != "note"
+        for edit in (rule.edit, rule.instead)
+        if edit
+    ]
+    for most in (1, _FOLLOWED):
+        for edit in remedies:
+            found = _follow(start, edit, attempt, most)
+            if found:
+                return improve(found, attempt)
+    # Later edits can make earlier ones needless.
+    for key in start.edits:
+        fewer = attempt({name: value for name, value in start.edits.items() if name != key})
+        if fewer.weight <= start.weight and not fewer.refused:
+            return improve(fewer, attempt)
+    return start
+
+
+def _follow(start: Trial, edit: dict[str, str], attempt: Attempt, most: int) -> Trial | None:
+    """The recipe after an edit, and after those of the rules that it leads to; None if no better."""
+    trial = start
+    for _ in range(most):
+        trial = attempt({**trial.edits, **edit})
+        if trial.refused:
+            return None
+        if trial.weight < start.weight:
+            return trial
+        edit = next((rule.edit for rule in trial.new(start) if rule.edit), {})
+        if not edit:
+            return None
+    return None
+
+
+def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
+    """The edits that do not depend on the recipe and do not conflict."""
+    pairs = dict.fromkeys(pair for rule in rules for pair in rule.edit.items())
+    values = Counter(key for key, _ in pairs)
+    return {key: value for key, value in pairs if values[key] == 1 and "{" not in key + value}
+
+
+def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
+    """The edits as a change of the recipe.
+
+    Args:
+        resolved: the recipe; a shipped one is extended, not changed.
+        edits: values for keys as TOML; an empty one removes the key.
+    """
+    own = Path(resolved.file) in {each.path for each in resolved.contents}
+    before = read_text(resolved.file, RECIPE) if own else ""
+    name = resolved.recipe.name
+    extending = f'format = 1\nname = "{name}-changed"\nextends = "{name}"\n'
+    start = text = before if own else extending
+    options = []
+    for key, value in edits.items():
+        path = _path(key, resolved.origins, parse_toml(text))
+        changed = _edited(text, path, value) if path else None
+        if changed is not None:
+            text = changed
+        elif value:
+            options.append(f"{key}={value}")
+    after = text if own or text != start else ""
+    return Change(resolved.file if own else "", before, after, tuple(options))
+
+
+def _path(
+    key: str, origins: Mapping[str, str], document: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    """Where to set a key in the document; None if another layer overrides it."""
+    layers = {layer for name, layer in origins.items() if name == key or name.startswith(f"{key}.")}
+    path = tuple(key.split("."))
+    variant = next((layer[8:] for layer in layers if layer.startswith("variant ")), "")
+    if variant:
+        inside = variant in document.get("variants", {})
+        return ("variants", variant, *path) if inside else None
+    return None if layers & {"site", "command line"} else path
+
+
+def _edited(text: str, path: tuple[str, ...], value: str) -> str | None:
+    """The text with one key set, or removed if the value is empty; None if it cannot be expressed."""
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    table: Any = document
+    for name in path[:-1]:
+        if name not in table:
+            if not value:
+                return text
+            table[name] = tomlkit.table(is_super_table=name != path[-2])
+        table = table[name]
+    if value:
+        table[path[-1]] = tomlkit.value(value)
+    else:
+        table.pop(path[-1], None)
+    changed = tomlkit.dumps(document)
+    if value and not _differ_only_in(path, text, changed):
+        document = tomlkit.parse(text)
+        document.append(tomlkit.key(list(path)), tomlkit.value(value))
+        changed = tomlkit.dumps(document)
+    return changed if _differ_only_in(path, text, changed) else None
+
+
+def _differ_only_in(path: tuple[str, ...], before: str, after: str) -> bool:
+    def rest(text: str) -> dict[tuple[str, ...], Any]:
+        values = dict(leaves(parse_toml(text)))
+        return {k: v for k, v in values.items() if k[: len(path)] != path and v != {}}
+
+    try:
+        return rest(before) == rest(after)
+    except ValueError:
+        return False
