@@ -36,7 +36,7 @@ class Kind(NamedTuple):
     """A measurement that is drawn.
 
     Attributes:
-        over: what lies on the horizontal axis: ``size`` or ``ranks``.
+        over: what the horizontal axis shows: ``size`` or ``ranks``.
         axis: what to write there.
         telling: which point the summary is about: the one with the most, or the least.
     """
@@ -65,7 +65,7 @@ class Line(NamedTuple):
 
     Attributes:
         mark: CSS class of its colour and dashes.
-        points: by what lies on the horizontal axis.
+        points: by what the horizontal axis shows.
         yardstick: label of the line to compare it with; empty if there is none.
         dots: its points in the drawing.
     """
@@ -81,7 +81,7 @@ class Plot(NamedTuple):
     """A plot, and the same in words and figures for those who do not see it.
 
     Attributes:
-        axis: what lies on the horizontal axis.
+        axis: what the horizontal axis shows.
         columns, levels: marks of the horizontal and of the vertical axis, with their labels.
         summary: what each line comes to.
         header, rows: of the table of all figures.
