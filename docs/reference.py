@@ -310,8 +310,7 @@ def _rule(rule: Rule) -> str:
         ", ".join(
             f"`{key} = {value}`" if value else f"remove `{key}`" for key, value in edit.items()
         )
-        for edit in (rule.edit, rule.instead)
-        if edit
+        for edit in rule.edits
     ]
     lines = [
         f"**{rule.severity}**: {plain(rule.message.replace('{found}', '…'))}",

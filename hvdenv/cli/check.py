@@ -139,7 +139,8 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
         "python": found.prepared.python.path,
         "findings": [
             {
-                **encode(rule._replace(edit=found.suggestion.edits.get(rule.id, {}), instead={})),
+                **encode(rule._replace(edits=())),
+                "edit": found.suggestion.edits.get(rule.id, {}),
                 "not_suggested": found.suggestion.not_suggested.get(rule.id, ""),
                 "allowed": rule.id in allowed,
             }

@@ -92,13 +92,7 @@ _FOLLOWED = 3
 
 def improve(start: Trial, attempt: Attempt) -> Trial:
     """The recipe with the edits of its rules, as far as each makes less wrong."""
-    remedies = [
-        edit
-        for rule in start.rules
-        if rule.severity != "note"
-        for edit in (rule.edit, rule.instead)
-        if edit
-    ]
+    remedies = [edit for rule in start.rules if rule.severity != "note" for edit in rule.edits]
     for most in (1, _FOLLOWED):
         for edit in remedies:
             found = _follow(start, edit, attempt, most)
@@ -121,7 +115,7 @@ def _follow(start: Trial, edit: dict[str, str], attempt: Attempt, most: int) -> 
             return None
         if trial.weight < start.weight:
             return trial
-        edit = next((rule.edit for rule in trial.new(start) if rule.edit), {})
+        edit = next((rule.edits[0] for rule in trial.new(start) if rule.edits), {})
         if not edit:
             return None
     return None
@@ -129,7 +123,7 @@ def _follow(start: Trial, edit: dict[str, str], attempt: Attempt, most: int) -> 
 
 def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
     """The edits that do not depend on the recipe and do not conflict."""
-    pairs = dict.fromkeys(pair for rule in rules for pair in rule.edit.items())
+    pairs = dict.fromkeys(pair for rule in rules for pair in rule.only_edit().items())
     values = Counter(key for key, _ in pairs)
     return {key: value for key, value in pairs if values[key] == 1 and "{" not in key + value}
 

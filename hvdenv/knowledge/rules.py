@@ -35,6 +35,9 @@ Condition = Annotated[
 Conditions = dict[str, Condition | tuple[Condition, ...]]
 
 
+Edit = dict[str, str]
+
+
 class Rule(NamedTuple):
     """One known incompatibility.
 
@@ -50,10 +53,9 @@ class Rule(NamedTuple):
         source: where the knowledge comes from.
         certainty: run here, read in the source, documented, reported by others, or general
             knowledge. What is reported or general never blocks.
-        edit: the remedy as values for keys of the recipe, as TOML; an empty one removes the
+        edits: the remedy as values for keys of the recipe, as TOML; an empty one removes the
             key. ``{name}`` stands for each name that "matches" has found, and in values the
-            name of an observable for its value.
-        instead: another edit, for recipes in which the first one leads to other findings.
+            name of an observable for its value. Of several, the first that helps is suggested.
         theme: name of its file.
         values: by observable, the versions, numbers and words that make it apply; none where the
             message names the value.
@@ -68,14 +70,17 @@ class Rule(NamedTuple):
     source: str
     certainty: Literal["run", "source", "documented", "reported", "general"]
     rows: tuple[Conditions, ...] = ()
-    edit: dict[str, str] = {}
-    instead: dict[str, str] = {}
+    edits: tuple[Edit, ...] = ()
     theme: str = ""
     values: dict[str, tuple[str, ...]] = {}
 
     def alternatives(self) -> tuple[Conditions, ...]:
         """All conditions: once for each row."""
         return tuple({**self.when, **row} for row in self.rows or ({},))
+
+    def only_edit(self) -> Edit:
+        """The edit that does not depend on the recipe; empty if there are several or none."""
+        return self.edits[0] if len(self.edits) == 1 else {}
 
 
 class _RuleFile(NamedTuple):
@@ -136,11 +141,14 @@ def _filled(rule: Rule, seen: Observables) -> Rule:
         message=_with_values(rule.message.replace("{found}", listed), seen)
         + _here(rule, values, seen, found),
         symptom=rule.symptom.replace("{found}", listed),
-        edit={
-            key.replace("{name}", name): _with_values(value, seen)
-            for key, value in rule.edit.items()
-            for name in names
-        },
+        edits=tuple(
+            {
+                key.replace("{name}", name): _with_values(value, seen)
+                for key, value in edit.items()
+                for name in names
+            }
+            for edit in rule.edits
+        ),
         values=values,
     )
 

@@ -129,10 +129,14 @@ def _keys_of(rule: Rule) -> Iterator[str]:
         yield from (f"{key}{each}" for each in names)
 
 
+def _edited_keys(rule: Rule) -> list[str]:
+    return [key for edit in rule.edits for key in edit]
+
+
 def _places(rule: Rule, resolved: Resolved) -> str:
     """File and line of the keys that a rule is about and this recipe sets."""
     named = _KEY.findall(f"{rule.message} {rule.remedy}")
-    keys = dict.fromkeys((*rule.edit, *named, *_keys_of(rule)))
+    keys = dict.fromkeys((*_edited_keys(rule), *named, *_keys_of(rule)))
     own = {key for key, layer in resolved.setters.items() if layer.name != "default"}
     tables = {key.rpartition(".")[0] for key in own if key.startswith("target.")}
     places = [resolved.where(key) for key in keys if key in own | tables]
@@ -178,25 +182,30 @@ def suggest(
     chosen = end.edits.items()
     helping: dict[str, dict[str, str]] = {}
     not_suggested: dict[str, str] = {}
-    for rule in (rule for rule in rules if rule.edit):
+    for rule in (rule for rule in rules if rule.edits):
         if rule.severity != "note" and rule.id not in end.ids:
-            own = (*rule.edit.items(), *rule.instead.items())
-            helping[rule.id] = {key: value for key, value in own if (key, value) in chosen}
+            own = (pair for edit in rule.edits for pair in edit.items())
+            helping[rule.id] = dict(pair for pair in own if pair in chosen)
             continue
-        trial = attempt({**end.edits, **rule.edit})
-        if rule.id not in trial.ids and not trial.refused and trial.weight <= end.weight:
-            helping[rule.id] = rule.edit
+        trials = [(edit, attempt({**end.edits, **edit})) for edit in rule.edits]
+        helpful = (edit for edit, trial in trials if _helps(trial, rule, end))
+        if edit := next(helpful, {}):
+            helping[rule.id] = edit
         else:
-            not_suggested[rule.id] = _why_not(rule, trial, end)
+            not_suggested[rule.id] = _why_not(*trials[0], end)
     return Suggestion(propose(resolved, end.edits) if chosen else None, helping, not_suggested)
 
 
-def _why_not(rule: Rule, trial: Trial, end: Trial) -> str:
-    edit = ", ".join(
-        f"{key} = {value}" if value else f"without {key}" for key, value in rule.edit.items()
+def _helps(trial: Trial, rule: Rule, end: Trial) -> bool:
+    return rule.id not in trial.ids and not trial.refused and trial.weight <= end.weight
+
+
+def _why_not(edit: Mapping[str, str], trial: Trial, end: Trial) -> str:
+    told_edit = ", ".join(
+        f"{key} = {value}" if value else f"without {key}" for key, value in edit.items()
     )
     why = trial.refused or ", ".join(each.id for each in trial.new(end))
-    return f"{edit} leads to: {why}" if why else f"{edit} changes nothing in this recipe"
+    return f"{told_edit} leads to: {why}" if why else f"{told_edit} changes nothing in this recipe"
 
 
 def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | None = None) -> str:
@@ -206,7 +215,7 @@ def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | 
     if resolved and (places := _places(rule, resolved)):
         lines.append(f"  where: {places}")
     lines.append(f"  what to do: {rule.remedy}")
-    edit = suggestion.edits.get(rule.id, {}) if suggestion else rule.edit
+    edit = suggestion.edits.get(rule.id, {}) if suggestion else rule.only_edit()
     for key, value in edit.items():
         if resolved and not value and key not in resolved.setters:
             continue

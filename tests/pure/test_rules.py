@@ -13,7 +13,7 @@ from hvdenv.cli.main import main
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
-from hvdenv.knowledge.remedies import Trial, propose
+from hvdenv.knowledge.remedies import Change, Trial, propose
 from hvdenv.knowledge.rules import (
     Observable,
     Observables,
@@ -70,6 +70,10 @@ def spoilt(condition: str, value: Observable | None) -> Observable | None:
         return word if verb == "is not" else f"not {word}"
     if verb in ("below", "at least"):
         return int(word) - (verb == "at least")
+    if verb == "outside":
+        return f"=={word.partition('-')[0]}"
+    if verb in ("allows", "denies"):
+        return f"{'!=' if verb == 'allows' else '=='}{word}"
     return spoilt_version(condition) if condition[0] in "<>=!~" else None
 
 
@@ -105,7 +109,7 @@ def _check_that_each_condition_counts(
     # Each condition alone keeps the rule from a case that meets all others.
     for name, condition, weaker in without_each_condition(rule):
         wrong = spoilt(condition, hits[0].get(name))
-        near = misses if wrong is None else [{**hits[0], name: wrong}]
+        near = [*misses, *([] if wrong is None else [{**hits[0], name: wrong}])]
         kept = [case for case in near if not applies(rule, case) and applies(weaker, case)]
         assert kept or condition == "any", condition
 
@@ -125,9 +129,7 @@ def test_rules_have_ids_of_their_own_and_say_all() -> None:
     assert len(RULES) == len(all_rules()) >= 100
     for rule in all_rules():
         assert all(
-            rule._replace(
-                when={"x": "any"}, rows=({},), edit={"x": "y"}, instead={"x": "y"}, values={"x": ()}
-            )
+            rule._replace(when={"x": "any"}, rows=({},), edits=({"x": "y"},), values={"x": ()})
         ), rule.id
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
 
@@ -163,7 +165,7 @@ def example(recipe: Recipe) -> Recipe:
         horovod=recipe.horovod._replace(
             cpu_operations="mpi", gpu=Gpu(operations="nccl", capabilities=("80",))
         ),
-        packages={**recipe.packages, "protobuf": ">=4", "keras": ">=3"},
+        packages={**recipe.packages, "protobuf": ">=4", "keras": ">=3", "torchvision": ">=0"},
         frameworks={
             name: each._replace(cpu_index=None, package=None)
             for name, each in recipe.frameworks.items()
@@ -235,7 +237,7 @@ def test_patches_that_rules_speak_of_are_there() -> None:
 
 # What an edit of python.version can choose instead.
 PYTHONS = [Interpreter(f"/{name}", f"3.{name}.1") for name in range(10, 14)]
-EDITED = [rule for rule in all_rules() if rule.edit]
+EDITED = [rule for rule in all_rules() if rule.edits]
 
 
 @pytest.mark.parametrize("rule", EDITED, ids=lambda rule: rule.id)
@@ -259,13 +261,22 @@ def test_after_its_edit_a_rule_says_nothing_any_more(
         assert name.endswith("_provider") or all(
             word.replace(">=0", "any") in message for word in words
         ), message
-    change = propose(load_recipe(str(path)), found[rule.id].edit)
-    assert change.diff and not change.options
-    path.write_text(change.after, encoding="utf-8")
-    assert rule.id not in {each.id for each in judged(path, here)}, change.diff
+    mine = load_recipe(str(path))
+    changes = [propose(mine, edit) for edit in found[rule.id].edits]
+    assert all(change.diff and not change.options for change in changes)
+    assert any(rule.id not in left_after(change, path, here) for change in changes)
     if rule.severity != "note":
         path.write_text(f'format = 1\nname = "mine"\n{text}', encoding="utf-8")
         assert rule.id not in after_all_suggestions(path, here, tmp_path / "facts.json")
+
+
+def left_after(change: Change, path: Path, facts: Facts) -> set[str]:
+    """What applies to a changed recipe; everything if this machine has no Python for it."""
+    path.write_text(change.after, encoding="utf-8")
+    try:
+        return {each.id for each in judged(path, facts)}
+    except IncompatibleError:
+        return {*RULES}
 
 
 def after_all_suggestions(
@@ -445,7 +456,7 @@ def test_what_was_found_is_named() -> None:
     found = hits["build-variables-at-run-time"]
     assert found.message.endswith("HOROVOD_GPU_ALLGATHER=MPI, HOROVOD_WITH_TORCH=1")
     names = ("HOROVOD_GPU_ALLGATHER", "HOROVOD_WITH_TORCH")
-    assert found.edit == {f"environment.run.{name}": "" for name in names}
+    assert found.edits == ({f"environment.run.{name}": "" for name in names},)
     assert "remove from the recipe: environment.run.HOROVOD_WITH_TORCH" in told(found)
 
 
