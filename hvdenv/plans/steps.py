@@ -164,11 +164,18 @@ class Steps(NamedTuple):
         python = self.python
         shared = ("--system-site-packages",) if self.recipe.python.system_site_packages else ()
         seeing = ", which sees the packages of that Python" if shared else ""
-        return Step(
+        without = ("--without-pip",) if self._uv_installs else ()
+        words = ("-m", "venv", *without, *shared, str(self.environment))
+        step = Step(
             name="environment",
             reason=f"an empty environment of Python {python.version} ({python.path}){seeing}",
-            commands=(Command((python.path, "-m", "venv", *shared, str(self.environment))),),
+            commands=(Command((python.path, *words)),),
         )
+        if not without:
+            return step
+        program = (OWN_PYTHON, str(self.build / "bundled_pip.py"), self.env_python)
+        pip = Command(program, self._uv_variables)
+        return step._replace(commands=(*step.commands, pip), files=self._programs("bundled_pip.py"))
 
     def _conda(self) -> Step:
         spec, report = self._conda_file(self._conda_request()), self._report("environment")
@@ -415,9 +422,7 @@ class Steps(NamedTuple):
         hashed = ("--no-deps", "--require-hashes", *words, "--requirement", str(listed))
         if not self._uv_installs:
             return self._pip_install(*hashed)
-        cache = str(self.caches / "uv" if self.caches else self.build / "uv")
-        # Never hard links: editing a file of one environment would change others.
-        env = self._sparing((("UV_LINK_MODE", "copy"), ("UV_CACHE_DIR", cache)))
+        env = self._sparing(self._uv_variables)
         uv = (OWN_PYTHON, str(self.build / "uv_pip.py"), *self.sources, "--", "install")
         return self._command(
             *uv, "--compile-bytecode", "--python", self.env_python, *hashed, env=env
@@ -426,6 +431,12 @@ class Steps(NamedTuple):
     @property
     def _uv_installs(self) -> bool:
         return not self.alone and self._python >= UV_PYTHON
+
+    @property
+    def _uv_variables(self) -> tuple[tuple[str, str], ...]:
+        cache = str(self.caches / "uv" if self.caches else self.build / "uv")
+        # Never hard links: editing a file of one environment would change others.
+        return ("UV_LINK_MODE", "copy"), ("UV_CACHE_DIR", cache)
 
     @property
     def _installers(self) -> tuple[TextFile, ...]:
