@@ -386,9 +386,9 @@ def test_a_module_that_hangs_is_ended_and_named(site: Site) -> None:
     runner = site.runner()
     started = time.monotonic()
     with pytest.raises(StepError) as caught:
-        load(site.system, site.modules("quick/1", "stuck/1"), "run", runner, seconds=8)
+        load(site.system, site.modules("quick/1", "stuck/1"), "run", runner, seconds=5)
     assert time.monotonic() - started < 120
-    assert caught.value.message == "`module load stuck/1` did not end within 8 s and was killed"
+    assert caught.value.message == "`module load stuck/1` did not end within 5 s and was killed"
     wait_until(lambda: not marked(runner.token), 60)
 
 

@@ -27,14 +27,25 @@ RUNS = (
         "rate",
         "state loaded before wrapping",
     ),
-    ("pytorch.py", "second optimizer", "local rank 0 saves", "uneven"),
+    (
+        "pytorch.py",
+        "second optimizer",
+        "local rank 0 saves",
+        "uneven",
+        "state broadcast after the parameters",
+    ),
     ("pytorch.py", "no broadcast", "read too early", "no set_epoch"),
-    ("pytorch.py", "averaged by hand", "schedule", "workers", "a directory of its own"),
-    ("pytorch.py", "sampler with a seed of its own", "constants of its own"),
-    ("pytorch.py", "state broadcast after the parameters"),
+    (
+        "pytorch.py",
+        "sampler with a seed of its own",
+        "schedule",
+        "constants of its own",
+        "averaged by hand",
+        "workers",
+        "a directory of its own",
+    ),
     ("tensorflow2.py", "some variables left out", "local rank 0 saves", "own metric", "schedule"),
-    ("keras_fit.py", "state lost"),
-    ("keras_fit.py", "not wrapped", "local rank 0 saves", "own metrics", "rate"),
+    ("keras_fit.py", "state lost", "local rank 0 saves", "own metrics", "rate"),
 )
 # Parameters after five steps, written by the program itself.
 FIFTH = Variant(
