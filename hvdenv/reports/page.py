@@ -238,9 +238,9 @@ def marks(values: Sequence[float]) -> list[float]:
 
 
 def _widened(places: Sequence[float]) -> tuple[float, float]:
-    """A little more than from the first to the last, also if these are one."""
+    """A little more than from the first to the last, also if these are one, or nearly."""
     first, last = places[0], places[-1]
-    factor = (last / first) ** 0.03 if last > first else 2
+    factor = (last / first) ** 0.03 if last > 1.001 * first else 2
     return first / factor, last * factor
 
 
