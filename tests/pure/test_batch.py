@@ -53,14 +53,12 @@ def case(name: str) -> Case:
 
 
 def batch_of(case: Case) -> BatchJob:
-    env = tuple((name, value) for name, value in case.env)
-    prefix = "/scratch/ann/envs/train/activate.sh"
     return BatchJob(
         job=case.job,
         partition=case.partition,
-        activate=prefix,
+        activate="/scratch/ann/envs/train/activate.sh",
         launch=case.launch,
-        env=env,
+        env=tuple((name, value) for name, value in case.env),
         command=case.command,
         folder="/scratch/ann/train",
     )
@@ -91,21 +89,23 @@ def directives(scheduler: str, text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scripts(name: str, golden: Callable[[Path, str], None]) -> None:
-    golden(CASES / f"{name}.sh", script(DIALECTS[case(name).scheduler], batch_of(case(name))))
-    known = subprocess.run(["bash", "-n", CASES / f"{name}.sh"], check=False, capture_output=True)
-    assert (known.returncode, known.stderr) == (0, b"")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_scripts_have_all_that_the_site_writes(name: str) -> None:
+    """Each has all that the site's documents write."""
     known = case(name)
-    text = script(DIALECTS[known.scheduler], batch_of(known))
+    dialect = DIALECTS[known.scheduler]
+    text = script(dialect, batch_of(known))
+    golden(CASES / f"{name}.sh", text)
+    assert (
+        subprocess.run(
+            ["bash", "-n", CASES / f"{name}.sh"], check=True, stderr=subprocess.PIPE
+        ).stderr
+        == b""
+    )
     assert set(known.site) <= {
-        line.removeprefix(f"{DIALECTS[known.scheduler].prefix} ") for line in text.splitlines()
+        line.removeprefix(f"{dialect.prefix} ") for line in text.splitlines()
     }
-    assert len(directives(known.scheduler, text)) == text.count(DIALECTS[known.scheduler].prefix)
+    assert len(directives(known.scheduler, text)) == text.count(dialect.prefix)
     partitions = {known.job.partition: known.partition} if known.partition else {}
-    assert check(known.job, DIALECTS[known.scheduler], partitions) == known.partition  # type: ignore[arg-type]
+    assert check(known.job, dialect, partitions) == known.partition  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- what scripts do
@@ -243,10 +243,8 @@ def test_no_value_adds_a_directive_or_an_option(scheduler: str, field: str, valu
     ("scheduler", "field", "value"),
     [
         ("slurm", "name", "x\n#SBATCH -n 9"),
-        ("slurm", "name", "x -n 9"),
         ("slurm", "memory", "1G,x"),
         ("slurm", "output", "-o"),
-        ("slurm", "partition", "-x"),
         ("pbs", "name", "1st"),
         ("pbs", "attributes", {"filesystems": "home,walltime=99"}),
         ("pbs", "attributes", {"a=b,c": "home"}),
@@ -288,7 +286,6 @@ def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
     ("text", "scheduler", "time"),
     [
         ("90", "slurm", "01:30:00"),
-        ("1:30:00", "slurm", "01:30:00"),
         ("48:00:00", "slurm", "2-00:00:00"),
         ("1-12", "slurm", "1-12:00:00"),
         ("90", "cobalt", "01:30:00"),
@@ -306,7 +303,6 @@ def test_times(text: str, scheduler: str, time: str) -> None:
     [
         ("1:30", "slurm", "days-hours:minutes:seconds"),
         ("2h", "slurm", "minutes (90)"),
-        ("-1", "slurm", "minutes"),
         ("1:00:00\n", "slurm", "minutes"),
         ("1٢", "slurm", "minutes"),
         ("90", "pbs", "hours:minutes:seconds"),
@@ -417,11 +413,7 @@ def refused(given: tuple[str, ...] = (), scheduler: str = "slurm", **values: Any
         ({"memory": "600G"}, "memory", "has 512 GB, requested: 600G"),
         ({"nodes": 25}, "nodes", "has 24 nodes, requested: 25"),
         ({"time": "2-00:00:01"}, "time", "time limit of amd_a100nv_8 is 2-00:00:00"),
-        (
-            {"ranks_per_node": 4, "cpus_per_rank": 17},
-            "cpus_per_rank",
-            "has 64 cores, requested: 68",
-        ),
+        ({"ranks_per_node": 4, "cpus_per_rank": 17}, "cpus_per_rank", "64 cores, requested: 68"),
         ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, requested: 65"),
         ({"nodes": 0}, "nodes", "0 is too few"),
         ({"gpus_per_node": -1}, "gpus_per_node", "-1 is too few"),
@@ -465,18 +457,11 @@ def test_options_are_judged_like_a_recipe(field: str, value: str) -> None:
 
 
 def test_a_job_whose_image_was_removed_says_what_to_do(tmp_path: Path) -> None:
-    found = case(NAMES[0])
-    batch = BatchJob(
-        found.job,
-        found.partition,
-        command=("echo", "it ran"),
-        folder=str(tmp_path),
-        image=str(tmp_path / "env.sqsh"),
-    )
-    text = script(DIALECTS[found.scheduler], batch)
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
-    assert (done.returncode, "it ran" in done.stdout) == (1, False)
-    assert "env.sqsh was removed; write this script again: hvdenv job RECIPE" in done.stderr
-    (tmp_path / "env.sqsh").touch()
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
-    assert "it ran" in done.stdout
+    image = tmp_path / "env.sqsh"
+    batch = PLAIN._replace(command=("echo", "it ran"), folder=str(tmp_path), image=str(image))
+    text = script(DIALECTS["slurm"], batch)
+    done = run(text, tmp_path)
+    assert (done.returncode, b"it ran" in done.stdout) == (1, False)
+    assert b"env.sqsh was removed; write this script again: hvdenv job RECIPE" in done.stderr
+    image.touch()
+    assert b"it ran" in run(text, tmp_path).stdout

@@ -1,33 +1,51 @@
-"""Every check in a case in which it passes and in those in which it must not."""
+"""Every check in a case in which it passes and in those in which it must not; the table of all."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.environments.manifest import Difference
+from hvdenv.errors import IncompatibleError, InterruptedRunError, StepError
 from hvdenv.launch.launchers import Launch, Mpi
-from hvdenv.reports.report import About, Finding, Row
+from hvdenv.reports import junit, page, render
+from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
 from hvdenv.runner import Runner
-from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
+from hvdenv.standalone.ranks.events import (
+    ExtensionFacts,
+    Operation,
+    RankEvent,
+    RendezvousFacts,
+    Training,
+)
 from hvdenv.verification import installation_checks as checks
 from hvdenv.verification import rank_checks
+from hvdenv.verification.drift import File, Linked, Observation
+from hvdenv.verification.evidence import Evidence, known
 from hvdenv.verification.inspection import (
     CHECK_BUILD_ROWS,
     BuildTable,
     Extension,
-    missing_rows,
+    Observed,
     parse_check_build,
 )
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair, setups_of_runs
-from hvdenv.verification.setup import HostMpi, Setup, Shell
-from hvdenv.verification.verify import table
-from tests.evidence import by_framework, evidence, outcome
-from tests.rank_events import good, run
+from hvdenv.verification.setup import CONTROLLERS, OPERATIONS, HostMpi, Setup, Shell
+from hvdenv.verification.verify import _report, judge_evidence, table, with_first_remedy
+from tests.support.evidence import by_framework, evidence, failed, outcome
+from tests.support.rank_events import exited, good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 ANYTHING = Expectation()
@@ -115,10 +133,6 @@ def judge_allreduce(
     return [each for each in findings if each.check == "allreduce"]
 
 
-def without(row: str) -> str:
-    return text(*(other for other in ALL_ROWS if other != row))
-
-
 WITH_NCCL = text(*ALL_ROWS, "T/NCCL")
 BROKEN_TENSORFLOW = extension("tensorflow", error="ImportError: x", built={"NCCL": 0})
 
@@ -134,9 +148,13 @@ BROKEN_TENSORFLOW = extension("tensorflow", error="ImportError: x", built={"NCCL
             "pass",
             "Horovod 0.28.1; TensorFlow was built but not requested",
         ),
-        (without("F/PyTorch"), LOCAL, {}, "fail", "expected, but not marked: PyTorch"),
-        (without("C/MPI"), LOCAL, {}, "fail", "expected, but not marked: MPI"),
-        (without("T/Gloo"), LOCAL, {}, "fail", "expected, but not marked: Gloo"),
+        (
+            text("F/PyTorch", "C/MPI", "T/MPI"),
+            LOCAL,
+            {},
+            "fail",
+            "expected, but not marked: TensorFlow, Gloo, Gloo",
+        ),
         (
             text(*ALL_ROWS),
             ANYTHING,
@@ -149,8 +167,8 @@ BROKEN_TENSORFLOW = extension("tensorflow", error="ImportError: x", built={"NCCL
             LOCAL,
             {},
             "fail",
-            "it marks NCCL, but the extensions report that they were built without: the table describes"
-            " another installation",
+            "it marks NCCL, but the extensions report that they were built without: the table"
+            " describes another installation",
         ),
         # An extension that does not load may have it: that horovodrun cannot be called a liar.
         (WITH_NCCL, LOCAL, {"tensorflow": BROKEN_TENSORFLOW}, "pass", "Horovod 0.28.1"),
@@ -177,8 +195,6 @@ def test_check_build(
     [
         (outcome("Traceback ...", 1), "fail", "exited with code 1"),
         (outcome("Horovod v0.28.1:"), "fail", "no table could be read: 0 sections"),
-        (outcome("", -11), "fail", "was ended by SIGSEGV"),
-        (outcome("", -9, timed_out=True), "fail", "did not finish within 60 s"),
         (outcome("unrecognized arguments: -cb", 2), "skip", "too old"),
     ],
 )
@@ -186,13 +202,6 @@ def test_check_build_without_a_table(found: Outcome, status: str, message: str) 
     finding = check_build(BuildTable(None, "0 sections", found))
     assert finding.status == status
     assert message in finding.message
-
-
-def test_missing_rows() -> None:
-    printed = parse_check_build(text("F/PyTorch", "C/MPI", "T/MPI"))
-    assert missing_rows(printed, ANYTHING) == []
-    assert missing_rows(printed, LOCAL) == ["TensorFlow", "Gloo", "Gloo"]
-    assert missing_rows(printed, Expectation(operations=("MLSL",))) == ["MLSL"]
 
 
 def test_some_framework_has_to_be_there() -> None:
@@ -214,22 +223,11 @@ def test_an_import_that_had_no_time_is_not_called_broken() -> None:
         assert "--timeout" in finding.remedy
 
 
-def test_extension_passes() -> None:
-    (finding,) = judge_extension(extension("torch"))
-    assert (finding.status, finding.message) == ("pass", "torch 2.1, Horovod 0.28.1: MPI, Gloo")
-    (old,) = judge_extension(extension("torch", built_with=None))
-    assert old.status == "pass"
-    assert "does not record what it was built with" in old.message
-
-
 OTHER = "built with torch 2.1, but 2.2 is installed"
 HUNG = outcome("", -9, timed_out=True)
 BROKEN: dict[str, tuple[Extension, str]] = {
     "missing": (absent("torch"), "the extension is missing: /env/horovod/torch.so"),
-    "no package": (
-        Extension("torch", outcome(), ExtensionFacts("torch")),
-        "there is no package horovod",
-    ),
+    "no package": (Extension("torch", outcome(), ExtensionFacts("torch")), "no package horovod"),
     "crash": (Extension("torch", outcome("Fatal", -11)), "was ended by SIGSEGV"),
     "hang": (Extension("torch", HUNG), "did not finish within 60 s"),
     "no answer": (Extension("torch", outcome("bye")), "gave no answer"),
@@ -238,8 +236,8 @@ BROKEN: dict[str, tuple[Extension, str]] = {
         "horovod.torch does not import: ImportError: GLIBCXX_3.4.30 not found",
     ),
     "other version": (extension("torch", installed="2.2"), OTHER),
-    "other version that does not import": (
-        extension("torch", installed="2.2", error="ImportError: undefined symbol"),
+    "other version, no import": (
+        extension("torch", installed="2.2", error="ImportError: x"),
         OTHER,
     ),
     "not recorded": (extension("torch", built_with=""), "built with torch (not recorded), but 2.1"),
@@ -318,9 +316,14 @@ def test_packages_of_the_user_are_named() -> None:
     assert finding.message.startswith("/home/a/.local/horovod is left out, also under")
 
 
-def test_extension_that_lacks_an_operation_or_that_nobody_expects() -> None:
-    (finding,) = judge_extension(extension("torch"), Expectation(operations=("NCCL",)))
-    assert finding.message == "horovod.torch was built without NCCL"
+def test_extension_passes() -> None:
+    (finding,) = judge_extension(extension("torch"))
+    assert (finding.status, finding.message) == ("pass", "torch 2.1, Horovod 0.28.1: MPI, Gloo")
+    (old,) = judge_extension(extension("torch", built_with=None))
+    assert old.status == "pass"
+    assert "does not record what it was built with" in old.message
+    (lacks,) = judge_extension(extension("torch"), Expectation(operations=("NCCL",)))
+    assert lacks.message == "horovod.torch was built without NCCL"
     assert not judge_extension(absent("mxnet"))
     assert not judge_extension(absent("mxnet"), ANYTHING)
 
@@ -406,14 +409,9 @@ def test_operations() -> None:
     assert found == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
     *_, finding = operation_findings(with_nccl, rank_run(failed=1), expected)
     message = "it was built, but the ranks over MPI failed"
-    assert finding == Finding(
-        "operation",
-        "MPI in torch",
-        "unproven",
-        message,
-        remedy="see allreduce",
-        about=About(("torch",), (), ("MPI",)),
-    )
+    about = About(("torch",), (), ("MPI",))
+    assert finding[:4] == ("operation", "MPI in torch", "unproven", message)
+    assert (finding.remedy, finding.about) == ("see allreduce", about)
     found = operations(extension("torch"), rank_run(), ANYTHING)
     assert found == {"MPI in torch": "pass", "Gloo in torch": "unproven"}
     assert not operations(extension("torch"), rank_run(), Expectation(("tensorflow",)))
@@ -437,56 +435,46 @@ def test_table() -> None:
     expectation = Expectation(("torch",), None, ("MPI",))
     mine = setup(expectation=expectation)
     rows = table(mine, all_three(tensorflow=absent("tensorflow")), passed)
-    assert list(rows) == [
-        Row("Frameworks", "TensorFlow", False, False, False),
-        Row("Frameworks", "PyTorch", True, True, False),
-        Row("Frameworks", "MXNet", False, False, False),
-        Row("Controllers", "MPI", None, True, True),
-        Row("Controllers", "Gloo", None, True, False),
-        Row("Tensor Operations", "NCCL", False, False, False),
-        Row("Tensor Operations", "DDL", False, False, False),
-        Row("Tensor Operations", "CCL", False, False, False),
-        Row("Tensor Operations", "MPI", True, True, True),
-        Row("Tensor Operations", "Gloo", False, True, False),
+    assert [(row.name, *row[2:]) for row in rows] == [
+        ("TensorFlow", False, False, False),
+        ("PyTorch", True, True, False),
+        ("MXNet", False, False, False),
+        ("MPI", None, True, True),
+        ("Gloo", None, True, False),
+        ("NCCL", False, False, False),
+        ("DDL", False, False, False),
+        ("CCL", False, False, False),
+        ("MPI", True, True, True),
+        ("Gloo", False, True, False),
     ]
 
 
 @pytest.mark.parametrize(
     ("frameworks", "stated", "startable", "trained"),
     [
-        (("torch",), ("MPI", "Gloo"), ("MPI", "Gloo"), ["torch MPI"]),
-        (("torch",), ("Gloo", "MPI"), ("MPI", "Gloo"), ["torch MPI"]),
-        (("tensorflow",), ("MPI", "Gloo"), ("MPI", "Gloo"), ["tensorflow MPI"]),
-        (("torch",), ("Gloo",), ("MPI", "Gloo"), ["torch Gloo"]),
-        (("torch",), ("MPI", "Gloo"), ("Gloo",), ["torch Gloo"]),  # there is no mpirun
-        # perhaps it has only one of them
-        (("torch",), None, ("MPI", "Gloo"), ["torch MPI", "torch Gloo"]),
+        ("torch", "Gloo MPI", "MPI Gloo", ["torch MPI"]),
+        ("torch", "Gloo", "MPI Gloo", ["torch Gloo"]),
+        ("torch", "MPI Gloo", "Gloo", ["torch Gloo"]),  # there is no mpirun
+        ("torch", "", "MPI Gloo", ["torch MPI", "torch Gloo"]),  # perhaps it has only one of them
         # both frameworks cover both controllers
-        (
-            ("tensorflow", "torch"),
-            ("MPI", "Gloo"),
-            ("MPI", "Gloo"),
-            ["tensorflow Gloo", "torch MPI"],
-        ),
-        (("tensorflow", "torch"), ("Gloo",), ("MPI", "Gloo"), ["tensorflow Gloo", "torch Gloo"]),
+        ("tensorflow torch", "MPI Gloo", "MPI Gloo", ["tensorflow Gloo", "torch MPI"]),
+        ("tensorflow torch", "Gloo", "MPI Gloo", ["tensorflow Gloo", "torch Gloo"]),
     ],
 )
 def test_each_framework_trains_over_one_of_the_expected_controllers(
-    frameworks: tuple[str, ...],
-    stated: tuple[str, ...] | None,
-    startable: tuple[str, ...],
-    trained: list[str],
+    frameworks: str, stated: str, startable: str, trained: list[str]
 ) -> None:
-    pairs = [Pair(framework, each) for framework in frameworks for each in startable]
-    mine = setup(exercises=("collectives", "training"), expectation=Expectation(frameworks, stated))
+    built = tuple(frameworks.split())
+    pairs = [Pair(framework, each) for framework in built for each in startable.split()]
+    expectation = Expectation(built, tuple(stated.split()) or None)
+    mine = setup(exercises=("collectives", "training"), expectation=expectation)
     setups = setups_of_runs(mine, pairs)
     assert trained == [
         " ".join(pair) for pair, each in setups.items() if "training" in each.exercises
     ]
     assert all("collectives" in each.exercises for each in setups.values())
-    assert setups_of_runs(mine._replace(full=True), pairs) == dict.fromkeys(
-        pairs, mine._replace(full=True)
-    )
+    full = mine._replace(full=True)
+    assert setups_of_runs(full, pairs) == dict.fromkeys(pairs, full)
 
 
 @pytest.mark.parametrize(
@@ -564,3 +552,276 @@ def test_holes_of_horovodrun(facts: RendezvousFacts, status: str, message: str) 
     judgement = checks.judge_rendezvous(facts)
     assert (judgement.status, message in judgement.message) == (status, True)
     assert (judgement.status == "pass") != bool(judgement.remedy or facts.error)
+
+
+# ---------------------------------------------------------------- all checks, and the table
+
+SECTIONS = ("Frameworks", "Controllers", "Tensor Operations")
+NAMES = {
+    "Frameworks": dict(zip(CHECK_BUILD_ROWS.values(), CHECK_BUILD_ROWS, strict=True)),
+    "Controllers": {name: name for name in CONTROLLERS},
+    "Tensor Operations": {name: name for name in OPERATIONS},
+}
+KINDS = dict(zip(SECTIONS, ("frameworks", "controllers", "operations"), strict=True))
+
+
+def subsets(names: tuple[str, ...]) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(st.sampled_from(names), unique=True, max_size=2).map(tuple)
+
+
+ABOUTS = st.just(EVERYTHING) | st.builds(
+    About, subsets(tuple(CHECK_BUILD_ROWS)), subsets(CONTROLLERS), subsets(OPERATIONS)
+)
+FINDINGS = st.builds(
+    Finding,
+    st.sampled_from(("allreduce", "operation", "extension", "drift", "files")),
+    st.just("x"),
+    st.sampled_from(("pass", "pass", *get_args(Status))),
+    st.just("y"),
+    about=ABOUTS,
+)
+# Without these, hardly anything is proven.
+PROOFS = [
+    Finding("allreduce", "all", "pass", "", about=About(tuple(CHECK_BUILD_ROWS), CONTROLLERS)),
+    Finding("operation", "all", "pass", "", about=About((), (), OPERATIONS)),
+]
+
+
+def reported(findings: list[Finding], extensions: Mapping[str, Extension] | None = None) -> Report:
+    rows = table(setup(), extensions or all_three(), findings)
+    return Report("local", "/env", "n1", "2026", 1.0, tuple(findings), table=tuple(rows))
+
+
+def proven_rows(report: Report) -> set[tuple[str, str]]:
+    return {(row.section, row.name) for row in report.table if row.proven}
+
+
+@given(st.lists(FINDINGS, max_size=6))
+def test_no_failed_finding_stands_beside_a_proven_row_that_it_is_about(
+    generated: list[Finding],
+) -> None:
+    findings = PROOFS + generated
+    failed = [each for each in findings if each.status in ("fail", "error")]
+    for section, row in proven_rows(reported(findings)):
+        name = NAMES[section][row]
+        for each in failed:
+            assert not each.about.everything
+            assert name not in getattr(each.about, KINDS[section]), each
+
+
+@given(st.lists(FINDINGS, max_size=3))
+def test_every_format_says_the_same(generated: list[Finding]) -> None:
+    report = reported(PROOFS + generated)
+    found = proven_rows(report)
+    assert in_text(render.render(report)) == found
+    assert in_html(page.render(report)) == found
+    assert in_junit(junit.render(report)) == found
+    document = json.loads(json.dumps(report.to_json()))
+    assert proven_rows(Report.from_json(document)) == found
+
+
+def in_text(printed: str) -> set[tuple[str, str]]:
+    found, section = set(), ""
+    for line in printed.splitlines():
+        if line.startswith("Available "):
+            section = line.partition(":")[0].removeprefix("Available ")
+        elif marks := re.fullmatch(r"    (\w+) +(-|\[.\]) +\[.\] +\[X\]", line):
+            found.add((section, marks[1]))
+    return found
+
+
+def in_html(document: str) -> set[tuple[str, str]]:
+    found, section = set(), ""
+    parts = r'colspan="4">([^<]+)<|<tr class="\w*"><th scope="row">(\w+)</th>(.*?)</tr>'
+    for heading, name, cells in re.findall(parts, document, re.DOTALL):
+        section = heading or section
+        if cells.strip().endswith("yes</td>"):
+            found.add((section, name))
+    return found
+
+
+def in_junit(document: str) -> set[tuple[str, str]]:
+    suite = ElementTree.fromstring(document)[0]
+    known = {each.attrib["name"]: each.attrib["value"] for each in suite.iter("property")}
+    return {
+        (section, name)
+        for section in SECTIONS
+        for name in known[f"proven {section.lower()}"].split(", ")
+        if name
+    }
+
+
+GOOD = Evidence(
+    mpi=known(MPI),
+    libraries=known(all_three()),
+    rendezvous=known(RendezvousFacts(patched=True)),
+    build_table=known(build_table(text(*ALL_ROWS))),
+    extensions={name: known(each) for name, each in all_three().items()},
+    runs={
+        Pair(framework, controller): known(rank_run(controller))
+        for framework in ("torch", "tensorflow")
+        for controller in CONTROLLERS
+    },
+)
+OVER_GLOO = {"Controllers/Gloo", "Tensor Operations/Gloo"}
+OVER_MPI = {"Controllers/MPI", "Tensor Operations/MPI"}
+TORCH_OVER_MPI = {"Frameworks/PyTorch", *OVER_MPI}
+ALL = {"Frameworks/TensorFlow", *TORCH_OVER_MPI, *OVER_GLOO}
+
+
+def spoilt(what: RankEvent, *exercises: str) -> RankRun:
+    """Ranks over MPI that reduce correctly and then report this."""
+    found = rank_run()
+    ranks = tuple(each._replace(events=(*each.events, what)) for each in found.ranks)
+    return found._replace(ranks=ranks, exercises=exercises)
+
+
+def judged(found: Evidence) -> Report:
+    extensions = {name: each.result() for name, each in found.extensions.items()}
+    return reported(list(judge_evidence(setup(), found)), extensions)
+
+
+def test_the_report_states_how_many_ranks_ran() -> None:
+    def stated(found: Evidence) -> str:
+        return _report(setup(), found, (), (), 1.0).environment["ranks"]
+
+    fewer = known(rank_run()._replace(size=rank_run().size + 1))
+    assert stated(GOOD) == str(rank_run().size)
+    assert stated(over_mpi(fewer)) == f"{rank_run().size} or {rank_run().size + 1}"
+    assert stated(GOOD._replace(runs={})) == str(setup().launch.ranks)
+
+
+def over_mpi(run: Future[RankRun]) -> Evidence:
+    """With this instead of the run of torch over MPI."""
+    return GOOD._replace(runs={**GOOD.runs, Pair("torch", "MPI"): run})
+
+
+def with_torch(**changed: Any) -> Evidence:
+    torch = known(extension("torch", **changed))
+    return GOOD._replace(extensions={**GOOD.extensions, "torch": torch})
+
+
+WRONG = Operation(
+    "broadcast", 1, 9, ["float32"], cases=["float32 1114113: element 0 is 1, expected 2"]
+)
+DIVERGED = Training("DistributedOptimizer", 1.0, losses=[1.0, 2.0])
+NO_ANSWER = failed(StepError("no answer"))
+HERE = Observation(
+    "n1", File("/bin/python3", "3.11"), mpirun=File("/bin/mpirun", "4.1.8", "Open MPI")
+)
+LINKED = {"torch": Linked({"libmpi.so.40": File("/lib/libmpi.so.40")})}
+OTHER_MPI = HERE._replace(mpirun=File("/bin/mpirun", "5.0.1", "Open MPI"), extensions=LINKED)
+OTHER_PYTHON = HERE._replace(python=File("/bin/python3", "3.12"))
+SHADOWED = all_three(torch=extension("torch", shadowed={"torch": "/module"}))
+ANOTHER_HOROVODRUN = build_table(text(*ALL_ROWS, version="0.27.0"))
+WITHOUT_MPI = build_table(text(*({*ALL_ROWS} - {"C/MPI"})))
+LOST = [Difference("missing", "lib/x.py")]
+MPI_CHANGED = Observed(HERE._replace(extensions=LINKED), OTHER_MPI)
+# By what is wrong: the evidence, and the rows that are then not proven.
+CASES: dict[str, tuple[Evidence, set[str]]] = {
+    "nothing": (GOOD, set()),
+    "allreduces": (over_mpi(known(rank_run(failed=1))), TORCH_OVER_MPI),
+    "collectives": (over_mpi(known(spoilt(WRONG, "collectives"))), TORCH_OVER_MPI),
+    "training": (over_mpi(known(spoilt(DIVERGED, "training"))), TORCH_OVER_MPI),
+    "ranks that could not be started": (over_mpi(NO_ANSWER), TORCH_OVER_MPI),
+    # They used the operation of their controller.
+    "ranks that end too early": (
+        over_mpi(known(run(exited(0, code=-9, signal="SIGKILL"), size=2))),
+        TORCH_OVER_MPI,
+    ),
+    "an import": (with_torch(error="ImportError: x"), {"Frameworks/PyTorch"}),
+    "an extension": (with_torch(built={"Gloo": 0}), {"Frameworks/PyTorch", *OVER_GLOO}),
+    "a row of horovodrun": (GOOD._replace(build_table=known(WITHOUT_MPI)), OVER_MPI),
+    "another horovodrun": (GOOD._replace(build_table=known(ANOTHER_HOROVODRUN)), ALL),
+    "no table of horovodrun": (
+        GOOD._replace(build_table=known(BuildTable(None, "empty", outcome()))),
+        set(),
+    ),
+    "files": (GOOD._replace(changed_files=known(LOST)), ALL),
+    "files that could not be compared": (GOOD._replace(changed_files=NO_ANSWER), ALL),
+    "another MPI": (GOOD._replace(observed=known(MPI_CHANGED)), OVER_MPI),
+    "another Python": (GOOD._replace(observed=known(Observed(HERE, OTHER_PYTHON))), ALL),
+    "a package in front": (GOOD._replace(libraries=known(SHADOWED)), {"Frameworks/PyTorch"}),
+    "servers of horovodrun": (
+        GOOD._replace(rendezvous=known(RendezvousFacts(True, ["CVE-2026-1"]))),
+        set(),
+    ),
+    "an interrupt": (GOOD._replace(changed_files=failed(InterruptedRunError())), ALL),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_failed_is_not_proven(name: str) -> None:
+    found, lost = CASES[name]
+    report = judged(found)
+    assert {"/".join(each) for each in proven_rows(report)} == ALL - lost
+    assert bool(lost) <= (report.verdict in ("fail", "error"))
+
+
+def test_each_error_of_its_own_is_a_finding() -> None:
+    odd: Any = known(1)
+    wrong = GOOD._replace(changed_files=odd, observed=odd, rendezvous=odd, libraries=odd)
+    checks = [each.check for each in errors_of(wrong)]
+    assert checks == ["files", "drift", "rendezvous", "shadowing"]
+
+
+def test_an_error_is_one_finding_whatever_it_keeps_from_being_judged() -> None:
+    error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
+    (finding,) = errors_of(over_mpi(failed(error)))
+    said = ("allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another")
+    assert finding[:6] == said
+    assert finding.about == About(("torch",), ("MPI",), ("MPI",))
+    everything = failed(ZeroDivisionError("by zero"))
+    unknown = dict.fromkeys(GOOD.extensions, everything)
+    (finding,) = errors_of(GOOD._replace(libraries=everything, extensions=unknown))
+    assert (finding.check, finding.about) == ("check-build", EVERYTHING)
+    assert finding.message == "the check could not run: ZeroDivisionError: by zero"
+    assert "a bug in hvdenv" in finding.remedy
+
+
+def errors_of(found: Evidence) -> list[Finding]:
+    return [each for each in judge_evidence(setup(), found) if each.status == "error"]
+
+
+def test_checks_that_were_interrupted_are_one_finding() -> None:
+    stopped = failed(InterruptedRunError())
+    (finding,) = errors_of(GOOD._replace(rendezvous=stopped, changed_files=stopped))
+    assert finding.check == "interrupted"
+    assert finding.message == "it was ended before it could judge: files, rendezvous"
+
+
+FAILED = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy="rebuild Horovod")
+WITHOUT = (
+    "first try without HOROVOD_AUTOTUNE of your shell: `hvdenv verify --clean local`;"
+    " otherwise: rebuild Horovod"
+)
+
+
+@pytest.mark.parametrize(
+    ("finding", "variables", "remedy"),
+    [
+        (FAILED, ("HOROVOD_AUTOTUNE", "HOROVOD_TIMELINE"), WITHOUT),
+        (FAILED._replace(status="pass", remedy=""), ("HOROVOD_AUTOTUNE",), ""),
+        # In a process without these variables, and a file that verify's ranks do not write.
+        (FAILED._replace(check="extension"), ("HOROVOD_AUTOTUNE",), FAILED.remedy),
+        (FAILED, ("HOROVOD_TIMELINE",), FAILED.remedy),
+    ],
+)
+def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first(
+    finding: Finding, variables: tuple[str, ...], remedy: str
+) -> None:
+    shell = Shell(dict.fromkeys(variables, "1"))
+    mine: Setup = setup(shell=shell, without_shell="hvdenv verify --clean local")
+    (found,) = with_first_remedy([finding], mine, GOOD)
+    assert found == finding._replace(remedy=remedy)
+    (found,) = with_first_remedy([FAILED], mine, GOOD._replace(changed_files=known(LOST)))
+    assert found.remedy.startswith("files are damaged")
+
+
+def test_proof_needs_a_pass() -> None:
+    assert not proven([], "controllers", "MPI")
+    skipped = Finding("allreduce", "torch over MPI", "skip", "", about=About(("torch",), ("MPI",)))
+    assert not proven([skipped], "controllers", "MPI")
+    other = skipped._replace(status="pass")
+    assert proven([skipped, other], "controllers", "MPI")
+    assert not proven([skipped, other, other._replace(status="unproven")], "controllers", "MPI")

@@ -18,8 +18,8 @@ from hvdenv.standalone.ranks.events import Operation, Skipped, Stage
 from hvdenv.verification.rank_checks import judge_operations
 from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_run import RankRun, Received, event_of
-from tests.rank_events import event, exited, good, result, run
 from tests.standalone import load
+from tests.support.rank_events import event, exited, good, result, run
 
 
 def report(number: int, operation: str = "alltoall", right: int = 3, **changed: Any) -> Received:
@@ -87,11 +87,8 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], n
 
 WRONG: dict[str, tuple[list[Received], str]] = {
     "on both": (
-        [
-            report(rank, wrong=2, cases=["float32 17: element 0 is 1, expected 2", "b"])
-            for rank in (0, 1)
-        ],
-        "wrong on each of 2 ranks, in 2 of 5 cases: float32 17: element 0 is 1, expected 2",
+        [report(rank, wrong=2, cases=["float32 17: element 0 is 1", "b"]) for rank in (0, 1)],
+        "wrong on each of 2 ranks, in 2 of 5 cases: float32 17: element 0 is 1",
     ),
     "given up": (
         [report(r, right=0, wrong=1, cases=["x: shut down"], ended="shut down") for r in (0, 1)],
@@ -119,26 +116,18 @@ def test_wrong(name: str) -> None:
 
 
 def test_a_rank_that_ends_in_the_middle_does_not_hide_what_was_wrong_before() -> None:
-    late: dict[str, Any] = {
-        "code": -9,
-        "signal": "SIGKILL",
-        "stage": "collectives",
-        "detail": "join: 1",
-    }
+    late: dict[str, Any] = {"code": -9, "signal": "SIGKILL", "stage": "collectives"}
     stage = event(1, Stage("collectives"))
     wrong = [report(rank, "broadcast", wrong=1, cases=["x"]) for rank in (0, 1)]
-    found = judged(stage, *wrong, exited(1, **late))
+    found = judged(stage, *wrong, exited(1, detail="join: 1", **late))
     assert list(found) == ["broadcast", ""]
     assert found[""].status == "fail"
     assert "rank 1 on n1: was ended by SIGKILL, in collectives (join: 1)" in found[""].message
 
 
-def test_ranks_that_say_nothing() -> None:
+def test_a_rank_that_says_or_tries_nothing_without_a_reason_is_no_pass() -> None:
     (judgement,) = judged(report(0)).values()
     assert (judgement.status, judgement.message) == ("fail", "rank 1 on n1 reported nothing")
-
-
-def test_a_rank_that_tries_nothing_without_a_reason_is_no_pass() -> None:
     (judgement,) = judged(report(0), report(1, right=0)).values()
     assert judgement.status == "fail"
     assert "rank 1 on n1 tried no case and gave no reason" in judgement.message
@@ -147,10 +136,7 @@ def test_a_rank_that_tries_nothing_without_a_reason_is_no_pass() -> None:
 def test_allreduces_that_are_wrong_come_first() -> None:
     wrong = result(1, failed=1, wrong=["x"])
     ((_, judgement),) = judge_operations(run_of(report(0), report(1), wrong))
-    assert (judgement.status, judgement.message) == (
-        "skip",
-        "the ranks did not reach it: see allreduce",
-    )
+    assert judgement[:2] == ("skip", "the ranks did not reach it: see allreduce")
 
 
 def test_secrets_are_hidden() -> None:
@@ -196,32 +182,27 @@ NEEDS_MORE: dict[str, Any] = {
 }
 
 
-def test_what_more_ranks_would_prove_is_unproven() -> None:
-    events = [report(rank) for rank in (0, 1)]
-    events += [report(rank, "process sets", **NEEDS_MORE) for rank in (0, 1)]
-    found = judged(*events)
+@pytest.mark.parametrize(
+    ("operation", "elsewhere", "status", "remedy"),
+    [
+        ("process sets", 0, "unproven", "-n 3"),
+        ("process sets", 2, "unproven", "-n 3"),
+        # Ranks of an image are on one host where Horovod's own launcher starts them.
+        ("process sets", 4, "skip", "-n 3"),
+        ("join", 2, "unproven", "verify on a node with GPUs"),
+        ("join", 4, "unproven", "verify on a node with GPUs"),
+    ],
+)
+def test_what_more_ranks_or_gpus_would_prove(
+    operation: str, elsewhere: int, status: str, remedy: str
+) -> None:
+    lacking: dict[str, Any] = {"right": 0, "skipped": [["", "why", 14]], "unproven": "it lacks x"}
+    events = [report(rank, operation, **lacking) for rank in (0, 1)]
+    found = dict(judge_operations(run_of(*events, report(0), report(1)), elsewhere))
     assert found[""].status == "pass"
-    assert "not tried: process sets (it takes three)" in found[""].message
-    sets = found["process sets"]
-    assert (sets.status, sets.message) == ("unproven", "it takes three")
-    assert "-n 3" in sets.remedy
-
-
-def test_what_more_ranks_prove_elsewhere_is_skipped() -> None:
-    """Ranks of an image are on one host where Horovod's own launcher starts them."""
-    few = run_of(
-        *(report(rank, "process sets", **NEEDS_MORE) for rank in (0, 1)), report(0), report(1)
-    )
-    for ranks, status in ((2, "unproven"), (4, "skip")):
-        assert dict(judge_operations(few, ranks))["process sets"].status == status
-
-
-def test_what_gpus_would_prove_is_unproven_whatever_runs_elsewhere() -> None:
-    lacking = {**NEEDS_MORE, "unproven": "on GPUs only"}
-    run = run_of(*(report(rank, "join", **lacking) for rank in (0, 1)), report(0), report(1))
-    for ranks in (2, 4):
-        join = dict(judge_operations(run, ranks))["join"]
-        assert (join.status, join.remedy) == ("unproven", "verify on a node with GPUs")
+    assert f"not tried: {operation} (why)" in found[""].message
+    assert found[operation][:2] == (status, "it lacks x")
+    assert remedy in found[operation].remedy
 
 
 def test_each_set_overlaps_another_and_none_has_all(program: Any) -> None:

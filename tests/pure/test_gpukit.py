@@ -8,9 +8,7 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tarfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,6 +19,7 @@ import pytest
 from gpukit import make
 from hvdenv.places import find_places
 from hvdenv.wheels.wheelcache import own, store
+from tests.waiting import wait_until
 from tests.wheels import wheel_in
 
 KIT = Path(__file__).parents[2] / "gpukit"
@@ -47,7 +46,7 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
     kit: ModuleType, gpus: int, ranks: int, shared: int
 ) -> None:
     found = stages(kit, gpus)
-    own = dict.fromkeys(("nccl", "cases-nccl", "program", "bench", "horovod-tests"), ranks)
+    own = dict.fromkeys("nccl cases-nccl program bench horovod-tests".split(), ranks)
     several = {"shared-gpu": shared, "cases-shared-gpu": max(2, gpus)}
     assert {name: stage.ranks for name, stage in found.items()} == own | several
     for stage in found.values():
@@ -58,12 +57,8 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
 def test_with_host_names_ranks_share_a_single_gpu_over_nccl(kit: ModuleType) -> None:
     found = stages(kit, 1, kit.HOSTS)
     slots = "kit-a:1,kit-b:1,kit-c:1,kit-d:1"
-    for name, option in (
-        ("nccl", "--hosts"),
-        ("bench", "--hosts"),
-        ("cases-nccl", "--host"),
-        ("horovod-tests", "--host"),
-    ):
+    verified = {"nccl": "--hosts", "bench": "--hosts"}
+    for name, option in {**verified, "cases-nccl": "--host", "horovod-tests": "--host"}.items():
         stage = found[name]
         assert stage.words[stage.words.index(option) + 1] == slots
         assert stage.ranks == 4
@@ -202,34 +197,24 @@ def test_a_python_that_the_kit_does_not_fit(
     assert why in found
 
 
-def program(kit: ModuleType, text: str, kind: str = "cases") -> Any:
-    return kit.Stage("one", kind, [sys.executable, "-c", text], 9, 1)
+def stage(kit: ModuleType, script: str, kind: str = "cases") -> Any:
+    return kit.Stage("one", kind, ["sh", "-c", script], 9, 1)
 
 
 def test_a_stage_that_hangs_is_ended_with_what_it_started(kit: ModuleType, tmp_path: Path) -> None:
     seconds = f"61.{os.getpid()}"
-    started = tmp_path / "started"
-    kit.GRACE_SECONDS = 0.5  # type: ignore[attr-defined]
-    text = (
-        "import signal, subprocess; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        f"subprocess.run(['sh', '-c', 'touch {started}; sleep {seconds}; true'])"
-    )
-    assert kit.run_stage(tmp_path, program(kit, text), 3) == 124
-    assert started.exists()
-    end = time.monotonic() + 10
-    while is_running(f"sleep\0{seconds}\0"):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    kit.GRACE_SECONDS = 0.2  # type: ignore[attr-defined]
+    script = f"trap '' TERM; touch {tmp_path}/started; sleep {seconds}; true"
+    assert kit.run_stage(tmp_path, stage(kit, script), 1) == 124
+    assert (tmp_path / "started").exists()
+    wait_until(lambda: not is_running(f"sleep\0{seconds}\0"))
 
 
 def test_a_stage_that_ends_when_it_is_told_to_was_late_all_the_same(
     kit: ModuleType, tmp_path: Path
 ) -> None:
-    text = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3));"
-        "print('x', flush=True); time.sleep(60)"
-    )
-    assert kit.run_stage(tmp_path, program(kit, text), 2) == 124
+    script = "trap 'exit 3' TERM; echo x; sleep 60 & wait"
+    assert kit.run_stage(tmp_path, stage(kit, script), 1) == 124
     assert (tmp_path / "one.json").read_text() == "x\n"
 
 
@@ -242,12 +227,12 @@ def is_running(line: str) -> bool:
 
 
 def test_where_a_stage_prints(kit: ModuleType, tmp_path: Path) -> None:
-    text = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
-    assert kit.run_stage(tmp_path, program(kit, text), 20) == 7
+    script = "echo out; echo err >&2; exit 7"
+    assert kit.run_stage(tmp_path, stage(kit, script), 20) == 7
     assert (tmp_path / "one.json").read_text() == "out\n"
     assert (tmp_path / "one.log").read_text() == "err\n"
     (tmp_path / "one.json").unlink()
-    assert kit.run_stage(tmp_path, program(kit, text, "tests"), 20) == 7
+    assert kit.run_stage(tmp_path, stage(kit, script, "tests"), 20) == 7
     assert not (tmp_path / "one.json").exists()
     assert sorted((tmp_path / "one.log").read_text().split()) == ["err", "out"]
 

@@ -1,11 +1,13 @@
-"""What programs of an environment show to verify, and the table of horovodrun --check-build."""
+"""What programs of an environment show to verify, and what of it has changed since the build."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,13 +18,19 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
+from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
+from hvdenv.schema import Problem, decode, encode
 from hvdenv.verification import inspection
-from hvdenv.verification.inspection import parse_check_build
-from hvdenv.verification.installation_checks import check_files
+from hvdenv.verification.drift import File, Module, Observation, compare
+from hvdenv.verification.inspection import Observed, parse_check_build
+from hvdenv.verification.installation_checks import check_drift, check_files
 from hvdenv.verification.rank_start import words_before_launcher
 from hvdenv.verification.setup import Setup
-from tests.evidence import evidence
+from tests.files import EXECUTABLE, write
+from tests.merge import patched
+from tests.standalone import load
+from tests.support.evidence import evidence
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"
@@ -105,8 +113,7 @@ def test_horovodrun_is_told_what_check_build_found(
     launcher: str, full: bool, image: bool, told: bool
 ) -> None:
     installation = Installation("/env", "/env/bin/python", (), inside=("apptainer",) * image)
-    setup = Setup(installation, Runner({}), full=full)
-    words = words_before_launcher(setup, launcher)
+    words = words_before_launcher(Setup(installation, Runner({}), full=full), launcher)
     assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py"] * told
 
 
@@ -114,11 +121,7 @@ CASES = Path(__file__).parents[1] / "cases" / "checkbuild"
 GOOD = sorted((CASES / "good").glob("*.txt"))
 BAD = sorted((CASES / "bad").glob("*.txt"))
 # Those with nothing but the table.
-PLAIN = [
-    path
-    for path in GOOD
-    if path.stem in ("0.18.2-with-mlsl", "0.24.3-with-nothing-built", "0.28.1")
-]
+PLAIN = [CASES / "good/0.18.2-with-mlsl.txt", CASES / "good/0.28.1.txt"]
 REFUSED = "is missing|no output|its sections are|the rows under"
 
 
@@ -183,6 +186,18 @@ def test_any_other_text_is_refused(text: str) -> None:
         parse_check_build(text)
 
 
+def with_program(folder: Path, name: str, text: str, interpreter: str, *words: str) -> Any:
+    """A program of standalone/inspect has run this script, with the modules of a directory."""
+    script = write(folder / "horovodrun", text.format(python=interpreter), EXECUTABLE)
+    return subprocess.run(
+        [sys.executable, "-s", str(INSPECT_PROGRAMS / name), str(script), *words],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
 # As Horovod does it: every row imports the framework in a forked process.
 HOROVODRUN = """#!{python}
 import os, sys
@@ -196,28 +211,9 @@ for row in range(3):
 """
 COUNT = "import os\nos.write(2, b'imported ')\nSTATE = 'fine'\n"
 THREAD = (
-    "import threading, time\nthreading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(1,), daemon=True).start()"
 )
 ONLY_ALONE = "import sys\nassert 'check_build' not in repr(sys.modules['__main__'])\n"
-
-
-def rows_and_imports(folder: Path, fault: str, interpreter: str) -> tuple[int, int]:
-    """How many rows are printed, and how often the framework is imported."""
-    package = folder / "horovod" / "torch"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").write_text("")
-    (package / "__init__.py").write_text(COUNT + fault)
-    script = folder / "horovodrun"
-    script.write_text(HOROVODRUN.format(python=interpreter))
-    script.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-s", str(INSPECT_PROGRAMS / "check_build.py"), str(script), "torch"],
-        env={"PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.count("fine"), done.stderr.count("imported")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +228,11 @@ def rows_and_imports(folder: Path, fault: str, interpreter: str) -> tuple[int, i
 def test_each_row_has_its_framework(
     tmp_path: Path, fault: str, interpreter: str, imports: int
 ) -> None:
-    assert rows_and_imports(tmp_path, fault, interpreter) == (3, imports)
+    """How many rows are printed, and how often the framework is imported."""
+    write(tmp_path / "horovod/__init__.py", "")
+    write(tmp_path / "horovod/torch/__init__.py", COUNT + fault)
+    done = with_program(tmp_path, "check_build.py", HOROVODRUN, interpreter, "torch")
+    assert (done.stdout.count("fine"), done.stderr.count("imported")) == (3, imports)
 
 
 # As Horovod does it, in the module that its script imports.
@@ -249,18 +249,114 @@ print(sys.argv[1:], gloo_built(verbose=True))
 def test_horovodrun_is_told_that_gloo_was_built(
     tmp_path: Path, interpreter: str, answer: object
 ) -> None:
-    package = tmp_path / "horovod" / "common"
-    package.mkdir(parents=True)
-    (package / "util.py").write_text("def gloo_built(verbose=False):\n    return 'asked'\n")
-    script = tmp_path / "horovodrun"
-    script.write_text(LAUNCH.format(python=interpreter))
-    script.chmod(0o755)
-    program = str(INSPECT_PROGRAMS / "horovodrun.py")
-    printed = subprocess.run(
-        [sys.executable, "-s", program, str(script), "--gloo", "-np", "2"],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    util = "def gloo_built(verbose=False):\n    return 'asked'\n"
+    write(tmp_path / "horovod/common/util.py", util)
+    words = ("--gloo", "-np", "2")
+    printed = with_program(tmp_path, "horovodrun.py", LAUNCH, interpreter, *words).stdout
     assert printed == f"['--gloo', '-np', '2'] {answer}\n"
+
+
+# ---------------------------------------------------------------- what has changed since the build
+
+DRIFT = Path(__file__).parents[1] / "cases/drift"
+BUILT = json.loads((DRIFT / "built.json").read_text(encoding="utf-8"))
+CHANGES = json.loads((DRIFT / "cases.json").read_text(encoding="utf-8"))
+
+
+def observation(document: dict[str, Any]) -> Observation:
+    return decode(Observation, document, lenient=True)
+
+
+def case(name: str) -> tuple[Observation, Observation]:
+    (found,) = [each for each in CHANGES if each["name"] == name]
+    was = patched(BUILT, found.get("was", {}))
+    return observation(was), observation(patched(was, found.get("now", {})))
+
+
+def judged(was: Observation | None, now: Observation | None, why: str = "") -> list[Finding]:
+    setup = Setup(Installation("", "", ()), Runner())
+    return list(check_drift(setup, evidence(observed=Observed(was, now, why))))
+
+
+@pytest.mark.parametrize("wanted", CHANGES, ids=lambda each: each["name"])
+def test_each_change_is_judged(wanted: dict[str, Any]) -> None:
+    changes = compare(*case(wanted["name"]))
+    for kind, matters in (("matters", True), ("harmless", False)):
+        found = {change.subject: change for change in changes if change.matters is matters}
+        assert found.keys() == wanted.get(kind, {}).keys()
+        for subject, told in wanted.get(kind, {}).items():
+            assert told in f"{found[subject].what}: {found[subject].why}"
+    assert all(bool(change.remedy) is change.matters for change in changes)
+    assert len({change.subject for change in changes}) == len(changes)
+
+
+def test_modules_that_differ_are_named_where_they_may_be_the_cause() -> None:
+    was, now = case("mpirun of another MPI")
+    (change,) = compare(was, now)
+    assert "modules differ" not in change.remedy
+    now = now._replace(modules=(*now.modules[:1], Module("OpenMPI/5.0.2")))
+    changed = (
+        "modules differ: the module openmpi is OpenMPI/5.0.2 now and was OpenMPI/4.1.4-GCC-11.3.0"
+    )
+    assert changed in compare(was, now)[0].remedy
+
+
+def test_the_check_fails_for_each_change_that_matters_and_tells_all() -> None:
+    was, now = case("another series of the MPI, all of it")
+    findings = judged(was, now._replace(driver="550.54.14"))
+    failed = [("fail", "mpirun"), ("fail", "libmpi.so.40")]
+    assert [(each.status, each.subject) for each in findings] == failed
+    message = "Horovod was built with Open MPI v4.1.4, and this is Open MPI v5.0.2"
+    assert findings[1].message.endswith(message)
+    assert "--rebuild" in findings[0].remedy
+    assert "built on login1, now on login1\n" in findings[0].evidence
+    assert "NVIDIA's kernel driver is 550.54.14 now" in findings[0].evidence
+
+
+def test_the_check_passes_with_a_note_of_what_does_no_harm() -> None:
+    was = observation(BUILT)
+    (finding,) = judged(was, was)
+    assert (finding.status, finding.message) == ("pass", "nothing has changed")
+    (finding,) = judged(*case("numpy was upgraded, one package added and one removed"))
+    assert finding.status == "pass"
+    assert finding.message.count("; ") == 2
+    packages = {f"p{number}": "1" for number in range(5)}
+    (finding,) = judged(was, was._replace(packages={**was.packages, **packages}))
+    assert finding.message.endswith("p2 is 1 now and was missing; 2 more harmless changes")
+    assert "p4 is 1 now and was missing" in finding.evidence
+
+
+def test_there_may_be_nothing_to_compare() -> None:
+    (finding,) = judged(None, None, "its build recorded nothing")
+    assert (finding.status, finding.message) == ("skip", "its build recorded nothing")
+
+
+def test_a_record_of_another_hvdenv() -> None:
+    assert observation({**BUILT, "added later": 1}) == observation(BUILT)
+    assert observation({key: BUILT[key] for key in ("host", "python")}).packages == {}
+    with pytest.raises(Problem, match="python"):
+        observation({**BUILT, "python": "3.10.4"})
+
+
+def test_nothing_differs_from_itself_also_after_it_was_recorded() -> None:
+    for each in CHANGES:
+        _, seen = case(each["name"])
+        recorded = observation(json.loads(json.dumps(encode(seen))))
+        assert recorded == seen
+        assert compare(recorded, seen) == ()
+
+
+def test_any_two_can_be_compared() -> None:
+    seen = [Observation("n1", File()), *(case(each["name"])[1] for each in CHANGES)]
+    for was, now in product(seen, seen):
+        changes = compare(was, now)
+        matter = [change.matters for change in changes]
+        assert matter == sorted(matter, reverse=True)
+        assert all(change.what for change in changes)
+
+
+def test_a_framework_without_its_usual_directories_is_observed(tmp_path: Path) -> None:
+    library = tmp_path / "mpi_lib.so"
+    library.write_bytes(b"\0libfoo.so\0")
+    found = load("observe_env").Environment(str(tmp_path)).linked(str(library), "torch", "/nowhere")
+    assert found["libraries"] == {}

@@ -65,20 +65,18 @@ def test_mpi_version(text: str, mpi: Mpi) -> None:
     assert parse_mpi_version(text) == mpi
 
 
+UNBOUND = "--bind-to none -x PATH -x LD_LIBRARY_PATH"
+
+
 @pytest.mark.parametrize(
     ("mpi", "ranks", "between"),
     [
-        ("Open MPI 4.1.4", 2, "--bind-to none -x PATH -x LD_LIBRARY_PATH"),
-        ("Open MPI 4.1.4", 3, "--oversubscribe --bind-to none -x PATH -x LD_LIBRARY_PATH"),
-        ("Open MPI 5.0.11", 2, "--bind-to none -x PATH -x LD_LIBRARY_PATH"),
-        (
-            "Open MPI 5.0.11",
-            3,
-            "--map-by :OVERSUBSCRIBE --bind-to none -x PATH -x LD_LIBRARY_PATH",
-        ),
-        ("Spectrum MPI 10.3", 2, "-bind-to none -x PATH -x LD_LIBRARY_PATH"),
+        ("Open MPI 4.1.4", 2, UNBOUND),
+        ("Open MPI 4.1.4", 3, f"--oversubscribe {UNBOUND}"),
+        ("Open MPI 5.0.11", 2, UNBOUND),
+        ("Open MPI 5.0.11", 3, f"--map-by :OVERSUBSCRIBE {UNBOUND}"),
+        ("Spectrum MPI 10.3", 2, UNBOUND.removeprefix("-")),
         # Hydra passes everything on by itself; with -genvlist, that and nothing else.
-        ("Intel MPI 2021.8", 3, ""),
         ("Hydra 4.1.1", 3, ""),
         ("unknown ", 3, ""),
     ],
@@ -279,16 +277,13 @@ def test_one_torchrun_on_each_host(tmp_path: Path) -> None:
 
 
 def test_srun_says_what_slurm_does_not_pass_on() -> None:
+    """To torchrun as well: in a job step it waited for cores forever."""
     assert ("SLURM_EXPORT_ENV", "ALL") in started("srun", PARTLY).env
-    remainder = train(hosts=(Host("a", 4), Host("b", 3)), placed=True)
-    assert "--ntasks-per-node=4" in started("srun", remainder).argv
-
-
-def test_torchrun_gets_of_srun_what_ranks_of_horovod_get() -> None:
-    """In a job step it waited for cores forever, and --export=NONE took its variables."""
     torch = started("torchrun", train(nested=True, interactive=True))
     assert {"--overlap", "--quit-on-interrupt"} <= {*torch.argv[: torch.argv.index("sh")]}
     assert ("SLURM_EXPORT_ENV", "ALL") in torch.env
+    remainder = train(hosts=(Host("a", 4), Host("b", 3)), placed=True)
+    assert "--ntasks-per-node=4" in started("srun", remainder).argv
 
 
 # ---------------------------------------------------------------- the network
@@ -305,12 +300,11 @@ def test_interfaces_to_use() -> None:
     assert ("NCCL_SOCKET_IFNAME", "ib0,ib1") in started("mpirun", what).env
     assert "-mca btl_tcp_if_include ib0,ib1 --mca oob_tcp_if_include ib0,ib1" in mpirun
     assert "exclude" not in mpirun
-    for name in ("horovodrun-gloo", "horovodrun-mpi"):
-        start = started(name, what)
-        assert " --network-interfaces ib0,ib1 " in " ".join(start.argv)
-        # It says these itself, and Open MPI takes them once only.
-        assert "btl_tcp_if_include" not in " ".join(start.argv)
-        assert "NCCL_SOCKET_IFNAME" not in dict(start.env)
+    start = started("horovodrun-mpi", what)
+    assert " --network-interfaces ib0,ib1 " in " ".join(start.argv)
+    # It says these itself, and Open MPI takes them once only.
+    assert "btl_tcp_if_include" not in " ".join(start.argv)
+    assert "NCCL_SOCKET_IFNAME" not in dict(start.env)
     srun = dict(started("srun", what).env)
     assert srun["NCCL_SOCKET_IFNAME"] == srun["OMPI_MCA_btl_tcp_if_include"] == "ib0,ib1"
 
@@ -349,15 +343,7 @@ def test_recipe_and_user_go_before_the_network() -> None:
 # ---------------------------------------------------------------- all of them
 
 
-KINDS = (
-    FOUR,
-    FIVE,
-    Mpi("Spectrum MPI"),
-    Mpi("Intel MPI"),
-    Mpi("Hydra"),
-    Mpi("MVAPICH"),
-    Mpi("Cray MPICH"),
-)
+KINDS = (FOUR, FIVE, Mpi("Spectrum MPI"), Mpi("Intel MPI"), Mpi("Hydra"), Mpi("Cray MPICH"))
 
 
 @pytest.mark.parametrize("mpi", KINDS, ids=lambda mpi: f"{mpi.kind} {mpi.version}")
@@ -390,30 +376,14 @@ def test_a_recipe_that_names_an_image_has_its_programs_there() -> None:
 
 
 def test_singularity_and_apptainer() -> None:
-    without = ("env", "-u", "OPAL_PREFIX", "-u", "PMIX_INSTALL_PREFIX")
-    assert inside(BOTH, "/home/ann") == (
-        *without,
-        "singularity",
-        "exec",
-        "--nv",
-        "--bind",
-        "/scratch",
-        "--bind",
-        "/data",
-        "/images/h.sif",
+    without = "env -u OPAL_PREFIX -u PMIX_INSTALL_PREFIX"
+    assert inside(BOTH, "/home/ann") == words(
+        f"{without} singularity exec --nv --bind /scratch --bind /data /images/h.sif"
     )
     amd = BOTH._replace(gpu="rocm", binds=(), runtime="apptainer")
-    assert inside(amd, "/", ("/a:/srv",)) == (
-        *without,
-        "apptainer",
-        "exec",
-        "--rocm",
-        "--bind",
-        "/a:/srv:ro",
-        "/images/h.sif",
-    )
-    assert inside(amd._replace(gpu="none"), "/")[-1] == "/images/h.sif"
-    assert "--rocm" not in inside(amd._replace(gpu="none"), "/")
+    line = f"{without} apptainer exec --rocm --bind /a:/srv:ro /images/h.sif"
+    assert inside(amd, "/", ("/a:/srv",)) == words(line)
+    assert inside(amd._replace(gpu="none"), "/") == words(f"{without} apptainer exec /images/h.sif")
 
 
 @pytest.mark.parametrize(
@@ -421,7 +391,6 @@ def test_singularity_and_apptainer() -> None:
     [
         ("/home/ann", ["/scratch", "/home/ann", "/a:/srv"]),
         ("/scratch/ann", ["/scratch", "/a:/srv"]),
-        ("/tmp/x", ["/scratch", "/a:/srv"]),
         ("/", ["/scratch", "/a:/srv"]),
         ("/scratch2", ["/scratch", "/scratch2", "/a:/srv"]),
     ],
@@ -440,10 +409,7 @@ def test_charliecloud_sees_the_folder_that_the_program_starts_in(
 @pytest.mark.parametrize("name", ["horovodrun-gloo", "horovodrun-mpi", "torchrun"])
 def test_a_launcher_of_the_image_starts_ranks_on_its_own_host_only(name: str) -> None:
     assert LAUNCHERS[name].provided
-    launch, words = (
-        Launch(TRAIN_IN_IMAGE, 2, mpi=Mpi("Open MPI", "4.1.8")),
-        inside(BOTH, "/"),
-    )
+    launch, words = Launch(TRAIN_IN_IMAGE, 2, mpi=FOUR), inside(BOTH, "/")
     here: list[tuple[Host, ...]] = [(), (Host("localhost", 2),), (Host("f1", 2),)]
     for hosts in here:
         argv = start_in_image(name, launch._replace(hosts=hosts), words, "f1.example.org").argv

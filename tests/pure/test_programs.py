@@ -24,8 +24,8 @@ from hvdenv.standalone.ranks.events import (
     Shown,
     TrainingStep,
 )
-from tests.rank_events import event, exited, run, started
 from tests.standalone import load
+from tests.support.rank_events import event, exited, run, started
 
 SIZE = 2
 END = ProgramEnd([3], "enough", libraries=["horovod", "torch"], initialised=True)

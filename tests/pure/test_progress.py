@@ -1,4 +1,4 @@
-"""What verify shows while it runs."""
+"""What build and verify show while they run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvdenv.command import Command
+from hvdenv.plans.step import Step
 from hvdenv.session import progress
-from hvdenv.session.progress import Live, Parts
+from hvdenv.session.progress import Lines, Live, Parts, Silent, choose
 
 
 @pytest.fixture
@@ -79,3 +81,38 @@ class Gone(io.StringIO):
 def test_a_terminal_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     Parts().tell("failed", "torch over MPI", "ranks died")
+
+
+def test_plain_lines_for_each_step(capsys: pytest.CaptureFixture[str], now: list[float]) -> None:
+    lines = Lines(12)
+    lines.step_started(6, Step("wheel", "compile", (Command(("x",)),)))
+    lines.step_line("[1/78] Building")
+    lines.step_line("noise")
+    lines.step_line("hvdenv: said by a probe")
+    lines.step_line("hvdenv: said by a probe")
+    now[0] += 30.0
+    lines.step_line("[7/78] Building")
+    lines.step_line("[8/78] Building")
+    lines.step_done(6, Step("wheel", "compile"), "", 31.25)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "[ 6/12] wheel: compile",
+        "        said by a probe",
+        "        compiled 7 of 78 objects, about 355 s left",
+        "[ 6/12] wheel: done (31.2 s)",
+    ]
+
+
+def test_verbose_shows_every_line_and_quiet_none(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Step("wheel", "compile")
+    with choose(12, quiet=False, verbose=False) as lines:
+        assert isinstance(lines, Lines) and not lines.view.live  # there is no terminal
+    with choose(12, quiet=False, verbose=True) as verbose:
+        verbose.step_line("noise")
+    with choose(12, quiet=True, verbose=False) as quiet:
+        assert type(quiet) is Silent
+        quiet.step_started(1, step)
+        quiet.step_line("noise")
+        quiet.step_done(1, step, "", 0.0)
+    assert capsys.readouterr().err == "        noise\n"

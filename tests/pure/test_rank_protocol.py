@@ -40,7 +40,8 @@ from hvdenv.verification.rank_run import (
     listener,
     read_events,
 )
-from tests.rank_events import (
+from tests.standalone import load
+from tests.support.rank_events import (
     event,
     exited,
     extension,
@@ -51,7 +52,6 @@ from tests.rank_events import (
     run,
     started,
 )
-from tests.standalone import load
 
 rank = load("rank")
 TOKEN = "0123abc"
@@ -85,31 +85,20 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
     assert read_events(damaged, TOKEN) in ([], [result(0)])
 
 
+STEP = {"host": "n1", "pid": 1, "event": "Timed", "what": "step", "amount": 1}
+
+
 @pytest.mark.parametrize(
     "table",
     [
         [],
+        "x",
+        {"host": 1},
         {"host": "n1", "pid": 1, "event": "Begun"},
         {"host": "n1", "pid": 1, "event": "Stage"},
-        {"host": 1},
         {"host": "n1", "pid": 10**300, "event": "Stage", "stage": ""},
-        {
-            "host": "n1",
-            "pid": 1,
-            "event": "Timed",
-            "what": "step",
-            "amount": 1,
-            "seconds": [10**400],
-        },
-        {
-            "host": "n1",
-            "pid": 1,
-            "event": "Timed",
-            "what": "step",
-            "amount": float("nan"),
-            "seconds": [],
-        },
-        "x",
+        {**STEP, "seconds": [10**400]},
+        {**STEP, "amount": float("nan"), "seconds": []},
     ],
 )
 def test_an_event_of_another_form_hides_no_other(table: object) -> None:
@@ -220,15 +209,12 @@ def test_how_a_crash_began_is_kept_though_its_backtrace_is_long() -> None:
     assert "Caught signal 11" in text and "uct_mm_iface_init" in text and text.endswith("\nlast")
 
 
-def test_good_run() -> None:
+def test_good_runs() -> None:
     judgement = judge_run(run(*good(3), size=3))
     assert judgement.status == "pass"
     assert "3 ranks on n1 agree on 30 reductions" in judgement.message
-
-
-def test_one_rank_agrees_with_nobody() -> None:
-    said = judge_run(run(*good(1), size=1)).message
-    assert said.startswith("1 rank on n1 is right about 30 reductions")
+    alone = judge_run(run(*good(1), size=1)).message
+    assert alone.startswith("1 rank on n1 is right about 30 reductions")
 
 
 @pytest.mark.parametrize("tests", [0, 29])
@@ -281,7 +267,6 @@ def test_time_without_a_core_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (0.0361, 0.0358, 1, ("0.0361", "0.0358")),
         (0.0361, 0.02, 1, ("0.04", "0.02")),
-        (1.0, 1.0, 3, ("1", "1")),
         (float("nan"), 0.5, 2, ("nan", "0.5")),
         (0.1 + 0.2, 0.3, 3, ("0.30000000000000004", "0.29999999999999999")),
     ],
@@ -342,27 +327,23 @@ def alone(library: str) -> list[Received]:
     return [*events, event(0, DataPath(mpi=library))]
 
 
+ENDED = [kind(number) for number in (0, 1) for kind in (started, exited)]
+
 # name: (run, what the message says, what the evidence shows)
 FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "no rank": (run(returncode=213, tail="no such host"), "started none of 2", "no such host"),
     "no rank in time": (run(timed_out=True, returncode=-9), "did not finish within 60 s", "mpirun x"),
     "singletons": (
-        run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
-            result(0, 1), result(0, 1, pid=101)),
+        run(*ENDED, result(0, 1), result(0, 1, pid=101)),
         "each reports that it is alone (size 1)", "OMPI_COMM_WORLD_RANK",
     ),
     "singletons with numbers of the launcher": (
-        run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
-            *(result(r, failed=2, own=2, wrong=["Sum int64"]) for r in (0, 1))),
+        run(*ENDED, *(result(r, failed=2, own=2, wrong=["Sum int64"]) for r in (0, 1))),
         "2 processes were started, but each gets its own input back: each is alone", "",
     ),
     "killed": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER), KILLED, returncode=137),
         "rank 1 on n1: was ended by SIGKILL", "last words",
-    ),
-    "crash after the results": (
-        run(*good()[:5], exited(1, code=-11, signal="SIGSEGV")),
-        "rank 1 on n1: was ended by SIGSEGV", "(no output)",
     ),
     "exit code": (
         run(started(0), started(1), exited(0, code=1, tail="ImportError: x"),
@@ -373,20 +354,15 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         run(*good()[:3], started(1), overdue(1, STACK), exited(1, **LATE)),
         "rank 1 on n1: did not finish within 60 s; results came from rank 0 on n1", "line 3 in wait",
     ),
-    "hang without a last word": (
-        run(*good()[:3], started(1), overdue(1, STACK)), "rank 1 on n1: did not finish", "in wait",
-    ),
     "lost": (run(*good()[:3], started(1)), "rank 1 on n1: disappeared without reporting an exit", "(no output)"),
-    "no result": (
-        run(*good()[:3], started(1), exited(1)), "rank 1 on n1: exited without a result", "",
-    ),
+    "no result": (run(*good()[:3], *ENDED[2:]), "rank 1 on n1: exited without a result", ""),
     "too few": (run(*good(2), size=3), "2 of 3 ranks reported; Horovod's size is 2, not 3", ""),
     "other size": (
-        run(*[kind(r) for r in (0, 1) for kind in (started, exited)], result(0, 4), result(1, 4)),
+        run(*ENDED, result(0, 4), result(1, 4)),
         "Horovod's size is 4, not 2", "size 4",
     ),
     "a rank twice": (
-        run(started(0), started(1), result(0), exited(0), exited(1), result(0, pid=101)),
+        run(*ENDED, result(0), result(0, pid=101)),
         "the ranks are [0, 0], not 0 to 1", "",
     ),
     "local ranks": (
@@ -446,7 +422,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         "rank 1 on n1: exited without a result", "closed by peer",
     ),
     "all gave up": (
-        run(started(0), started(1), exited(0, code=1, tail=CLOSED), exited(1, code=1, tail=CLOSED)),
+        run(*(kind for r in (0, 1) for kind in (started(r), exited(r, code=1, tail=CLOSED)))),
         "rank 0 on n1, rank 1 on n1: exited with code 1 (HorovodInternalError: Horovod has", "",
     ),
     "a crash, and the kill of another rank by the scheduler": (
@@ -454,10 +430,6 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
             tail=SRUN_SAYS, returncode=139),
         "rank 0 on n1: was ended by SIGSEGV: a process crashed in libuct.so (uct_mm_iface_init), and UCX is in its backtrace",
         "task 1: Killed",
-    ),
-    "a crash without a backtrace, and the kill": (
-        run(started(0), started(1), exited(0, code=-7, signal="SIGBUS"), tail=SRUN_SAYS),
-        "rank 0 on n1: was ended by SIGBUS", "task 1: Killed",
     ),
     "stopped": (
         run(started(0), overdue(0, STACK), exited(0, **LATE),
@@ -545,24 +517,17 @@ def test_a_kill_is_explained_by_what_the_launcher_reports_of_that_rank() -> None
 
 
 def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:
-    late = [
-        started(0),
-        overdue(0, "in wait"),
-        exited(0, code=-9, signal="SIGKILL", ended_by="deadline"),
-    ]
+    late = [started(0), overdue(0, "in wait"), exited(0, **LATE)]
     said = "mpirun noticed that process rank 0 with PID 0 on node n1 exited on signal 9 (Killed)."
     judgement = judge_run(run(*late, size=1, tail=said, returncode=137, timeout=60.0))
-    assert (
-        judgement.message == "rank 0 on n1: did not finish within 60 s; results came from no rank"
-    )
+    message = "rank 0 on n1: did not finish within 60 s; results came from no rank"
+    assert judgement.message == message
     assert said in judgement.evidence
 
 
 def test_ranks_of_the_same_environment_are_not_told_apart() -> None:
-    assert (
-        judge_run(run(*good(), extension(0), extension(1, python="/copy/bin/python"))).status
-        == "pass"
-    )
+    same = run(*good(), extension(0), extension(1, python="/copy/bin/python"))
+    assert judge_run(same).status == "pass"
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,7 @@ def test_whole_report() -> None:
 
 
 def test_ranks_that_failed_are_listed() -> None:
-    rank = RankRecord(
-        rank=1,
-        host="n1",
-        local_rank=0,
-        pid=7,
-        device="cpu",
-        framework="torch",
-        controller="MPI",
-        status="fail",
-        cause="was ended by \x1bSIGKILL",
-    )
+    rank = RankRecord(1, "n1", 0, 7, "cpu", "torch", "MPI", "fail", "was ended by \x1bSIGKILL")
     right = rank._replace(rank=0, status="pass", cause="")
     text = render(report(FAIL, ranks=(right, rank)))
     assert (
@@ -104,13 +94,8 @@ def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> 
 
 
 WRONG = [
-    Finding(
-        "collectives",
-        f"{name}, torch over MPI",
-        "fail",
-        f"wrong {name}",
-        f"cases of {name}",
-        "rebuild it",
+    Finding("collectives", f"{name}, torch over MPI", "fail", f"wrong {name}")._replace(
+        evidence=f"cases of {name}", remedy="rebuild it"
     )
     for name in ("allgather", "alltoall", "broadcast")
 ]
@@ -241,16 +226,8 @@ def test_a_program_counts_the_same(everything: Report) -> None:
     document = read(everything)
     assert (document.tests, document.failures, document.errors) == (16, 3, 1)
     assert document.time == 61.3
-    assert [suite.name for suite in document] == [
-        "check-build",
-        "files",
-        "extension",
-        "allreduce",
-        "operation",
-        "data-path",
-        "launcher",
-        "ranks",
-    ]
+    suites = "check-build files extension allreduce operation data-path launcher ranks"
+    assert [suite.name for suite in document] == suites.split()
     assert sum(suite.skipped for suite in document) == 3
     for suite in document:
         counts = suite.tests, suite.failures, suite.errors, suite.skipped
@@ -259,9 +236,8 @@ def test_a_program_counts_the_same(everything: Report) -> None:
         assert suite.hostname == "gpu32.cluster.example.org"
         assert suite.timestamp == "2026-11-21T13:00:00+01:00"
         properties = {each.name: each.value for each in suite.properties()}  # type: ignore[no-untyped-call]
-        assert properties["verdict"] == "fail"
-        assert properties["recipe"] == "neuron+nccl"
-        assert properties["MPI"] == "Open MPI 5.0.11"
+        known = {"verdict": "fail", "recipe": "neuron+nccl", "MPI": "Open MPI 5.0.11"}
+        assert properties.items() >= known.items()
 
 
 def test_times_that_are_no_numbers_are_left_out(everything: Report) -> None:
@@ -285,28 +261,25 @@ def test_each_rank_is_a_case(everything: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "kind", "said"),
     [
-        ("fail", junitparser.Failure),
-        ("error", junitparser.Error),
-        ("skip", junitparser.Skipped),
-        ("unproven", junitparser.Skipped),
+        ("fail", junitparser.Failure, ""),
+        ("error", junitparser.Error, ""),
+        ("skip", junitparser.Skipped, ""),
+        ("unproven", junitparser.Skipped, "unproven: "),
     ],
 )
-def test_what_did_not_pass(status: Status, kind: type) -> None:
-    (suite,) = read(junit_report(JUNIT_FAIL._replace(status=status)))
-    (case,) = suite
+def test_what_did_not_pass(status: Status, kind: type, said: str) -> None:
+    ((case,),) = read(junit_report(JUNIT_FAIL._replace(status=status)))
     assert (case.classname, case.name) == ("hvdenv.allreduce", "torch over MPI")
     (result,) = case.result
     assert type(result) is kind
-    message = {"unproven": "unproven: rank 1 died"}.get(status, "rank 1 died")
-    assert (result.type, result.message) == (status, message)
+    assert (result.type, result.message) == (status, f"{said}rank 1 died")
     assert result.text == "rank 1 died\n\nlast words\n\nwhat to do: look there"
 
 
 def test_what_passed() -> None:
-    (suite,) = read(junit_report(JUNIT_FAIL._replace(status="pass", remedy="")))
-    (case,) = suite
+    ((case,),) = read(junit_report(JUNIT_FAIL._replace(status="pass", remedy="")))
     assert case.is_passed
     assert case.system_out == "rank 1 died\n\nlast words"
 
@@ -317,14 +290,16 @@ def test_no_case_hides_another() -> None:
 
 
 def test_times() -> None:
-    good = (("extension", "torch"), ("operation", "MPI in torch"))
-    findings = (JUNIT_FAIL, JUNIT_FAIL, *(Finding(*each, "pass", "good") for each in good))
-    values = (
-        ("torch over MPI", 2.5, "s"),
-        ("extension of torch", 0.25, "s"),
-        ("MPI in torch", 7.0, "GB/s"),
+    findings = (
+        *(JUNIT_FAIL, JUNIT_FAIL),
+        Finding("extension", "torch", "pass", "good"),
+        Finding("operation", "MPI in torch", "pass", "good"),
     )
-    measurements = tuple(Measurement(*each) for each in values)
+    measurements = (
+        Measurement("torch over MPI", 2.5, "s"),
+        Measurement("extension of torch", 0.25, "s"),
+        Measurement("MPI in torch", 7.0, "GB/s"),
+    )
     allreduce, extension, operation = read(junit_report(*findings, measurements=measurements))
     # What took the time once is counted once.
     assert [case.time for case in allreduce] == [2.5, None]

@@ -89,23 +89,12 @@ FIGURE = {"name": "n", "value": 1, "unit": "s"}
         ("findings", ["text"], "findings.0.: expected a table, found 'text'"),
         ("findings", [{"check": "a"}], "findings.0..subject: this key is required"),
         ("findings", [{**GOOD, "status": "good"}], "findings.0..status: expected one of"),
-        (
-            "measurements",
-            [{**FIGURE, "ranks": True}],
-            "measurements.0..ranks: expected a whole number, found true",
-        ),
+        ("measurements", [{**FIGURE, "ranks": True}], "ranks: expected a whole number, found true"),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_what_is_no_report_is_refused(key: str, value: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Report.from_json(changed(**{key: value}))
-    others: tuple[object, ...] = (["a list"], {})
-    for other in others:
-        with pytest.raises(ValueError, match="its schema is not one of"):
-            Report.from_json(other)
-    with pytest.raises(ValueError, match="recipe: this key is required and missing; prefix: this"):
-        Report.from_json({"schema": SCHEMA})
 
 
 @pytest.fixture
@@ -117,10 +106,8 @@ def kept(cases: Path) -> str:
 @pytest.fixture
 def good(tmp_path: Path) -> str:
     """One whose verdict is pass."""
-    finding = Finding("allreduce", "torch over MPI", "pass", "right sums")
     path = tmp_path / "good.json"
-    report = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (finding,))
-    path.write_text(json.dumps(report.to_json()))
+    path.write_text(json.dumps(REPORT.to_json()))
     return str(path)
 
 
@@ -215,11 +202,13 @@ def test_a_folder_of_others_is_said_first(
     [
         ("", "this is not a report of verify: Expecting value"),
         ("{}", "this is not a report of verify: its schema is not one of"),
+        ('["a list"]', "this is not a report of verify: its schema is not one of"),
+        (json.dumps({"schema": SCHEMA}), "this is not a report of verify: recipe: this key is"),
         ("[" * 100000, "this is not a report of verify"),
         ("\xff", "this is not a report of verify"),
         (None, "cannot read it: No such file or directory"),
     ],
-    ids=["empty", "another object", "deep", "not UTF-8", "not there"],
+    ids=["empty", "another object", "a list", "a part", "deep", "not UTF-8", "not there"],
 )
 def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     path = tmp_path / "report.json"
@@ -229,10 +218,6 @@ def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvden
     assert f"error: --report {path}: {problem}" in said
 
 
-@pytest.mark.parametrize(
-    "words", [["local"], ["--prefix", "/env"], ["--where", "compute"]], ids=str
-)
-def test_a_kept_report_is_of_no_other_environment(
-    words: list[str], kept: str, hvdenv: Hvdenv
-) -> None:
-    assert "verifies nothing" in hvdenv("verify", *words, "--report", kept, code=2).err
+@pytest.mark.parametrize("words", ["local", "--prefix /env", "--where compute"])
+def test_a_kept_report_is_of_no_other_environment(words: str, kept: str, hvdenv: Hvdenv) -> None:
+    assert "verifies nothing" in hvdenv("verify", *words.split(), "--report", kept, code=2).err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,11 +31,17 @@ PACKAGES = f"lib/{VERSION}/site-packages"
 LAUNCHER = "#!/bin/sh\nexec env\n"
 
 
+@pytest.fixture(scope="session")
+def first_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment without packages, which tests copy."""
+    folder = tmp_path_factory.mktemp("venvs") / "first"
+    subprocess.run([BASE, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
 @pytest.fixture
-def venv(tmp_path: Path) -> Path:
-    """A virtual environment without packages."""
-    subprocess.run([BASE, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    return tmp_path / "venv"
+def venv(first_venv: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(first_venv, tmp_path / "venv", symlinks=True)
 
 
 def put_horovod(folder: Path) -> Path:
@@ -75,15 +82,8 @@ def test_files_show_what_python_imports(way: str, venv: Path, tmp_path: Path) ->
     other = put_horovod(tmp_path / "elsewhere")
     {**SEEN, **UNSEEN}[way](venv, other)
     ask = "import importlib.util as u; print(bool(u.find_spec('horovod')))"
-    asked = subprocess.run(
-        [venv / "bin/python", "-s", "-c", ask],
-        text=True,
-        capture_output=True,
-        check=True,
-        env={},
-        cwd="/",
-    ).stdout.strip()
-    assert (asked == "True", bool(horovod_in(venv))) == (way in SEEN, way in SEEN)
+    asked = subprocess.check_output([venv / "bin/python", "-s", "-c", ask], env={}, cwd="/")
+    assert (asked == b"True\n", bool(horovod_in(venv))) == (way in SEEN, way in SEEN)
     assert horovod_in(venv, f"relative:{other}") == other / "horovod"
 
 
@@ -192,39 +192,30 @@ def test_without_any_environment(shell: pytest.MonkeyPatch, hvdenv: Hvdenv) -> N
 
 def variables_in(venv: Path, *words: str) -> dict[str, str]:
     given = {"PYTHONPATH": "/modules", "PYTHONHOME": "/nowhere", "OPAL_PREFIX": "/mpi"}
-    done = subprocess.run(
-        [PROGRAM, *words],
-        env={**os.environ, **given},
-        text=True,
-        capture_output=True,
-        check=True,
-        input="env\n",
+    shown = subprocess.check_output(
+        [PROGRAM, *words], env={**os.environ, **given}, text=True, input="env\n"
     )
-    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
-@pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+@pytest.mark.parametrize("command", ["run", "shell"])
 def test_programs_run_in_an_environment_that_hvdenv_did_not_build(
-    kind: str, venv: Path, shell: pytest.MonkeyPatch
+    command: str, venv: Path, shell: pytest.MonkeyPatch
 ) -> None:
-    foreign(venv)
+    shell.setenv("SHELL", "/bin/bash")
+    given = ("--prefix", str(foreign(venv)), *(("--", "true") if command == "run" else ()))
+    clean = variables_in(venv, command, "--clean", *given)
+    assert not {"PYTHONPATH", "OPAL_PREFIX"} & clean.keys()
+    kind = {"run": "VIRTUAL_ENV", "shell": "CONDA_PREFIX"}[command]
     if kind == "CONDA_PREFIX":
         (venv / "conda-meta").mkdir()
         write(venv / "etc/conda/activate.d/own.sh", "export OF_PACKAGE=1\n")
-    shell.setenv("SHELL", "/bin/bash")
-    ways = [
-        ("run", "--prefix", str(venv), "--", "true"),
-        ("shell", "--prefix", str(venv)),
-    ]
-    for words in ways:
-        seen = variables_in(venv, *words)
-        assert seen[kind] == str(venv)
-        assert seen["PATH"].split(":")[0] == f"{venv}/bin"
-        assert (seen["PYTHONNOUSERSITE"], seen["PYTHONPATH"]) == ("1", "/modules")
-        assert "PYTHONHOME" not in seen
-        assert ("OF_PACKAGE" in seen) == (kind == "CONDA_PREFIX")
-        clean = variables_in(venv, words[0], "--clean", *words[1:])
-        assert not {"PYTHONPATH", "OPAL_PREFIX"} & clean.keys()
+    seen = variables_in(venv, command, *given)
+    assert seen[kind] == str(venv)
+    assert seen["PATH"].split(":")[0] == f"{venv}/bin"
+    assert (seen["PYTHONNOUSERSITE"], seen["PYTHONPATH"]) == ("1", "/modules")
+    assert "PYTHONHOME" not in seen
+    assert ("OF_PACKAGE" in seen) == (kind == "CONDA_PREFIX")
 
 
 def test_programs_of_horovod_may_be_those_of_another_environment(
@@ -244,26 +235,19 @@ def test_python_path_hides_a_horovod_that_a_pth_file_names(venv: Path, tmp_path:
     for name in ("other", "fake"):
         write(tmp_path / name / "horovod/__init__.py", "")
     write(venv / PACKAGES / "x.pth", str(tmp_path / "other"))
-    done = subprocess.run(
+    printed = subprocess.check_output(
         [venv / "bin/python", INSPECT_PROGRAMS / "extension.py", "torch"],
         env={"PYTHONPATH": str(tmp_path / "fake")},
-        capture_output=True,
-        text=True,
-        check=True,
     )
-    facts = json.loads(base64.b64decode(done.stdout.split()[-1]))
+    facts = json.loads(base64.b64decode(printed.split()[-1]))
     assert facts["shadowed"] == {"horovod": str(tmp_path / "fake")}
 
 
 def test_a_folder_without_python_or_horovod_is_refused(
     venv: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    for folder, said in (
-        (tmp_path / "empty", "not a Python environment"),
-        (venv, "Horovod is not installed"),
-    ):
-        for command in ("run", "verify"):
-            program = ("--", "true") if command == "run" else ()
-            code = 125 if command == "run" else 2
-            assert said in hvdenv(command, "--prefix", str(folder), *program, code=code).err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder, said in ((empty, "not a Python environment"), (venv, "Horovod is not installed")):
+        assert said in hvdenv("verify", "--prefix", str(folder), code=2).err
+        assert said in hvdenv("run", "--prefix", str(folder), "--", "true", code=125).err

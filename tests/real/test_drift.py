@@ -23,8 +23,8 @@ from hvdenv.sites import module_shell
 from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup
-from tests.evidence import evidence
 from tests.real.doctored import TIMEOUT, make_copy, purelib
+from tests.support.evidence import evidence
 from tests.support.modulesystems import KINDS, cache_folder, install, write_module
 
 

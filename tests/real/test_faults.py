@@ -32,7 +32,6 @@ from hvdenv.verification import installation_checks as checks
 from hvdenv.verification.datapath import rank_records
 from hvdenv.verification.setup import TWO_RANKS, Setup
 from hvdenv.verification.verify import EXERCISES, verify
-from tests.evidence import evidence
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
@@ -47,6 +46,7 @@ from tests.real.doctored import (
     without_check_build,
 )
 from tests.standin import Cluster
+from tests.support.evidence import evidence
 from tests.waiting import wait_until
 
 TORCH = Expectation(("torch",), ("MPI", "Gloo"))

@@ -21,7 +21,6 @@ from hvdenv.verification import inspection, rank_judgement, rank_run
 from hvdenv.verification.installation_checks import check_extension
 from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import EXERCISES, verify
-from tests.evidence import evidence
 from tests.real.doctored import (
     TIMEOUT,
     found,
@@ -31,6 +30,7 @@ from tests.real.doctored import (
     purelib,
     run_ranks,
 )
+from tests.support.evidence import evidence
 from tests.waiting import wait_until
 
 BOTH = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
