@@ -160,14 +160,10 @@ def test_words_arrive_as_they_are(
     *printed, last = done.stdout.split(b"\0")
     assert printed == [word.encode() for word in batch.command]
     assert last == b"hvdenv: job 7 ended with exit code 0\n"
+    assert quote("\udcff\n") == r"$'\xff\x0a'"  # which is no text
     batch = batch._replace(launch=("sh", "-c", 'printf %s "$X"'), command=())
     done = run(script(DIALECTS["slurm"], batch), folder)
     assert done.stdout.rpartition(b"hvdenv: job")[0] == value.encode()
-
-
-def test_words_that_are_no_text() -> None:
-    assert quote("\udcff\n") == r"$'\xff\x0a'"
-    assert quote("a b") == "'a b'"
 
 
 def test_a_script_stops_where_its_folder_or_environment_is_missing(tmp_path: Path) -> None:
@@ -262,12 +258,6 @@ def test_values_that_would_be_more_than_one(scheduler: str, field: str, value: A
     assert caught.value.remedy
 
 
-def test_the_name_of_a_gpu_is_one_word() -> None:
-    batch = PLAIN._replace(job=Job(gpus_per_node=1), partition=Partition(gpus=4, gpu="x:1,y"))
-    with pytest.raises(UsageError, match="x:1,y"):
-        script(DIALECTS["slurm"], batch)
-
-
 def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
     def gpus(**values: Any) -> list[str]:
         batch = PLAIN._replace(job=Job(**values), partition=Partition(gpus=4, gpu="A100"))
@@ -277,6 +267,9 @@ def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
     assert gpus(gpus_per_node=4, gpu_option="gpus-per-node") == ["#SBATCH --gpus-per-node=A100:4"]
     assert gpus(gpus_per_node=4, gpu_option="none") == []
     assert gpus(gpus_per_node=0) == []
+    batch = PLAIN._replace(job=Job(gpus_per_node=1), partition=Partition(gpus=4, gpu="x:1,y"))
+    with pytest.raises(UsageError, match="x:1,y"):
+        script(DIALECTS["slurm"], batch)
 
 
 # ---------------------------------------------------------------- times

@@ -109,6 +109,10 @@ def test_all_figures_become_measurements() -> None:
     ]
     latencies = [each.value for each in found if each.name == "allreduce latency"]
     assert latencies == [85, 16000, 3, 12000]
+    # The fastest of several runs is the yardstick.
+    runs = [Yardstick((), "no mpicc"), *(Yardstick((point("1MiB", s),)) for s in (9.0, 1.0, 2.0))]
+    found = list(bench.measurements([Benchmark(SUBJECT, GOOD, each) for each in runs]))
+    assert [e.value for e in found if e.subject == "MPI alone" and e.unit == "us"] == [1e6]
 
 
 def test_one_rank_has_no_bandwidth() -> None:
@@ -117,12 +121,6 @@ def test_one_rank_has_no_bandwidth() -> None:
     names = {each.name for each in bench.measurements([benchmark])}
     assert names == {"allreduce latency", "training speed"}
     assert bench.judge_speed(benchmark, ()).message == "1 KiB: 1000 us; 1280 samples/s"
-
-
-def test_the_fastest_of_several_runs_is_the_yardstick() -> None:
-    runs = [Yardstick((), "no mpicc"), *(Yardstick((point("1MiB", s),)) for s in (9.0, 1.0, 2.0))]
-    found = bench.measurements([Benchmark(SUBJECT, GOOD, each) for each in runs])
-    assert [e.value for e in found if e.subject == "MPI alone" and e.unit == "us"] == [1e6]
 
 
 # Judgements
@@ -136,9 +134,6 @@ def test_good_figures() -> None:
     )
     line = " ".join(judgement.evidence.splitlines()[2].split())
     assert line == "64 MiB 16000.0 14400.0 16000.0 16000.0 4.194 75 %"
-
-
-def test_what_was_not_measured_is_told() -> None:
     ended = run(2, *measured(**{"64MiB": 0.016}), BenchEnd(256 * MIB, "memory"))
     judgement = bench.judge_speed(Benchmark(SUBJECT, ended, MPI), ())
     assert judgement.evidence.endswith(
@@ -153,6 +148,12 @@ def test_bounds_of_references(case: dict[str, Any]) -> None:
     bounds = {name: case[name] for name in ("lower", "upper") if name in case}
     reference = Reference("allreduce bandwidth", SUBJECT, case["value"], "GB/s", "64MiB", **bounds)
     assert bench.missed(case["found"], reference) == case["said"]
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-0.1, None), (None, 0.1)])
+def test_nan_misses_every_reference(lower: float | None, upper: float | None) -> None:
+    reference = REFERENCE._replace(lower=lower, upper=upper)
+    assert bench.missed(math.nan, reference).startswith("is nan GB/s, ")
 
 
 def judged(*references: Reference) -> tuple[str, str]:
@@ -217,12 +218,6 @@ def test_times_that_no_clock_can_show_are_no_figures(what: str, seconds: list[fl
     )
     assert evidence == f"rank 0 on n1: seconds {seconds} for {64 * MIB}"
     assert {each.ranks for each in bench.measurements([odd]) if each.subject == SUBJECT} == {1}
-
-
-@pytest.mark.parametrize(("lower", "upper"), [(-0.1, None), (None, 0.1)])
-def test_nan_misses_every_reference(lower: float | None, upper: float | None) -> None:
-    reference = REFERENCE._replace(lower=lower, upper=upper)
-    assert bench.missed(math.nan, reference).startswith("is nan GB/s, ")
 
 
 def test_without_a_yardstick_it_is_said_why() -> None:
@@ -303,9 +298,6 @@ class Clock:
 def test_how_often_ranks_measure(one: float, limit: float, repeats: int, rounds: int) -> None:
     found, each = RANK_BENCH.measure(Clock(one, limit), lambda: None, 0.5)
     assert (each, len(found)) == (repeats, rounds)
-
-
-def test_sizes_of_messages_are_those_of_references() -> None:
     assert list(RANK_BENCH.SIZES) == list(SIZES.values())
 
 

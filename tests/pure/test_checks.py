@@ -20,7 +20,7 @@ from hvdenv.environments.manifest import Difference
 from hvdenv.errors import IncompatibleError, InterruptedRunError, StepError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports import junit, page, render
-from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
+from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status
 from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import (
     ExtensionFacts,
@@ -48,7 +48,7 @@ from tests.support.evidence import by_framework, evidence, failed, outcome
 from tests.support.rank_events import exited, good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
-ANYTHING = Expectation()
+ANYTHING, ONLY_GLOO = Expectation(), Expectation(("torch",), ("Gloo",))
 LAUNCHERS = ("mpirun", "horovodrun-gloo")
 MPI = (Mpi("Open MPI", "5.0.11"), "/env/bin/mpirun (Open MPI 5.0.11)")
 
@@ -333,10 +333,7 @@ def test_allreduce() -> None:
     assert (good.status, good.subject) == ("pass", "torch over MPI")
     (bad,) = judge_allreduce(extension("torch"), rank_run(failed=1))
     assert bad.status == "fail"
-    only_gloo = Expectation(("torch",), ("Gloo",))
     assert not judge_allreduce(absent("torch"), None)
-    (extra,) = judge_allreduce(extension("torch"), None, expectation=only_gloo)
-    assert (extra.status, extra.message) == ("skip", "not requested, so not tried")
 
 
 @pytest.mark.parametrize(
@@ -348,6 +345,7 @@ def test_allreduce() -> None:
         (extension("torch"), {"launchers": ("horovodrun-gloo",)}, "unproven", "over MPI"),
         (extension("mxnet"), {"expectation": ANYTHING}, "unproven", "no rank program for mxnet"),
         (extension("mxnet"), {}, "skip", "not requested, so not tried"),
+        (extension("torch"), {"expectation": ONLY_GLOO}, "skip", "not requested, so not tried"),
     ],
 )
 def test_allreduce_that_was_not_run(
@@ -415,15 +413,11 @@ def test_operations() -> None:
     found = operations(extension("torch"), rank_run(), ANYTHING)
     assert found == {"MPI in torch": "pass", "Gloo in torch": "unproven"}
     assert not operations(extension("torch"), rank_run(), Expectation(("tensorflow",)))
+    on_gpus = extension("torch", built={"NCCL": 21602}, gpus=4)
+    (finding,) = operation_findings(on_gpus, None, Expectation(operations=("NCCL",)))
+    assert (finding.status, "there are GPUs" in finding.message) == ("unproven", True)
     found = operations(extension("torch"), rank_run(), Expectation(("torch",), ("MPI",)))
     assert found == {"MPI in torch": "pass", "Gloo in torch": "skip"}
-
-
-def test_nccl_on_a_host_with_gpus_is_not_proven_either() -> None:
-    found = extension("torch", built={"NCCL": 21602}, gpus=4)
-    (finding,) = operation_findings(found, None, Expectation(operations=("NCCL",)))
-    assert finding.status == "unproven"
-    assert "there are GPUs" in finding.message
 
 
 def test_table() -> None:
@@ -480,20 +474,19 @@ def test_each_framework_trains_over_one_of_the_expected_controllers(
 @pytest.mark.parametrize(
     ("frameworks", "controllers", "with_two"),
     [
-        (("tensorflow", "torch"), ("MPI", "Gloo"), ["tensorflow MPI", "torch Gloo"]),
-        (("tensorflow", "torch"), ("MPI",), []),
-        (("torch",), ("MPI", "Gloo"), []),  # over Gloo nothing else runs on three
+        ("tensorflow torch", "MPI Gloo", ["tensorflow MPI", "torch Gloo"]),
+        ("tensorflow torch", "MPI", []),
+        ("torch", "MPI Gloo", []),  # over Gloo nothing else runs on three
     ],
 )
 def test_runs_whose_framework_and_controller_others_prove_have_two_ranks(
-    frameworks: tuple[str, ...], controllers: tuple[str, ...], with_two: list[str]
+    frameworks: str, controllers: str, with_two: list[str]
 ) -> None:
-    pairs = [Pair(framework, each) for framework in frameworks for each in controllers]
-    mine = setup(launch=Launch((), 3), expectation=Expectation(frameworks, controllers))
-    ranks = {
-        " ".join(pair): each.launch.ranks
-        for pair, each in setups_of_runs(mine._replace(two_for_repeats=True), pairs).items()
-    }
+    built, over = tuple(frameworks.split()), tuple(controllers.split())
+    pairs = [Pair(framework, each) for framework in built for each in over]
+    mine = setup(launch=Launch((), 3), expectation=Expectation(built, over))
+    found = setups_of_runs(mine._replace(two_for_repeats=True), pairs)
+    ranks = {" ".join(pair): each.launch.ranks for pair, each in found.items()}
     assert ranks == {name: 2 if name in with_two else 3 for name in ranks}
     assert {each.launch.ranks for each in setups_of_runs(mine, pairs).values()} == {3}
 
@@ -517,6 +510,9 @@ def test_variables_that_the_activation_unsets_are_named() -> None:
 
 def test_variables_that_change_results_are_named() -> None:
     assert said_of(Shell({})) == []
+    (finding,) = said_of(Shell({}, ("LD_PRELOAD", "NCCL_ALGO")))
+    dropped = "--clean drops LD_PRELOAD, NCCL_ALGO; `hvdenv run --clean` does the same"
+    assert finding.message == dropped
     mine = {"HOROVOD_API_TOKEN": "x1y2", "HOROVOD_TIMELINE": "t.json", "LD_PRELOAD": "w.so"}
     (finding,) = said_of(Shell(mine))
     assert (finding.subject, finding.status) == ("your shell", "pass")
@@ -530,12 +526,6 @@ def test_variables_that_change_results_are_named() -> None:
         "LD_PRELOAD=w.so",
         "not passed on by horovodrun-gloo: HOROVOD_API_TOKEN, LD_PRELOAD",
     ]
-
-
-def test_variables_that_are_dropped_are_named() -> None:
-    (finding,) = said_of(Shell({}, ("LD_PRELOAD", "NCCL_ALGO")))
-    dropped = "--clean drops LD_PRELOAD, NCCL_ALGO; `hvdenv run --clean` does the same"
-    assert finding.message == dropped
 
 
 @pytest.mark.parametrize(
@@ -763,6 +753,10 @@ def test_each_error_of_its_own_is_a_finding() -> None:
     wrong = GOOD._replace(changed_files=odd, observed=odd, rendezvous=odd, libraries=odd)
     checks = [each.check for each in errors_of(wrong)]
     assert checks == ["files", "drift", "rendezvous", "shadowing"]
+    stopped = failed(InterruptedRunError())
+    (finding,) = errors_of(GOOD._replace(rendezvous=stopped, changed_files=stopped))
+    assert finding.check == "interrupted"
+    assert finding.message == "it was ended before it could judge: files, rendezvous"
 
 
 def test_an_error_is_one_finding_whatever_it_keeps_from_being_judged() -> None:
@@ -781,13 +775,6 @@ def test_an_error_is_one_finding_whatever_it_keeps_from_being_judged() -> None:
 
 def errors_of(found: Evidence) -> list[Finding]:
     return [each for each in judge_evidence(setup(), found) if each.status == "error"]
-
-
-def test_checks_that_were_interrupted_are_one_finding() -> None:
-    stopped = failed(InterruptedRunError())
-    (finding,) = errors_of(GOOD._replace(rendezvous=stopped, changed_files=stopped))
-    assert finding.check == "interrupted"
-    assert finding.message == "it was ended before it could judge: files, rendezvous"
 
 
 FAILED = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy="rebuild Horovod")
@@ -816,12 +803,3 @@ def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first(
     assert found == finding._replace(remedy=remedy)
     (found,) = with_first_remedy([FAILED], mine, GOOD._replace(changed_files=known(LOST)))
     assert found.remedy.startswith("files are damaged")
-
-
-def test_proof_needs_a_pass() -> None:
-    assert not proven([], "controllers", "MPI")
-    skipped = Finding("allreduce", "torch over MPI", "skip", "", about=About(("torch",), ("MPI",)))
-    assert not proven([skipped], "controllers", "MPI")
-    other = skipped._replace(status="pass")
-    assert proven([skipped, other], "controllers", "MPI")
-    assert not proven([skipped, other, other._replace(status="unproven")], "controllers", "MPI")

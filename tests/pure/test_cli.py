@@ -44,9 +44,6 @@ def test_help(hvdenv: Hvdenv) -> None:
     assert all(f"\n  {command:12}{summary}\n" in said for command, summary in COMMANDS.items())
     assert re.findall(r"^(\w+):$", said, re.MULTILINE) == [*GROUPS, "options", "examples"]
     assert "exit codes:" in said
-
-
-def test_version(hvdenv: Hvdenv) -> None:
     assert hvdenv("--version").out == f"hvdenv {__version__}\n"
 
 
@@ -191,7 +188,7 @@ def fail(error: BaseException) -> Any:
     return run
 
 
-def test_a_bug_gives_70_and_a_text_to_paste(
+def test_a_bug_gives_70_and_a_text_to_paste_and_an_interruption_130(
     monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     with_command(monkeypatch, fail(ValueError("https://u:secret@host")))
@@ -200,6 +197,8 @@ def test_a_bug_gives_70_and_a_text_to_paste(
     assert said.err.startswith(f"this is a bug in hvdenv {__version__} (Python 3.")
     assert "Traceback (most recent call last)" in said.err
     assert "ValueError: https://***@host" in said.err
+    with_command(monkeypatch, fail(KeyboardInterrupt()))
+    assert "interrupted" in hvdenv("recipes", code=130).err
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
@@ -210,11 +209,6 @@ def test_what_a_file_system_refuses_is_no_bug(
     said = hvdenv("recipes", code=5).err
     assert f"/data/x: cannot read or write: {os.strerror(number)}" in said
     assert "bug" not in said
-
-
-def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
-    with_command(monkeypatch, fail(KeyboardInterrupt()))
-    assert "interrupted" in hvdenv("recipes", code=130).err
 
 
 def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
@@ -235,8 +229,7 @@ def test_recipes(hvdenv: Hvdenv) -> None:
     said = hvdenv("recipes").out
     assert re.search(r"^local +One plain Linux machine", said, re.MULTILINE)
     assert "variants: keras2, openmpi5, tensorflow, torch" in said
-    listed = json.loads(hvdenv("recipes", "--json").out)
-    (local,) = (each for each in listed if each["name"] == "local")
+    (local,) = (e for e in json.loads(hvdenv("recipes", "--json").out) if e["name"] == "local")
     assert local["variants"] == ["keras2", "openmpi5", "tensorflow", "torch"]
     assert local["status"] == "tested"
 

@@ -85,14 +85,15 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], n
     assert "rank 0 on n1: " in judgement.evidence and "1 wrong" in judgement.evidence
 
 
+HIDDEN = "x: https://me:pw@host\x1b[31m"
 WRONG: dict[str, tuple[list[Received], str]] = {
     "on both": (
         [report(rank, wrong=2, cases=["float32 17: element 0 is 1", "b"]) for rank in (0, 1)],
         "wrong on each of 2 ranks, in 2 of 5 cases: float32 17: element 0 is 1",
     ),
     "given up": (
-        [report(r, right=0, wrong=1, cases=["x: shut down"], ended="shut down") for r in (0, 1)],
-        "wrong on each of 2 ranks, in 1 of 1 cases: x: shut down; nothing was tried after that",
+        [report(r, right=0, wrong=1, cases=[HIDDEN], ended="shut down") for r in (0, 1)],
+        "wrong on each of 2 ranks, in 1 of 1 cases: x: https://***@host; nothing was tried after that",
     ),
     "no float32": (
         [report(r, skipped=[["float32", "Tensor type x is not supported", 4]]) for r in (0, 1)],
@@ -113,6 +114,7 @@ def test_wrong(name: str) -> None:
     ((operation, judgement),) = judged(*others, *events).items()
     assert (operation, judgement.status, judgement.message) == ("alltoall", "fail", message)
     assert judgement.remedy
+    assert "pw" not in judgement.evidence and "\x1b" not in judgement.evidence
 
 
 def test_a_rank_that_ends_in_the_middle_does_not_hide_what_was_wrong_before() -> None:
@@ -137,13 +139,6 @@ def test_allreduces_that_are_wrong_come_first() -> None:
     wrong = result(1, failed=1, wrong=["x"])
     ((_, judgement),) = judge_operations(run_of(report(0), report(1), wrong))
     assert judgement[:2] == ("skip", "the ranks did not reach it: see allreduce")
-
-
-def test_secrets_are_hidden() -> None:
-    events = [report(rank, wrong=1, cases=["x: https://me:pw@host \x1b[31m"]) for rank in (0, 1)]
-    (judgement,) = judged(*events).values()
-    assert "pw" not in judgement.message + judgement.evidence
-    assert "\x1b" not in judgement.message + judgement.evidence
 
 
 COUNTS = st.integers(0, 3)
@@ -280,10 +275,8 @@ def test_tensorflow_joins_where_horovod_has_a_kernel(
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework.kernels", module)
     devices = SimpleNamespace(list_physical_devices=lambda _: ["GPU:0"] * gpus)
     caller.native = SimpleNamespace(config=devices)
-    for hvd in (
-        SimpleNamespace(),
-        SimpleNamespace(cuda_built=lambda: True, rocm_built=lambda: False),
-    ):
+    of_cuda = SimpleNamespace(cuda_built=lambda: True, rocm_built=lambda: False)
+    for hvd in (SimpleNamespace(), of_cuda):
         caller.hvd = hvd
         assert caller.can_join() is joins
     caller.hvd = SimpleNamespace(cuda_built=lambda: False, rocm_built=lambda: False)
@@ -292,13 +285,7 @@ def test_tensorflow_joins_where_horovod_has_a_kernel(
 
 ABSENT = [
     (ValueError("Tensor type torch.BoolTensor is not supported."), "float32"),
-    (
-        TypeError(
-            "Value passed to parameter 'tensor' has DataType bool not in list of allowed"
-            " values: uint8"
-        ),
-        "float32",
-    ),
+    (TypeError("parameter 'tensor' has DataType bool not in list of allowed values"), "float32"),
     (RuntimeError("Type bool is not supported in NCCL mode."), "float32"),
     (NotImplementedError("Adasum does not support non-global process sets yet."), ""),
 ]
@@ -341,20 +328,11 @@ def test_a_report_fits_into_one_event(program: Any) -> None:
     assert len(json.dumps(program.events.to_table(tally.event()))) < 2700
 
 
-def test_no_two_cases_have_one_name(program: Any) -> None:
-    cases = program.collective_cases
-    tried = [
-        (case.kind, case.title)
-        for _, batches in cases.operations(4)
-        for batch in batches
-        for case in batch
-    ]
-    assert len(set(tried)) == len(tried) > 150
-
-
 def test_every_operation_and_every_type_is_there_by_default(program: Any) -> None:
     cases = program.collective_cases
     tried = [case for _, batches in cases.operations(3) for batch in batches for case in batch]
+    names = [(case.kind, case.title) for case in tried]
+    assert len(set(names)) == len(names) > 150
     for kind in ("allreduce", "allgather", "broadcast", "alltoall"):
         assert {case.dtype for case in tried if case.kind == kind} == set(cases.DTYPES)
     assert {case.dtype for case in tried if case.kind == "reducescatter"} == set(cases.NUMBERS)

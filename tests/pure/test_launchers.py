@@ -205,7 +205,7 @@ LINES: list[tuple[str, Launch, str]] = [
         ("horovodrun-mpi", what, "horovodrun -np 8 -H gpu32:4,gpu33:4 --disable-cache"
          f" --start-timeout 60 --mpi '--mpi-args={more}' {LAST}")
         for what, more in (
-            (train(mpi_prefix="/e"), "--prefix /e"),
+            (train(mpi_prefix="/a b"), """--prefix '"'"'/a b'"'"'"""),
             (train(settings=cluster.LaunchSettings(mca={"mpi_warn_on_fork": "0"})), "--mca mpi_warn_on_fork 0"),
         )
     ),
@@ -289,10 +289,6 @@ def test_srun_says_what_slurm_does_not_pass_on() -> None:
 # ---------------------------------------------------------------- the network
 
 
-def test_a_folder_with_a_blank_is_quoted_for_the_shell_of_horovodrun() -> None:
-    assert "--mpi-args=--prefix '/a b'" in started("horovodrun-mpi", train(mpi_prefix="/a b")).argv
-
-
 def test_interfaces_to_use() -> None:
     what = train(network=cluster.Network(use=("ib0", "ib1"), avoid=("virbr0",)))
     mpirun = " ".join(started("mpirun", what).argv)
@@ -307,6 +303,11 @@ def test_interfaces_to_use() -> None:
     assert "NCCL_SOCKET_IFNAME" not in dict(start.env)
     srun = dict(started("srun", what).env)
     assert srun["NCCL_SOCKET_IFNAME"] == srun["OMPI_MCA_btl_tcp_if_include"] == "ib0,ib1"
+    # It matters to several hosts only.
+    alone = what._replace(hosts=(Host("gpu32", 4),))
+    for name in ("mpirun", "horovodrun-gloo", "srun"):
+        start = started(name, alone)
+        assert "ib0" not in " ".join([*start.argv, *(value for _, value in start.env)])
 
 
 def test_interfaces_to_avoid() -> None:
@@ -319,13 +320,6 @@ def test_interfaces_to_avoid() -> None:
     assert "oob_tcp_if_exclude" in four
     # Open MPI 5.0.11 hung at its end when it was told that.
     assert "oob_tcp_if_exclude" not in five
-
-
-def test_the_network_matters_to_several_hosts_only() -> None:
-    alone = train(hosts=(Host("gpu32", 4),), network=cluster.Network(use=("ib0",)))
-    for name in ("mpirun", "horovodrun-gloo", "srun"):
-        start = started(name, alone)
-        assert "ib0" not in " ".join([*start.argv, *(value for _, value in start.env)])
 
 
 def test_recipe_and_user_go_before_the_network() -> None:

@@ -53,14 +53,10 @@ def placed(
     return place(recipe, ("python",), Requested(**requested), allocation, cores=2)
 
 
-def test_here() -> None:
-    assert (placed().ranks, placed(ranks=3).ranks) == (1, 3)
-    assert not placed().remote
-    assert placed().cores == 2
-
-
 def test_all_that_was_asked_for() -> None:
     """The launcher need not be told what is all of the allocation."""
+    here = placed(ranks=3)
+    assert (here.ranks, here.remote, here.cores) == (3, False, 2)
     launch = placed(ASKED)
     assert (launch.ranks, launch.hosts, launch.placed) == (8, ASKED.hosts, False)
     assert (launch.cpus_per_rank, launch.allowed) == (4, 4)
@@ -122,22 +118,17 @@ def test_more_ranks_than_processors_are_named(ranks: int, said: str) -> None:
     assert said in found and bool(said) == bool(found)
 
 
-def test_the_schedulers_file_goes_to_the_launcher() -> None:
-    pbs = Allocation("pbs", "7", TWO, 2, "/n")
-    assert placed(pbs).hostfile == "/n"
-    assert placed(pbs, ranks=4).hostfile == "/n"
-    # It names more hosts, or would have other numbers on them.
-    assert placed(pbs, ranks=1).hostfile == ""
-    assert placed(pbs, ranks=3).hostfile == ""
-
-
-def test_requested_hosts() -> None:
+def test_requested_hosts_and_files_of_hosts() -> None:
     launch = placed(hosts=EIGHT)
     assert (launch.placed, launch.per_node) == (True, 4)
     assert placed(hosts=EIGHT, ranks=5).hosts == (Host("gpu32", 4), Host("gpu33", 1))
     assert [host.slots for host in placed(hosts=TWO, ranks=6).hosts] == [3, 3]
     assert placed(hosts=TWO, hostfile="/f").hostfile == "/f"
     assert placed(hosts=TWO, hostfile="/f", ranks=3).hostfile == ""
+    # The scheduler's file may name more hosts, or would have other numbers on them.
+    pbs = Allocation("pbs", "7", TWO, 2, "/n")
+    files = {ranks: placed(pbs, ranks=ranks).hostfile for ranks in (None, 1, 3, 4)}
+    assert files == {None: "/n", 1: "", 3: "", 4: "/n"}
 
 
 @pytest.mark.parametrize(
@@ -175,27 +166,19 @@ def test_slots_are_as_many_as_ranks(
     assert launch.cpus_per_rank * launch.per_node <= max(cpus for _, cpus in each)
 
 
-# ---------------------------------------------------------------- launchers
-
-
-def test_the_recipes_launcher() -> None:
-    assert choose_launcher(SITE) == "srun"
-    assert choose_launcher(SITE, "mpirun") == "mpirun"
+def test_launchers_that_the_recipe_or_the_site_does_not_allow() -> None:
+    gloo, mpi = (
+        SITE._replace(horovod=SITE.horovod._replace(controllers=(each,)))
+        for each in ("gloo", "mpi")
+    )
+    assert (choose_launcher(SITE), choose_launcher(SITE, "mpirun")) == ("srun", "mpirun")
+    assert choose_launcher(gloo) == "horovodrun-gloo"
     with pytest.raises(UsageError, match="unknown launcher mpirum"):
         choose_launcher(SITE, "mpirum")
-
-
-def test_ranks_would_be_alone() -> None:
-    gloo = SITE._replace(horovod=SITE.horovod._replace(controllers=("gloo",)))
-    assert choose_launcher(gloo) == "horovodrun-gloo"
     with pytest.raises(IncompatibleError, match="would not find each other"):
         choose_launcher(gloo, "srun")
-    mpi = SITE._replace(horovod=SITE.horovod._replace(controllers=("mpi",)))
     with pytest.raises(IncompatibleError, match="has no gloo"):
         choose_launcher(mpi, "horovodrun-gloo")
-
-
-def test_torchrun_on_several_hosts_needs_slurm() -> None:
     refuse_unfit("torchrun", SITE, Requested(), "slurm", 2, "x")
     refuse_unfit("torchrun", SITE, Requested(), "pbs", 1, "x")
     with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
@@ -215,11 +198,10 @@ def test_variables_for_other_hosts() -> None:
     assert exported_variables(SITE.launch.exports, activated, environ, requested) == tuple(
         "PATH LD_LIBRARY_PATH CUDA_HOME VIRTUAL_ENV HOROVOD_TIMELINE MINE".split()
     )
-
-
-def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> None:
-    environ = {"HOROVOD_TIMELINE": "1", "A": "1", "LD_LIBRARY_PATH": "/lib"}
-    assert exported_variables((), {"PATH"}, environ, Requested()) == ("HOROVOD_TIMELINE",)
+    # Programs that get nothing of the host get what is meant for ranks.
+    assert exported_variables((), {"PATH"}, {"HOROVOD_TIMELINE": "1", "A": "1"}, Requested()) == (
+        "HOROVOD_TIMELINE",
+    )
     assert exported_variables((), {"PATH"}, {"A": "1"}, Requested(exports=("A",))) == ("A",)
 
 
@@ -267,24 +249,14 @@ def test_what_loads_other_code_is_named_and_reaches_both_or_none(
     away = hidden_variables(launcher, shell, activated, patched=False)
     of_run = {*shell_variables(shell)} - {*unset, *away}
     assert of_verify == of_run
+    patched = variables_for_ranks(launcher, shell, activated, unset, patched=True)
+    assert patched.keys() == {*shell} - {*unset}
+    assert ("LD_PRELOAD" in away) == bool(away) == (launcher == "horovodrun-gloo")
+    assert "HOROVOD_FUSION_THRESHOLD" not in away
+    # The ranks of verify write no file of the user.
+    timeline = {**shell, "HOROVOD_TIMELINE": "t.json"}
+    assert variables_for_ranks(launcher, timeline, activated, unset).keys() == of_verify
     assert shell_variables(shell, clean=True) == {"PATH": "/bin"}
-
-
-@pytest.mark.parametrize("launcher", ["mpirun", "srun", "horovodrun-gloo"])
-def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
-    """All but what activate.sh unsets, and files that the ranks would write to."""
-    environ = {**SHELL, "PYTHONPATH": "/x", "HOROVOD_TIMELINE": "t.json"}
-    kept = variables_for_ranks(launcher, environ, {"PATH"}, UNSET)
-    away = hidden_variables(launcher, environ, {"PATH"}, patched=False)
-    patched = variables_for_ranks(launcher, environ, {"PATH"}, UNSET, patched=True)
-    assert patched.keys() == SHELL.keys()
-    assert kept.keys() == SHELL.keys() - {*away}
-    activated = variables_for_ranks(launcher, environ, {"PATH", "PYTHONPATH"})
-    assert activated.keys() == {*kept, "PYTHONPATH"}
-    if launcher == "horovodrun-gloo":
-        assert {"LD_PRELOAD", "MINE"} <= {*away} and "HOROVOD_FUSION_THRESHOLD" in kept
-    else:
-        assert not away
 
 
 def test_what_may_stand_on_command_lines() -> None:

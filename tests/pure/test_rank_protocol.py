@@ -571,13 +571,6 @@ def test_an_old_horovod_that_does_not_name_its_controller() -> None:
     assert judge_run(run(*other)).status == "fail"
 
 
-def test_operations_are_those_that_horovod_names() -> None:
-    gloo = [result(0, logged={"cpu": "GLOO"}), result(1, logged={"cpu": "GLOO"})]
-    assert run(*gloo).operations == {"Gloo"}
-    assert run(*good()).operations == {"MPI"}
-    assert run(started(0)).operations == frozenset()
-
-
 def test_a_listener_tells_each_stage_and_each_wrong_operation_once() -> None:
     told: list[tuple[str, str]] = []
     take = listener("0a", lambda *news: told.append(news))
