@@ -101,47 +101,33 @@ def test_values_that_nobody_sets() -> None:
         find_allocation({**SALLOC, "SLURM_JOB_NODELIST": "gpu[1-"})
 
 
+PBS = {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"}
+COBALT = {"COBALT_JOBID": "9", "COBALT_NODEFILE": "/n", "COBALT_JOBSIZE": "2"}
+LSF = {"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "/h"}
+GRID_ENGINE = {"JOB_ID": "1", "SGE_TASK_ID": "undefined", "PE_HOSTFILE": "/h", "NHOSTS": "2"}
+
+
+def two(slots: int) -> tuple[Host, Host]:
+    return Host("n1", slots), Host("n2", slots)
+
+
 @pytest.mark.parametrize(
     ("environ", "hosts", "expected"),
     [
+        (PBS, "n1\nn2\n", Allocation("pbs", "7.pbs", two(0), 2, "/n")),
+        (PBS, "n1\nn1\nn2\nn2\n", Allocation("pbs", "7.pbs", two(2), 2, "/n")),
+        (COBALT, "n1\nn2\n", Allocation("cobalt", "9", two(0), 2, "/n")),
+        ({"COBALT_JOBID": "9", "COBALT_JOBSIZE": "4"}, "", Allocation("cobalt", "9", (), 4)),
+        # On some sites the first line is the host that the job starts on, which has no ranks.
+        (LSF, "batch2\n" + "n1\n" * 42 + "n2\n" * 42, Allocation("lsf", "5", two(42), 2)),
+        (LSF, "n1\n" * 4 + "n2\n" * 4, Allocation("lsf", "5", two(4), 2, "/h")),
         (
-            {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"},
-            "x1\nx2\n",
-            Allocation("pbs", "7.pbs", (Host("x1"), Host("x2")), 2, "/n"),
+            GRID_ENGINE,
+            "n1 2 gpu.q@n1 UNDEFINED\nn2 2 gpu.q@n2 UNDEFINED\n",
+            Allocation("gridengine", "1", two(2), 2),
         ),
-        (
-            {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "/n"},
-            "x1\nx1\nx2\nx2\n",
-            Allocation("pbs", "7.pbs", (Host("x1", 2), Host("x2", 2)), 2, "/n"),
-        ),
-        (
-            {"COBALT_JOBID": "9", "COBALT_NODEFILE": "/n", "COBALT_JOBSIZE": "2"},
-            "thetagpu01\nthetagpu02\n",
-            Allocation("cobalt", "9", (Host("thetagpu01"), Host("thetagpu02")), 2, "/n"),
-        ),
-        (
-            {"COBALT_JOBID": "9", "COBALT_JOBSIZE": "4"},
-            "",
-            Allocation("cobalt", "9", (), 4),
-        ),
-        (
-            {"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "/h"},
-            "batch2\n" + "a01n01\n" * 42 + "a01n02\n" * 42,
-            Allocation("lsf", "5", (Host("a01n01", 42), Host("a01n02", 42)), 2),
-        ),
-        (
-            {"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "/h"},
-            "node1\n" * 4 + "node2\n" * 4,
-            Allocation("lsf", "5", (Host("node1", 4), Host("node2", 4)), 2, "/h"),
-        ),
-        (
-            {"JOB_ID": "1", "SGE_TASK_ID": "undefined", "PE_HOSTFILE": "/h", "NHOSTS": "2"},
-            "gpu32 2 gpu.q@gpu32 UNDEFINED\ngpu33 2 gpu.q@gpu33 UNDEFINED\n",
-            Allocation("gridengine", "1", (Host("gpu32", 2), Host("gpu33", 2)), 2),
-        ),
-        ({"JOB_ID": "1", "PE_HOSTFILE": "/h"}, "", Allocation()),
+        ({"JOB_ID": "1", "PE_HOSTFILE": "/h"}, "", Allocation()),  # of Jenkins
     ],
-    ids="pbs pbs-mpiprocs cobalt theta lsf-launch-host lsf gridengine jenkins".split(),
 )
 def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocation) -> None:
     assert find_allocation(environ, hosts) == expected

@@ -23,6 +23,7 @@ from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.rank_run import RankRun
 from tests.commands import Hvdenv
+from tests.files import write
 from tests.standalone import load
 from tests.support import rank_events
 from tests.support.rank_events import event, exited, good
@@ -305,8 +306,7 @@ def test_how_often_ranks_measure(one: float, limit: float, repeats: int, rounds:
 def test_memory_that_a_job_can_get(tmp_path: Path, case: dict[str, Any]) -> None:
     memory = {"proc/meminfo": "MemTotal:  900000 kB\nMemAvailable:    65536 kB\n"}
     for name, text in {**memory, **case["files"]}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        write(tmp_path / name, text)
     assert RANK_BENCH.available(str(tmp_path)) == case["mib"] * MIB
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import re
 import time
 from pathlib import Path
 
@@ -31,21 +31,11 @@ BY_THE_CLOCK = {
 rank = load("rank")
 
 
-def asks_the_clock(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "time"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "time"
-    )
-
-
 def test_durations_are_measured_with_the_steady_clock() -> None:
     found = {}
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if count := sum(map(asks_the_clock, ast.walk(tree))):
-            found[str(path.relative_to(PACKAGE))] = count
+        if asks := re.findall(r"\btime\.time\b", path.read_text(encoding="utf-8")):
+            found[str(path.relative_to(PACKAGE))] = len(asks)
     assert found == BY_THE_CLOCK
 
 

@@ -23,6 +23,7 @@ from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_run import Rank, RankRun, collect
 from hvdenv.verification.rank_start import Pair
 from hvdenv.verification.setup import Setup
+from tests.files import write
 from tests.standalone import load
 from tests.support import rank_events
 from tests.support.evidence import evidence
@@ -111,9 +112,8 @@ def test_adapters(tmp_path: Path) -> None:
     }
     for name, (state, layer) in ports.items():
         port = tmp_path / "infiniband" / name / "ports/1"
-        port.mkdir(parents=True)
-        (port / "state").write_text(f"{state}\n")
-        (port / "link_layer").write_text(f"{layer}\n")
+        write(port / "state", f"{state}\n")
+        write(port / "link_layer", f"{layer}\n")
     assert rank_datapath.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0"]
     (tmp_path / "cxi/cxi0").mkdir(parents=True)
     assert rank_datapath.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0", "cxi0"]

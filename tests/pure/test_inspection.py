@@ -40,8 +40,7 @@ OTHER = "venv/lib/python3.11/site-packages/numpy/version.py"
 @pytest.fixture
 def generation(tmp_path: Path) -> Path:
     for name in (HOROVOD, LIBMPI, OTHER, "venv/bin/python", generations.MARKER):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("as built")
+        write(tmp_path / name, "as built")
     digest = manifest.write(tmp_path, (generations.RECORD, generations.MARKER)).digest
     generations.write_record(
         tmp_path / generations.RECORD, GenerationRecord(manifest_digest=digest)

@@ -186,7 +186,7 @@ class _Unseen(rank.Supervisor):  # type: ignore[misc, name-defined]
 
     def _start(self, *_: object) -> subprocess.Popen[bytes]:
         self.reports, self.writer = os.pipe()
-        child = subprocess.Popen(["sh", "-c", "sleep 0.3; echo last"], stdout=subprocess.PIPE)
+        child = subprocess.Popen(["sh", "-c", "sleep 0.1; echo last"], stdout=subprocess.PIPE)
         child.poll = child.wait  # type: ignore[method-assign]
         return child
 
