@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
-import shutil
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from hypothesis import strategies as st
 
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import Places, find_places
-from hvdenv.wheels import downloads, wheelcache
+from hvdenv.places import find_places
+from hvdenv.wheels import downloads
 from hvdenv.wheels.wheelcache import (
     Cache,
     Kept,
-    Listed,
     Taken,
     carry,
     describe,
@@ -46,9 +44,9 @@ JSON = st.recursive(
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
+def cache() -> Cache:
     """The user's own."""
-    return own(Places(tmp_path / "home"))
+    return own(find_places())
 
 
 @pytest.fixture
@@ -95,23 +93,23 @@ def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path) -> None
 
 
 def test_nothing_is_left_of_a_wheel_that_cannot_be_copied(
-    cache: Cache, wheel: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Cache, wheel: Path, target: Path
 ) -> None:
-    """As on a full disk."""
-
-    class Full(io.BytesIO):
-        def write(self, _: object) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def opened(path: Path, mode: str) -> Full:
-        path.write_bytes(b"begun")
-        return Full()
-
     keep(cache, wheel)
-    monkeypatch.setattr(wheelcache, "open", opened, raising=False)
-    (note,) = take([cache], INPUTS, target.parent).notes
-    assert "cannot be copied: No space left on device" in note
+    with largest_file(1000):  # as on a full disk
+        (note,) = take([cache], INPUTS, target.parent).notes
+    assert "cannot be copied: File too large" in note
     assert not target.exists()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_the_first_of_two_stays(cache: Cache, wheel: Path, tmp_path: Path) -> None:
@@ -129,6 +127,11 @@ def flip(entry: Path) -> None:
     (entry / NAME).write_bytes(content)
 
 
+def pipe(entry: Path) -> None:
+    (entry / NAME).unlink()
+    os.mkfifo(entry / NAME)
+
+
 def rewrite(**changes: object) -> Callable[[Path], None]:
     """Change keys of the record; None removes one."""
 
@@ -144,6 +147,7 @@ def rewrite(**changes: object) -> Callable[[Path], None]:
     "damage",
     [
         flip,
+        pipe,
         lambda entry: os.truncate(entry / NAME, 10),
         lambda entry: (entry / NAME).unlink(),
         lambda entry: (entry / "entry.json").unlink(),
@@ -157,74 +161,36 @@ def rewrite(**changes: object) -> Callable[[Path], None]:
         rewrite(sha256=None),
     ],
 )
-def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
-    cache: Cache, wheel: Path, target: Path, damage: Callable[[Path], object]
+def test_a_damaged_entry_is_said_and_made_anew(
+    cache: Cache, wheel: Path, target: Path, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     entry = keep(cache, wheel)
     damage(entry)
     assert describe(cache, entry.name).problem
-
-    taken = take([cache], INPUTS, target.parent)
-
-    assert taken.entry is None
-    (note,) = taken.notes
-    assert "cached wheel not used" in note
-    assert str(entry) in note
+    (note,) = take([cache], INPUTS, target.parent).notes
+    assert note.startswith("cached wheel not used") and str(entry) in note
     assert not target.exists()
+    assert carry([cache], INPUTS, tmp_path) == (0, (note.replace("copied", "read"),))
     keep(cache, wheel)
     assert take([cache], INPUTS, target.parent) == Taken(entry)
 
 
-def test_an_entry_under_the_name_of_another_is_damaged(
-    cache: Cache, wheel: Path, target: Path
-) -> None:
-    """What is trusted is one wheel for its own inputs, not for others."""
-    entry = keep(cache, wheel)
-    other = {**INPUTS, "source": "abd"}
-    cache.entry(key(other)).parent.mkdir(exist_ok=True)
-    shutil.copytree(entry, cache.entry(key(other)))
-    taken = take([cache], other, target.parent)
-    assert taken.entry is None
-    assert "does not describe this wheel" in taken.notes[0]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda entry: entry.chmod(0o777),
-        lambda entry: (entry / NAME).chmod(0o666),
-        lambda entry: (entry / "entry.json").chmod(0o646),
-    ],
-)
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(("part", "mode"), [("", 0o777), (NAME, 0o666), ("entry.json", 0o646)])
 def test_what_others_could_have_written_is_not_used_and_replaced_in_the_own_cache(
-    cache: Cache,
-    group: Cache,
-    wheel: Path,
-    target: Path,
-    change: Callable[[Path], object],
-    is_shared: bool,
+    cache: Cache, group: Cache, wheel: Path, target: Path, part: str, mode: int
 ) -> None:
-    cache = group if is_shared else cache
-    entry = keep(cache, wheel)
-    change(entry)
-    for _ in range(2):
-        taken = take([cache], INPUTS, target.parent)
-        assert taken.entry is None
-        assert "can be written by everybody" in taken.notes[0]
-        assert not target.exists()
-    assert entry.exists()
-    if not is_shared:
-        store(cache, INPUTS, wheel)
-        assert take([cache], INPUTS, target.parent) == Taken(entry)
+    for each in (cache, group):
+        entry = keep(each, wheel)
+        (entry / part).chmod(mode)
+        for _ in range(2):
+            taken = take([each], INPUTS, target.parent)
+            assert taken.entry is None
+            assert "can be written by everybody" in taken.notes[0]
+            assert not target.exists()
+        assert entry.exists()
+    store(cache, INPUTS, wheel)
+    assert take([cache], INPUTS, target.parent).entry
     assert not list(cache.folder.glob(".*"))
-
-
-def test_a_pipe_is_not_waited_for(cache: Cache, wheel: Path, target: Path) -> None:
-    entry = keep(cache, wheel)
-    (entry / NAME).unlink()
-    os.mkfifo(entry / NAME)
-    assert "it is a pipe, not a regular file" in take([cache], INPUTS, target.parent).notes[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -252,54 +218,27 @@ def test_our_own_entries_are_trusted_under_any_umask(
         assert take([each], INPUTS, target.parent) == Taken(entry)
 
 
-def test_a_shared_folder_that_is_not_there_is_said_and_not_made(
-    group: Cache, wheel: Path, target: Path
-) -> None:
-    missing = group._replace(folder=group.folder / "none")
-    (note,) = take([missing], INPUTS, target.parent).notes
-    assert (
-        note == f"cached wheel not used: {missing.folder} cannot be read: No such file or directory"
-    )
-    assert not missing.folder.exists()
-
-
-def test_the_next_cache_is_asked(
-    cache: Cache, group: Cache, wheel: Path, target: Path, tmp_path: Path
-) -> None:
-    """A damaged entry of a shared cache is left where it is."""
+def test_the_next_cache_is_asked(cache: Cache, group: Cache, wheel: Path, target: Path) -> None:
+    """A damaged entry of a shared cache is left where it is, and a missing cache is not made."""
     damaged, good = keep(group, wheel), keep(cache, wheel)
+    missing = group._replace(folder=group.folder / "none")
     flip(damaged)
-    taken = take([group, cache], INPUTS, target.parent)
+    taken = take([missing, group, cache], INPUTS, target.parent)
     assert taken.entry == good
-    assert "is damaged: its hash is" in taken.notes[0]
-    assert damaged.exists()
+    assert taken.notes[0] == (
+        f"cached wheel not used: {missing.folder} cannot be read: No such file or directory"
+    )
+    assert "is damaged: its hash is" in taken.notes[1]
+    assert damaged.exists() and not missing.folder.exists()
     assert target.read_bytes() == wheel.read_bytes()
 
 
-def test_a_killed_store_leaves_nothing_that_is_found(
-    cache: Cache, wheel: Path, target: Path
-) -> None:
-    entry = keep(cache, wheel)
-    shutil.move(entry, cache.folder / ".0123")
-    assert take([cache], INPUTS, target.parent) == Taken(None)
-    assert names(cache) == []
-    prune(cache)
-    os.utime(cache.folder / ".0123", (0, 0))
-    prune(cache)
-    assert not list(cache.folder.glob(".*"))
-
-
-def test_a_cache_that_cannot_be_written_is_an_error(cache: Cache, wheel: Path) -> None:
-    cache.folder.parents[1].write_text("")
-    with pytest.raises(StepError, match="cannot write"):
-        store(cache, INPUTS, wheel)
-
-
-def test_a_wheel_that_is_not_there_is_an_error(cache: Cache, tmp_path: Path, target: Path) -> None:
+def test_what_cannot_be_stored_is_an_error(cache: Cache, wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(StepError, match="No such file"):
         store(cache, INPUTS, tmp_path / "no.whl")
-    assert take([cache], INPUTS, target.parent) == Taken(None)
     assert not list(cache.folder.glob("*"))
+    with pytest.raises(StepError, match="cannot write"):
+        store(Cache(wheel), INPUTS, wheel)
 
 
 def test_what_a_site_names(tmp_path: Path) -> None:
@@ -313,72 +252,6 @@ def test_what_a_site_names(tmp_path: Path) -> None:
     assert shared(Wheels(), {}) == ()
 
 
-def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
-    inputs = {
-        "stack": {
-            "compiler": "g++ 12.2.0 Copyright (C) 2022",
-            "mpi": "mpirun (Open MPI) 4.1.8 Report bugs",
-            "frameworks": {"torch": {"package": "torch", "version": "2.13.0+cpu"}, "odd": 1},
-        }
-    }
-    entry = keep(cache, wheel, inputs)
-    os.utime(entry, (1000, 1000))
-    listed = describe(cache, entry.name, thorough=False)
-    created = json.loads((entry / "entry.json").read_text())["created"]
-    assert listed == Listed(
-        entry.name,
-        str(cache.folder),
-        False,
-        "",
-        NAME,
-        {"torch": "2.13.0+cpu", "odd": ""},
-        "mpirun (Open MPI) 4.1.8",
-        "g++ 12.2.0",
-        5000,
-        created,
-        "1970-01-01T00:16:40+00:00",
-    )
-    assert describe(group, keep(group, wheel).name, thorough=False).used is None
-    assert describe(cache, key({}), thorough=False).problem == "it is gone"
-    assert names(own(Places(Path("/none")))) == []
-
-
-@pytest.mark.parametrize(
-    "inputs", [{"stack": []}, {"stack": {"frameworks": "x", "mpi": {}, "compiler": None}}]
-)
-def test_odd_inputs_are_listed_all_the_same(
-    cache: Cache, wheel: Path, inputs: dict[str, Any]
-) -> None:
-    entry = keep(cache, wheel, inputs)
-    assert describe(cache, entry.name).problem == ""
-
-
-def kept(letter: str, day: int, size: int) -> Kept:
-    return Kept(Path(letter), size, f"2026-01-{day:02}T00:00:00+00:00")
-
-
-ENTRIES = (kept("a", 9, 5), kept("b", 2, 3), kept("c", 3, 4), kept("d", 4, 1))
-
-
-@pytest.mark.parametrize(
-    ("largest", "oldest", "going"),
-    [
-        (None, "", ""),
-        (13, "", ""),
-        (12, "", "b"),
-        (10, "", "b"),
-        (9, "", "bc"),
-        (5, "", "bcd"),
-        (0, "", "abcd"),
-        (None, "2026-01-04", "bc"),
-        (9, "2026-01-03", "bc"),
-    ],
-)
-def test_what_was_not_used_for_longest_goes(largest: float | None, oldest: str, going: str) -> None:
-    found = least_recently_used(ENTRIES, largest=largest, oldest=oldest)
-    assert sorted(each.path.name for each in found) == list(going)
-
-
 def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     entries = [keep(cache, wheel, {"number": number}) for number in range(3)]
     for number, entry in enumerate(entries):
@@ -389,77 +262,142 @@ def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     assert names(cache) == sorted(entry.name for entry in entries[:2])
 
 
-MACHINE = {"machine": "x86_64", "compiler": "g++ 12"}
-
-
 @pytest.mark.parametrize(
     ("changed", "count"), [({}, 1), ({"stack": {"compiler": "clang"}}, 1), ({"source": "b"}, 0)]
 )
 def test_wheels_of_other_machines_go_along_with_what_is_fetched(
     cache: Cache, wheel: Path, tmp_path: Path, changed: dict[str, Any], count: int
 ) -> None:
-    inputs = {**INPUTS, "stack": MACHINE, **changed}
+    inputs = {**INPUTS, "stack": {"machine": "x86_64", "compiler": "g++ 12"}, **changed}
     keep(cache, wheel, inputs)
-    assert carry([cache], INPUTS, tmp_path) == (count, ())
+    missing = Cache(tmp_path / "none", shared=True)
+    carried, (note,) = carry([missing, cache], INPUTS, tmp_path)
+    assert carried == count
+    assert note.startswith("cached wheels not used: ")
     there = Cache(tmp_path / "wheels", shared=True)
     (tmp_path / "build").mkdir()
     assert bool(count) == bool(take([there], inputs, tmp_path / "build").entry)
 
 
-def test_what_is_damaged_stays_behind_and_is_said(
-    cache: Cache, wheel: Path, tmp_path: Path
-) -> None:
-    flip(keep(cache, wheel))
-    missing = Cache(tmp_path / "none", shared=True)
-    count, notes = carry([missing, cache], INPUTS, tmp_path)
-    assert count == 0
-    assert [note.partition(": ")[0] for note in notes] == [
-        "cached wheels not used",
-        "cached wheel not used",
-    ]
-
-
+ENTRIES: list[dict[str, Any]] = [
+    {
+        "number": number,
+        "stack": {
+            "compiler": "g++ 12.2.0 Copyright (C) 2022",
+            "mpi": "mpirun (Open MPI) 4.1.8 Report bugs",
+            "frameworks": {"torch": {"version": "2.13.0"}, "\x1b[2J": 1},
+        },
+    }
+    for number in range(3)
+]
+DOWNLOADS = ["conda/packages/aaa", "conda/packages/bbb", "uv"]
 DAY = 86400
-NAMES = ["conda/packages/aaa", "conda/packages/bbb", "conda/packages/ccc", "uv"]
 
 
 @pytest.fixture
-def places() -> Places:
-    """With 1 MB in each place, used on the first four days of January 1970."""
-    found = find_places()
-    for day, name in enumerate(NAMES):
-        folder = found.cache / name
+def used(cache: Cache, tmp_path: Path) -> Cache:
+    """Three wheels and three downloads of 1 MB each, used on the first days of January 1970."""
+    wheel = wheel_in(tmp_path, bytes(1_000_000))
+    for day, (inputs, name) in enumerate(zip(ENTRIES, DOWNLOADS, strict=True)):
+        os.utime(keep(cache, wheel, inputs), (day * DAY, day * DAY))
+        folder = find_places().cache / name
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(bytes(1_000_000))
         os.utime(folder, (day * DAY, day * DAY))
-    return found
+    return cache
 
 
-def left(places: Places) -> list[str]:
-    return [name for name in NAMES if (places.cache / name / "file").exists()]
+def left(cache: Cache) -> list[int]:
+    """Which of the wheels are still there."""
+    return [number for number, inputs in enumerate(ENTRIES) if key(inputs) in names(cache)]
+
+
+def left_downloads() -> list[int]:
+    found = [(find_places().cache / name / "file").exists() for name in DOWNLOADS]
+    return [number for number, exists in enumerate(found) if exists]
+
+
+def test_list(used: Cache, group: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    said = hvdenv("wheels", "list").out
+    assert f"{key(ENTRIES[1])[:12]}  horovod 0.28.1, " in said
+    assert "torch 2.13.0, cp311\n" in said and "\x1b" not in said
+    assert "    mpirun (Open MPI) 4.1.8; g++ 12.2.0\n    1.0 MB, stored 20" in said
+    assert "used 1970-01-02, own" in said
+    (used.entry(key(ENTRIES[1])) / NAME).write_bytes(b"1")
+    found = json.loads(hvdenv("wheels", "list", "--json", code=1).out)
+    assert [each["key"] for each in found if each["problem"]] == [key(ENTRIES[1])]
+    odd = keep(group, tmp_path / NAME, {"stack": {"frameworks": "x", "mpi": {}, "compiler": None}})
+    listed = describe(group, odd.name)
+    assert (listed.used, listed.frameworks, listed.problem) == (None, {}, "")
+    assert describe(used, key({})).problem == "it is gone"
 
 
 @pytest.mark.parametrize(
     ("words", "stay"),
     [
-        ((), NAMES),
-        (("--max-size", "3MB"), NAMES[1:]),
-        (("--max-size", "1MB"), NAMES[3:]),
+        ((), [0, 1, 2]),
+        (("--max-size", "3MB"), [0, 1, 2]),
+        (("--max-size", "2.1M"), [1, 2]),
+        (("--max-size", "1.999mb"), [2]),
         (("--max-size", "0"), []),
-        (("--older-than", "99999"), NAMES),
-        (("--older-than", "1"), []),
+        (("--max-size", "1TB"), [0, 1, 2]),
+        (("--older-than", "99999"), [0, 1, 2]),
+        (("--older-than", "1000"), []),
     ],
 )
-def test_prune(places: Places, words: tuple[str, ...], stay: list[str], hvdenv: Hvdenv) -> None:
+def test_prune(used: Cache, words: tuple[str, ...], stay: list[int], hvdenv: Hvdenv) -> None:
     hvdenv("wheels", "prune", "--downloads", *words)
-    assert left(places) == stay
+    assert (left(used), left_downloads()) == ([0, 1, 2], stay)
+    hvdenv("wheels", "prune", *words)
+    assert (left(used), left_downloads()) == (stay, stay)
 
 
-def test_a_use_is_noted(places: Places, hvdenv: Hvdenv) -> None:
-    downloads.touch(places)
-    sha256 = load("digest").sha256_of(str(places.cache / "conda/packages/ccc/file"))
-    assert load("conda_files").is_intact(
-        {"sha256": sha256}, str(places.cache / "conda/packages/ccc/file")
+def test_prune_by_size_and_use() -> None:
+    entries = [Kept(Path(str(day)), 5, f"2026-01-0{day}T00:00:00+00:00") for day in (4, 1, 3, 2)]
+    found = least_recently_used(entries, largest=14, oldest="2026-01-02")
+    assert [each.path.name for each in found] == ["2", "1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--max-size", "many"),
+        ("--max-size", "5"),
+        ("--max-size", "-1"),
+        ("--older-than", "nan"),
+    ],
+)
+def test_sizes_and_ages_that_are_none(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
+    hvdenv("wheels", "prune", *words, code=2)
+
+
+def test_prune_of_what_cannot_be_used(used: Cache, hvdenv: Hvdenv) -> None:
+    (used.entry(key(ENTRIES[1])) / "entry.json").write_text("{")
+    (used.entry(key(ENTRIES[2])) / NAME).chmod(0o666)  # not trusted
+    assert hvdenv("wheels", "prune").out.count("removed ") == 2
+    assert left(used) == [0]
+
+
+def test_the_caches_that_a_site_names(
+    used: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
+    site = tmp_path / "site.toml"
+    monkeypatch.setenv("HVDENV_SITE", str(site))
+    site.write_text('places.wheels.read = ["{home}/wheels"]\nplaces.wheels.own_gb = 0.002\n')
+    said = hvdenv("wheels", "list", code=1)
+    assert said.out.count(", own") == 3  # those are listed all the same
+    assert f"error: {Path.home()}/wheels: cannot read: No such file" in said.err
+    hvdenv("wheels", "prune")
+    assert left(used) == [1, 2]
+    site.write_text('job.account = "x"\n[places.wheels]\nraed = ["/a"]\n')
+    assert hvdenv("wheels", "list", code=2).err.startswith(
+        f'error: {site}:3: places.wheels.raed: unknown key; did you mean "read"?'
     )
+
+
+def test_a_use_of_downloads_is_noted(used: Cache, hvdenv: Hvdenv) -> None:
+    downloads.touch(find_places())
+    path = str(find_places().cache / DOWNLOADS[1] / "file")
+    assert load("conda_files").is_intact({"sha256": load("digest").sha256_of(path)}, path)
     hvdenv("wheels", "prune", "--downloads", "--older-than", "1")
-    assert left(places) == ["conda/packages/ccc", "uv"]
+    assert left_downloads() == [1, 2]
