@@ -1,0 +1,21 @@
+-- Written by hvdenv.
+help("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu\nRecipe: neuron+nccl\nBuilt: 2026-11-21 by ann\nPlan: ab12\n\nYour own PYTHONPATH comes before the packages of the environment: unset it.")
+whatis("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu")
+whatis("Recipe: neuron+nccl")
+whatis("Built: 2026-11-21 by ann")
+whatis("Plan: ab12")
+conflict("horovod")
+if mode() == "load" and not isDir("/g/venv") then
+    LmodError("/g/venv is gone, or you may not enter it; `module avail horovod` lists other versions")
+end
+prepend_path("MODULEPATH", "/home/ann/b")
+prepend_path("MODULEPATH", "/apps/ann/a")
+source_sh("bash", "/apps/setup.sh")
+unload("atp")
+unload("PrgEnv-intel")
+depends_on("PrgEnv-gnu")
+depends_on("gcc/10.2.0")
+setenv("VIRTUAL_ENV", "/g/venv")
+prepend_path("PATH", "/g/venv/bin")
+setenv("PYTHONNOUSERSITE", "1")
+setenv("OPAL_PREFIX", "/g/venv")
