@@ -15,6 +15,7 @@ import pytest
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.libraries import install_command
+from tests.files import programs, write
 from tests.standalone import load
 
 PROGRAM = STEP_PROGRAMS / "conda_env.py"
@@ -53,20 +54,15 @@ def written(folder: Path, **changed: Any) -> Path:
 
 
 def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
-    assert conda_spec.virtual_packages(SPEC) == [
-        ("__cuda", "11.4", "0"),
-        ("__glibc", "2.17", "0"),
-        ("__linux", "3.10", "0"),
-        ("__unix", "0", "0"),
-        ("__archspec", "1", "x86_64"),
+    def found(document: dict[str, Any]) -> list[str]:
+        return [" ".join(each) for each in conda_spec.virtual_packages(document)]
+
+    unix = "__unix 0 0"
+    assert found(SPEC) == [
+        *("__cuda 11.4 0", "__glibc 2.17 0", "__linux 3.10 0", unix, "__archspec 1 x86_64"),
     ]
     power = {"platform": "linux-ppc64le", "virtual": {"__archspec": "power9", "__linux": "4.18"}}
-    assert conda_spec.virtual_packages(power) == [
-        ("__glibc", "2.17", "0"),
-        ("__linux", "4.18", "0"),
-        ("__unix", "0", "0"),
-        ("__archspec", "1", "power9"),
-    ]
+    assert found(power) == ["__glibc 2.17 0", "__linux 4.18 0", unix, "__archspec 1 power9"]
 
 
 def test_what_a_conda_program_sees() -> None:
@@ -88,11 +84,8 @@ def test_what_a_conda_program_sees() -> None:
 
 
 def test_which_conda_program(tmp_path: Path) -> None:
-    for name in ("one/conda", "one/micromamba", "two/mamba"):
-        program = tmp_path / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text("")
-        program.chmod(0o755)
+    programs(tmp_path / "one", conda="", micromamba="")
+    programs(tmp_path / "two", mamba="")
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
 
     def find(path: str, **variables: str) -> object:
@@ -105,39 +98,39 @@ def test_which_conda_program(tmp_path: Path) -> None:
     assert find(str(tmp_path)) is None
 
 
-def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> None:
-    done = run(written(tmp_path), tmp_path / "env")
-    assert done.returncode == 1
-    # `check` does not blame the recipe for what begins so.
-    assert "conda_env: cannot install conda packages: " in done.stdout
-    assert "has no py-rattler" in done.stdout
-    assert "no micromamba, mamba or conda on PATH" in done.stdout
-    assert install_command("py-rattler").removeprefix(sys.executable) in done.stdout
-    assert "Traceback" not in done.stdout
-    assert os.listdir(tmp_path) == ["conda.json"]
+# `check` does not blame the recipe for what begins so.
+NOTHING = "conda_env: cannot install conda packages: "
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"),
+    ("changed", "printed"),
     [
-        ("/bin/true", "/bin/true create does not print what it chose"),
-        ("/bin/false", "failed with exit status 1"),
-        ("/sw/conda/bin/conda", "conda_env: /sw/conda/bin/conda: No such file or directory"),
+        (
+            {},
+            [
+                NOTHING,
+                "has no py-rattler",
+                "no micromamba, mamba or conda on PATH",
+                install_command("py-rattler").removeprefix(sys.executable),
+            ],
+        ),
+        ({"program": "/bin/true"}, ["/bin/true create does not print what it chose"]),
+        ({"program": "/bin/false"}, ["failed with exit status 1"]),
+        ({"program": "/sw/conda"}, ["conda_env: /sw/conda: No such file or directory"]),
+        (
+            {"platform": "linux-riscv64"},
+            ["platform linux-riscv64: known are linux-64, linux-aarch64"],
+        ),
     ],
 )
-def test_a_program_that_fails(tmp_path: Path, program: str, printed: str) -> None:
-    done = run(written(tmp_path, program=program), tmp_path / "env")
+def test_what_cannot_be_installed(
+    tmp_path: Path, changed: dict[str, str], printed: list[str]
+) -> None:
+    done = run(written(tmp_path, **changed), tmp_path / "env")
     assert done.returncode == 1
-    assert printed in done.stdout
+    assert all(each in done.stdout for each in printed), done.stdout
     assert "Traceback" not in done.stdout
     assert os.listdir(tmp_path) == ["conda.json"]
-
-
-def test_a_platform_that_conda_does_not_have(tmp_path: Path) -> None:
-    done = run(written(tmp_path, platform="linux-riscv64"), tmp_path / "env")
-    assert done.returncode == 1
-    assert "platform linux-riscv64: known are linux-64, linux-aarch64" in done.stdout
-    assert "Traceback" not in done.stdout
 
 
 def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:
@@ -146,25 +139,13 @@ def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:
     done = run(tmp_path / "gone.json", tmp_path / "env")
     assert done.returncode == 1
     assert "gone.json: No such file or directory" in done.stdout
-
-
-# Where it is made
-
-
-def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env/mine").write_text("work of weeks")
+    # What is there is left alone.
+    mine = write(tmp_path / "env/mine", "work of weeks")
     done = run(written(tmp_path), tmp_path / "env")
     assert done.returncode == 1
     assert "exists already" in done.stdout
-    assert (tmp_path / "env/mine").read_text() == "work of weeks"
+    assert mine.read_text() == "work of weeks"
     assert not (tmp_path / "env.unfinished").exists()
-
-
-def test_temporary_files_of_a_killed_run_are_removed(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "copy.unfinished/half").mkdir(parents=True)
-    assert run("--clone", site, tmp_path / "copy").returncode == 0
-    assert not (tmp_path / "copy.unfinished").exists()
 
 
 # The prefix in files
@@ -241,43 +222,49 @@ def site(tmp_path: Path) -> Path:
         "lib/a.pth": f"{root}/src\n".encode(),
         "lib/__pycache__/a.pyc": b"\0\0" + str(root).encode(),
         "empty": b"",
+        # No part of a root environment are its packages and other environments.
+        **dict.fromkeys(("condabin/file", "pkgs/file", "envs/mine/file", "lib/envs/file"), b""),
+        "conda-meta/history": b"",
     }
+    placed = {"path_type": "hardlink", "prefix_placeholder": PLACEHOLDER}
+    paths = [
+        {"_path": "bin/tool", "file_mode": "text", **placed},
+        {"_path": "lib/libtool.so", "file_mode": "binary", **placed},
+        {"_path": "bin/entry", "path_type": "unix_python_entry_point"},
+        {"_path": "lib/plain.so", "path_type": "hardlink", "sha256_in_prefix": "cd"},
+    ]
+    channel = "https://conda.example.org/site/linux-64"
+    record = {**TOOL, "channel": channel, "paths_data": {"paths": paths}}
+    files["conda-meta/tool-1.0-0.json"] = json.dumps(record).encode()
     for name, data in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
     (root / "bin/tool").chmod(0o555)
     (root / "bin/absolute").symlink_to(root / "bin/tool")
     (root / "bin/relative").symlink_to("tool")
     (root / "lib64").symlink_to("lib")
-    placed = {"path_type": "hardlink", "prefix_placeholder": PLACEHOLDER}
-    record = {
-        "name": "tool",
-        "version": "1.0",
-        "build": "0",
-        "sha256": "ab",
-        "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
-        "channel": "https://conda.example.org/site/linux-64",
-        "paths_data": {
-            "paths": [
-                {"_path": "bin/tool", "file_mode": "text", **placed},
-                {"_path": "lib/libtool.so", "file_mode": "binary", **placed},
-                {"_path": "bin/entry", "path_type": "unix_python_entry_point"},
-                {"_path": "lib/plain.so", "path_type": "hardlink", "sha256_in_prefix": "cd"},
-            ]
-        },
-    }
-    (root / "conda-meta").mkdir()
-    (root / "conda-meta/history").touch()
-    (root / "conda-meta/tool-1.0-0.json").write_text(json.dumps(record))
     return root
 
 
+TOOL = {
+    "name": "tool",
+    "version": "1.0",
+    "build": "0",
+    "sha256": "ab",
+    "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
+}
+
+
 def test_a_copy(site: Path, tmp_path: Path) -> None:
+    """By a link to it, and where a killed run has left something."""
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
     copy = tmp_path / "a-longer-path/than/that/of/the/site"
-    done = run("--clone", site, copy, "--report", tmp_path / "report.json")
+    (tmp_path / "a-longer-path/than/that/of/the/site.unfinished/half").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(site.parent)
+    words = ("--clone", tmp_path / "link/conda", copy, "--report", tmp_path / "report.json")
+    done = run(*words)
     assert done.returncode == 0, done.stdout
+    assert not copy.with_name("site.unfinished").exists()
 
     assert (copy / "bin/tool").read_text() == f"#!{copy}/bin/python\n"
     assert (copy / "bin/entry").read_text() == f"#!{copy}/bin/python\nimport entry\n"
@@ -288,60 +275,31 @@ def test_a_copy(site: Path, tmp_path: Path) -> None:
     assert os.readlink(copy / "bin/relative") == "tool"
     assert os.readlink(copy / "lib64") == "lib"
     assert (copy / "empty").read_bytes() == b""
-    assert (copy / "conda-meta/history").exists()
     assert stat.S_IMODE((copy / "bin/tool").stat().st_mode) == 0o755
+    for name in ("conda-meta/history", "condabin/file", "lib/envs/file"):
+        assert (copy / name).exists()
+    assert not (copy / "pkgs").exists() and not (copy / "envs").exists()
 
     # What cannot be changed is as it was, and printed.
-    assert f"these still name {site}" in done.stdout
+    assert f"these still name {tmp_path}/link/conda" in done.stdout
     for name in ("lib/by-hand.so", "lib/archive"):
         assert (copy / name).read_bytes() == before[site / name]
         assert f"  {name}\n" in done.stdout
     assert ".pyc" not in done.stdout
 
     record = json.loads((copy / "conda-meta/tool-1.0-0.json").read_text())
-    assert record == json.loads((site / "conda-meta/tool-1.0-0.json").read_text())
-    assert json.loads((tmp_path / "report.json").read_text()) == [
-        {
-            "name": "tool",
-            "version": "1.0",
-            "build": "0",
-            "sha256": "ab",
-            "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
-        },
-    ]
+    assert record == json.loads(before[site / "conda-meta/tool-1.0-0.json"])
+    assert json.loads((tmp_path / "report.json").read_text()) == [TOOL]
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+    # A copy of the copy has as much room, and the same content at the first path.
+    other = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert run("--clone", copy, tmp_path / "short").returncode == 0
+    shutil.rmtree(copy)
+    assert run("--clone", tmp_path / "short", copy).returncode == 0
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == other
 
 
-def test_a_copy_of_a_copy_is_the_copy(site: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "somewhere/else", tmp_path / "a/longer/way/round"
-    copies = []
-    for source, target in ((site, one), (site, two), (two, one)):
-        shutil.rmtree(one, ignore_errors=True)
-        assert run("--clone", source, target).returncode == 0
-        copies.append({path: path.read_bytes() for path in one.rglob("*") if path.is_file()})
-    assert len(copies[0]) > 10
-    assert copies[0] == copies[2]
-
-
-def test_a_copy_of_what_is_reached_by_a_link(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(site.parent)
-    copy = tmp_path / "copy"
-    assert run("--clone", tmp_path / "link/conda", copy).returncode == 0
-    assert (copy / "bin/tool").read_text() == f"#!{copy}/bin/python\n"
-
-
-def test_other_environments_and_downloads_are_not_copied(site: Path, tmp_path: Path) -> None:
-    for name in ("condabin", "pkgs", "envs/mine", "lib/envs"):
-        (site / name).mkdir(parents=True)
-        (site / name / "file").write_text("")
-    assert run("--clone", site, tmp_path / "copy").returncode == 0
-    assert (tmp_path / "copy/condabin/file").exists()
-    assert (tmp_path / "copy/lib/envs/file").exists()
-    assert not (tmp_path / "copy/pkgs").exists()
-    assert not (tmp_path / "copy/envs").exists()
-
-
-def refused(tmp_path: Path, source: Path, target: Path) -> str:
+def refused(source: Path, target: Path) -> str:
     done = run("--clone", source, target)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout
@@ -351,21 +309,14 @@ def refused(tmp_path: Path, source: Path, target: Path) -> str:
 
 
 def test_copies_that_are_refused(site: Path, tmp_path: Path) -> None:
-    assert "is not a conda environment" in refused(tmp_path, tmp_path, tmp_path / "copy")
-    assert "is not a conda environment" in refused(tmp_path, tmp_path / "gone", tmp_path / "copy")
-    assert "which is to be copied" in refused(tmp_path, site, site / "copy")
-    long = tmp_path / ("x" * 200) / ("y" * 100)
-    printed = refused(tmp_path, site, long)
+    copy = tmp_path / "copy"
+    assert "is not a conda environment" in refused(tmp_path, copy)
+    assert "is not a conda environment" in refused(tmp_path / "gone", copy)
+    assert "which is to be copied" in refused(site, site / "copy")
+    printed = refused(site, tmp_path / ("x" * 200) / ("y" * 100))
     assert f"lib/libtool.so of the environment {site} has room for {len(PLACEHOLDER)}" in printed
     assert "shorter path" in printed
-
-
-def test_an_environment_that_was_made_elsewhere(site: Path, tmp_path: Path) -> None:
     moved = site.rename(tmp_path / "moved")
-    printed = refused(tmp_path, moved, tmp_path / "copy")
-    assert "made at another path" in printed
-
-
-def test_a_record_that_is_damaged(site: Path, tmp_path: Path) -> None:
-    (site / "conda-meta/other.json").write_text("{")
-    assert "other.json is not JSON" in refused(tmp_path, site, tmp_path / "copy")
+    assert "made at another path" in refused(moved, copy)
+    (moved / "conda-meta/other.json").write_text("{")
+    assert "other.json is not JSON" in refused(moved, copy)

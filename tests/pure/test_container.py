@@ -92,10 +92,6 @@ def shell(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[b
     )
 
 
-def accepted(script: str) -> bool:
-    return subprocess.run(["sh", "-n"], input=script.encode(), check=False).returncode == 0
-
-
 @pytest.mark.parametrize("form", TOOLS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_definitions(
@@ -108,42 +104,11 @@ def test_definitions(
     text = define(recipe, plan, form)
     assert text.count(script) == 1
     assert str(GENERATION) not in text and str(TEMPORARY) not in text
+    if form == "singularity":
+        assert f"hvdenv.plan {plan.digest}\n" in text
     text = text.replace(script, f"<the script, into {SCRIPT}>")
     text = text.replace(plan.digest, "<digest>").replace(plan.digest[:12], "<digest>")
     golden(cases / f"containers/{name}.{SUFFIX[form]}", text)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_singularity_definitions_are_well_formed(name: str) -> None:
-    found = sections(define(RECIPES[name], plan_of(RECIPES[name]), "singularity"))
-    assert list(found) == ["", "post", "environment", "labels", "runscript", "test"]
-    for section in ("post", "environment", "runscript", "test"):
-        assert accepted(found[section]), section
-    header = [line for line in found[""].splitlines() if line and not line.startswith("#")]
-    assert [line.partition(": ")[0] for line in header] == ["BootStrap", "From"]
-    labels = dict(line.split(None, 1) for line in found["labels"].splitlines() if line.strip())
-    assert labels["hvdenv.plan"] == plan_of(RECIPES[name]).digest
-
-
-@pytest.mark.parametrize("form", TOOLS)
-def test_the_script_in_a_definition_is_the_script_of_the_plan(
-    form: FormatName, tmp_path: Path
-) -> None:
-    recipe = RECIPES["local-torch"]
-    plan = plan_of(recipe)
-    text = define(recipe, plan, form)
-    if form == "docker":
-        (command,) = [
-            rest for name, rest in instructions(text) if name == "RUN" and "printf" in rest
-        ]
-    else:
-        command = sections(text)["post"]
-        command = command[command.index("mkdir -p /usr/local/share") :]
-    command = command[: command.index("PIP_NO_CACHE_DIR")].rstrip().removesuffix("&&")
-    done = shell(command.replace("/usr/local/share", "."), tmp_path)
-    assert done.returncode == 0, done.stderr
-    kept = (tmp_path / "horovod/build.sh").read_text(encoding="utf-8")
-    assert kept == render_bash(plan, FOLDER)
 
 
 HOSTILE = st.text(
@@ -181,23 +146,13 @@ def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
 @pytest.mark.parametrize("form", TOOLS)
 def test_packages_are_words(form: FormatName) -> None:
     """The format lets & and | through, for constraints of schedulers."""
-    recipe = torch_on(DEBIAN, 'container.packages=["a&touch", "b|c", "d*", "libfoo=1.2-3"]')
+    packages = ["a&touch", "b|c", "d*", "libfoo=1.2-3"]
+    recipe = torch_on(DEBIAN, f"container.packages={packages}")
     text = define(recipe, plan_of(recipe), form)
     install = text[text.index("apt-get install") : text.index("rm -rf /var/lib/apt")]
     words = shlex.split(install.replace("\\\n", " ").strip().removesuffix("&&"))
-    assert set(words[4:]) == {
-        "a&touch",
-        "b|c",
-        "d*",
-        "libfoo=1.2-3",
-        "ca-certificates",
-        "g++",
-        "gcc",
-        "openssh-client",
-        "python3.11",
-        "python3.11-dev",
-        "python3.11-venv",
-    }
+    own = "ca-certificates g++ gcc openssh-client python3.11 python3.11-dev python3.11-venv"
+    assert set(words[4:]) == {*packages, *own.split()}
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40))
@@ -310,36 +265,41 @@ def test_what_cannot_be_bound(bind: str) -> None:
 
 
 # What the tools printed, from reports of their users and from buildah 1.28 and Apptainer 1.4.5 here.
-OUTPUTS = {
-    "FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for jz9027": "no range in /etc/subuid",
-    "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon"
-    " running?": "Docker daemon",
-    "Error: creating build container: initializing source docker://debian:bookworm-slim: pinging"
-    ' container registry registry-1.docker.io: Get "https://registry-1.docker.io/v2/": dial tcp:'
-    " lookup registry-1.docker.io on 10.0.0.53:53: no such host": "cannot reach the container registry",
-    "the build has failed for a reason that nobody knows": "could not build the image",
-}
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_why_a_build_failed(output: str) -> None:
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for jz9027",
+            "no range in /etc/subuid",
+        ),
+        (
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker"
+            " daemon running?",
+            "Docker daemon",
+        ),
+        (
+            "Error: creating build container: initializing source docker://debian:bookworm-slim:"
+            ' pinging container registry registry-1.docker.io: Get "https://registry-1.docker.io/v2/":'
+            " dial tcp: lookup registry-1.docker.io on 10.0.0.53:53: no such host",
+            "cannot reach the container registry",
+        ),
+        ("the build has failed for a reason that nobody knows", "could not build the image"),
+        (
+            # Apptainer says this whenever a user has no range, and goes on.
+            "INFO:    User not listed in /etc/subuid, trying root-mapped namespace\n"
+            + "[1/85] c++ operations.cc\n" * 85
+            + "ninja: build stopped",
+            "could not build the image",
+        ),
+    ],
+)
+def test_why_a_build_failed(output: str, said: str) -> None:
     build = Build("apptainer", DEFINITION, "/images/h.sif", False)
     error = failed(build, Outcome(Command(("apptainer",)), 125, output, 1.0))
-    assert OUTPUTS[output] in error.message
+    assert said in error.message
     assert output.splitlines()[-1] in str(error)
     assert error.remedy
     assert error.exit_code == 5
-
-
-def test_a_note_at_the_start_is_not_the_cause() -> None:
-    """Apptainer says this whenever a user has no range, and goes on."""
-    lines = ["INFO:    User not listed in /etc/subuid, trying root-mapped namespace"]
-    lines += [f"[{n}/85] c++ operations.cc" for n in range(85)]
-    outcome = Outcome(
-        Command(("apptainer",)), 255, "\n".join([*lines, "ninja: build stopped"]), 1.0
-    )
-    error = failed(Build("apptainer", DEFINITION, "h.sif", False), outcome)
-    assert "could not build the image" in error.message
 
 
 @pytest.mark.parametrize(
@@ -372,10 +332,8 @@ def test_the_definition_on_standard_output_and_in_a_file(tmp_path: Path, hvdenv:
     assert (tmp_path / "x.def").read_text(encoding="utf-8") == text
 
 
-def test_the_source_of_mpi_is_checked_before_it_is_compiled() -> None:
-    for form in TOOLS:
-        text = define(on_gpus(), plan_of(on_gpus()), form)
-        assert text.index("sha256sum -c -") < text.index("./configure")
+def test_the_source_of_mpi() -> None:
+    """Its hash is compared before it is compiled: see the golden file."""
     unknown = on_gpus()._replace(mpi=Mpi(version="4.1.99"))
     with pytest.raises(IncompatibleError, match=r"hash of openmpi 4\.1\.99"):
         define(unknown, plan_of(unknown), "docker")
@@ -383,9 +341,6 @@ def test_the_source_of_mpi_is_checked_before_it_is_compiled() -> None:
     assert f"{'a' * 64}  /var/tmp/openmpi-4.1.99.tar.bz2" in define(named, plan_of(named), "docker")
     mpich = on_gpus()._replace(mpi=Mpi(kind="mpich", version="4.3.2"))
     assert "/var/tmp/mpich-4.3.2.tar.gz" in define(mpich, plan_of(mpich), "docker")
-
-
-def test_the_btl_openib_is_built_where_the_recipe_uses_it() -> None:
     openib = load_recipe("singularity", variants=["openib"]).recipe
     text = define(openib, plan_of(openib), "singularity")
     assert "--with-verbs" in text
