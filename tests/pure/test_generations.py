@@ -15,7 +15,8 @@ from hvdenv.errors import StepError, UsageError
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import make_plan, render_bash, steps_of
-from tests.environments import ONE, TWO, build, build_active
+from tests.environments import ONE, THREE, TWO, build, build_active
+from tests.files import write
 
 
 def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:
@@ -25,7 +26,9 @@ def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:
         at(Path("/"))
 
 
-def test_the_prefix_points_to_what_was_switched_to(environment: Environment) -> None:
+def test_the_prefix_points_to_what_was_switched_to(
+    environment: Environment, tmp_path: Path
+) -> None:
     build(environment, ONE)
     build(environment, TWO)
     for identity in (ONE, TWO):
@@ -35,31 +38,20 @@ def test_the_prefix_points_to_what_was_switched_to(environment: Environment) -> 
     assert os.readlink(environment.prefix) == f".env.hvdenv/{TWO}"
     assert list(environment.records()) == [TWO, ONE]
     assert set(os.listdir(environment.store)) == {ONE, TWO}
-
-
-def test_an_environment_may_be_moved_as_a_whole(environment: Environment, tmp_path: Path) -> None:
-    build_active(environment, ONE)
+    generations.create(environment, THREE)
+    with pytest.raises(StepError, match="never finished"):
+        generations.switch(environment, THREE)
+    assert environment.active() == TWO
+    # By an absolute link through another path, and moved as a whole.
+    (tmp_path / "alias").symlink_to(tmp_path)
+    environment.prefix.unlink()
+    environment.prefix.symlink_to(tmp_path / "alias/.env.hvdenv" / ONE)
+    assert environment.active() == at(tmp_path / "alias/env").active() == ONE
+    generations.switch(environment, TWO)
     (tmp_path / "new").mkdir()
     environment.prefix.rename(tmp_path / "new/env")
     environment.store.rename(tmp_path / "new/.env.hvdenv")
-    assert at(tmp_path / "new/env").active() == ONE
-
-
-def test_an_absolute_link_through_another_path_is_understood(
-    environment: Environment, tmp_path: Path
-) -> None:
-    build(environment, ONE)
-    (tmp_path / "alias").symlink_to(tmp_path)
-    environment.prefix.symlink_to(tmp_path / "alias/.env.hvdenv" / ONE)
-    assert environment.active() == at(tmp_path / "alias/env").active() == ONE
-
-
-def test_never_switched_to_what_is_incomplete(environment: Environment) -> None:
-    build_active(environment, ONE)
-    generations.create(environment, TWO)
-    with pytest.raises(StepError, match="never finished"):
-        generations.switch(environment, TWO)
-    assert environment.active() == ONE
+    assert at(tmp_path / "new/env").active() == TWO
 
 
 @pytest.mark.parametrize(
@@ -80,25 +72,20 @@ def test_never_switched_to_what_is_incomplete(environment: Environment) -> None:
 def test_a_damaged_record_is_no_complete_generation(
     environment: Environment, content: bytes, message: str
 ) -> None:
-    build_active(environment, ONE)
-    environment.record(ONE).write_bytes(content)
-    assert environment.active() == ""
-    assert environment.pointed() == ONE
-    assert environment.records() == {}
-    with pytest.raises(StepError, match=message) as caught:
-        generations.read_record(environment.record(ONE))
-    assert caught.value.where == str(environment.record(ONE))
-    assert caught.value.remedy
-
-
-def test_unknown_keys_of_a_record_are_ignored(environment: Environment) -> None:
-    build(environment, ONE, recipe="local")
+    build_active(environment, ONE, recipe="local")
     path = environment.record(ONE)
     document = json.loads(path.read_text())
     assert document["format"] == 1
     path.write_text(json.dumps({**document, "future": {"x": [1]}}))
-    assert generations.read_record(path).recipe == "local"
-    assert list(environment.records()) == [ONE]
+    assert generations.read_record(path).recipe == "local"  # unknown keys are ignored
+    path.write_bytes(content)
+    assert environment.active() == ""
+    assert environment.pointed() == ONE
+    assert environment.records() == {}
+    with pytest.raises(StepError, match=message) as caught:
+        generations.read_record(path)
+    assert caught.value.where == str(path)
+    assert caught.value.remedy
 
 
 def test_what_a_build_left_is_removed_and_what_is_complete_is_not(
@@ -117,30 +104,20 @@ def test_what_a_build_left_is_removed_and_what_is_complete_is_not(
     assert generations.new_identity(environment, digest) == f"{ONE}-2"
 
 
-def damaged(environment: Environment) -> None:
-    build(environment, ONE)
-    environment.record(ONE).write_text("{")
-
-
-def active_without_record(environment: Environment) -> None:
-    build_active(environment, ONE)
-    environment.record(ONE).unlink()
-
-
-def without_marker(environment: Environment) -> None:
-    environment.generation(ONE).mkdir()
-    (environment.generation(ONE) / "data").touch()
-
-
-def linked(environment: Environment) -> None:
-    environment.generation(ONE).symlink_to(generations.create(environment, TWO))
-
-
-@pytest.mark.parametrize("make", [damaged, active_without_record, without_marker, linked])
+@pytest.mark.parametrize("kind", ["damaged", "active without a record", "no marker", "a link"])
 def test_what_may_be_in_use_or_is_not_ours_is_left_alone(
-    environment: Environment, make: Callable[[Environment], None]
+    environment: Environment, kind: str
 ) -> None:
-    make(environment)
+    if kind == "damaged":
+        build(environment, ONE)
+        environment.record(ONE).write_text("{")
+    elif kind == "active without a record":
+        build_active(environment, ONE)
+        environment.record(ONE).unlink()
+    elif kind == "no marker":
+        write(environment.generation(ONE) / "data", "")
+    else:
+        environment.generation(ONE).symlink_to(generations.create(environment, TWO))
     environment.generation(f"{ONE}-2").mkdir()  # without a marker: not hvdenv's
     assert not environment.begun(ONE)
     generations.delete_unfinished(environment)
@@ -149,25 +126,24 @@ def test_what_may_be_in_use_or_is_not_ours_is_left_alone(
     assert generations.new_identity(environment, "1" * 64) == f"{ONE}-3"
 
 
-@pytest.mark.parametrize("inside", ["env/x", f".env.hvdenv/{ONE}/bin/x", ".env.hvdenv/x"])
-def test_no_environment_inside_another(environment: Environment, inside: str) -> None:
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        ("env/x", "inside another environment"),
+        (f".env.hvdenv/{ONE}/bin/x", "inside another environment"),
+        (".env.hvdenv/x", "inside another environment"),
+        ("no/env", "directory for the prefix does not exist"),
+        ("file/env", "directory for the prefix does not exist"),
+        ("/proc/env", "cannot write"),
+    ],
+)
+def test_places_for_no_environment(environment: Environment, inside: str, said: str) -> None:
     build_active(environment, ONE)
-    with pytest.raises(UsageError, match="inside another environment"):
+    (environment.prefix.parent / "file").touch()
+    with pytest.raises((UsageError, StepError), match=said) as caught:
         generations.claim(at(environment.prefix.parent / inside))
-
-
-def test_a_missing_parent_and_a_file_as_parent_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for parent in ("no", "file"):
-        with pytest.raises(UsageError, match="directory for the prefix does not exist"):
-            generations.claim(at(tmp_path / parent / "env"))
-
-
-def test_a_place_that_nobody_may_write_to_is_said_before_any_work() -> None:
-    with pytest.raises(StepError, match="cannot write") as caught:
-        generations.claim(at(Path("/proc/env")))
-    assert caught.value.exit_code == 5
-    assert "--prefix" in caught.value.remedy
+    assert caught.value.exit_code == (5 if said == "cannot write" else 2)
+    assert said != "cannot write" or "--prefix" in caught.value.remedy
 
 
 def test_a_marker_is_there_from_the_first_moment(
@@ -237,24 +213,19 @@ def test_a_store_that_is_not_ours_is_refused(tmp_path: Path, make: Callable[[Pat
         prune.remove(environment)
 
 
-@pytest.mark.parametrize("character", [*UNFIT, "\x85", "\u2003", "\udcff"])
-def test_a_path_that_tools_stumble_over_is_refused(tmp_path: Path, character: str) -> None:
-    for prefix in (tmp_path / f"a{character}b", tmp_path / f"a{character}b" / "env"):
-        with pytest.raises(UsageError, match="in its path would break") as caught:
-            generations.claim(at(prefix))
-        assert repr(character) in caught.value.message
+def test_a_path_that_tools_stumble_over_is_refused(tmp_path: Path) -> None:
+    for character in (*UNFIT, "\x85", "\u2003", "\udcff"):
+        for prefix in (tmp_path / f"a{character}b", tmp_path / f"a{character}b" / "env"):
+            with pytest.raises(UsageError, match="in its path would break") as caught:
+                generations.claim(at(prefix))
+            assert repr(character) in caught.value.message
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["local+torch", "A_b-1.0", "u@site", "run=1~2^3", "jürgen", "山田"]
-)
-def test_letters_of_every_language_are_no_hindrance(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    environment = at(tmp_path / name / name)
-    generations.claim(environment)
-    build_active(environment, ONE)
-    assert environment.active() == ONE
+    for name in ("local+torch", "A_b-1.0", "u@site", "run=1~2^3", "jürgen", "山田"):
+        (tmp_path / name).mkdir()
+        environment = at(tmp_path / name / name)
+        generations.claim(environment)
+        build_active(environment, ONE)
+        assert environment.active() == ONE
 
 
 ASK = """
@@ -281,9 +252,7 @@ def test_bash_and_python_agree_on_such_paths(locale: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("jürgen", 0), ("a+b=c", 0), ("a b", 2), ("a:b", 2), ("a]b", 2), ("a\\b", 2)]
-)
+@pytest.mark.parametrize(("name", "code"), [("jürgen", 0), ("a+b=c", 0), ("a b", 2), ("a\\b", 2)])
 def test_the_script_of_a_plan_refuses_such_paths(
     recipe: Recipe, facts: Facts, python: Interpreter, tmp_path: Path, name: str, code: int
 ) -> None:

@@ -11,9 +11,10 @@ from hvdenv.contents.packages import Package
 from hvdenv.environments import installed
 from hvdenv.environments.generations import Environment, at, claim
 from hvdenv.errors import HvdenvError
-from hvdenv.places import Places, find_places
+from hvdenv.places import find_places
 from tests.commands import Hvdenv
 from tests.environments import ONE, TWO, build, build_active, local
+from tests.files import write
 
 SITE = "lib/python3.11/site-packages"
 
@@ -63,35 +64,20 @@ def test_a_virtual_environment(venv: Path) -> None:
 
 def test_a_conda_prefix(tmp_path: Path) -> None:
     """What conda installed is conda's, whatever name Python has for it."""
-    install(tmp_path, "torch-1.12.0-py3.11.egg-info", "six-1.16.0.dist-info", "mine-1.dist-info")
-    meta = tmp_path / "conda-meta"
-    meta.mkdir()
-    (meta / "history").write_text("")
-    records = {
-        "pytorch": {
-            "name": "pytorch",
-            "version": "1.12.0",
-            "build": "h0",
-            "sha256": "1" * 64,
-            "url": "https://conda.anaconda.org/pytorch/linux-64/pytorch-1.12.0-h0.conda",
-            "files": [f"{SITE}/torch-1.12.0-py3.11.egg-info/PKG-INFO"],
-        },
-        "six": {
-            "name": "six",
-            "version": "1.16.0",
-            "files": [f"{SITE}/six-1.16.0.dist-info/RECORD"],
-        },
-        "python": {"name": "python", "version": "3.11.9", "build": "h1", "files": []},
-    }
-    for name, record in records.items():
-        (meta / f"{name}.json").write_text(json.dumps(record))
-    (meta / "broken.json").write_text("{")
+    torch, six = "torch-1.12.0-py3.11.egg-info", "six-1.16.0.dist-info"
+    install(tmp_path, torch, six, "mine-1.dist-info")
+    records = (
+        {"name": "pytorch", "version": "1.12.0", "files": [f"{SITE}/{torch}/PKG-INFO"]},
+        {"name": "six", "version": "1.16.0", "files": [f"{SITE}/{six}/RECORD"]},
+        {"name": "python", "version": "3.11.9", "build": "h1", "files": []},
+    )
+    for record in records:
+        write(tmp_path / f"conda-meta/{record['name']}.json", json.dumps(record))
+    write(tmp_path / "conda-meta/history", "")
+    write(tmp_path / "conda-meta/broken.json", "{")
     found = installed.installed_packages(tmp_path)
     assert [(each.kind, each.name) for each in sorted(found.packages)] == [
-        ("conda", "python"),
-        ("conda", "pytorch"),
-        ("conda", "six"),
-        ("pypi", "mine"),
+        *(("conda", "python"), ("conda", "pytorch"), ("conda", "six"), ("pypi", "mine")),
     ]
     assert found.distributions == {"torch": "1.12.0", "six": "1.16.0", "mine": "1"}
     assert found.python == "3.11.9"
@@ -107,23 +93,26 @@ def environment(venv: Path) -> Environment:
     return environment
 
 
-def labels(*texts: str) -> list[str]:
-    return [installed.named_contents(each, find_places()).label for each in texts]
-
-
 def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -> None:
-    prefix = environment.prefix
-    assert labels("local", "local@1", f"local@{TWO}") == [
-        f"local@{TWO}",
-        f"local@{ONE}",
-        f"local@{TWO}",
-    ]
-    assert labels(str(prefix), f"{prefix}@11") == [f"{prefix}@{TWO}", f"{prefix}@{ONE}"]
-    folder = environment.generation(ONE)
-    assert labels(str(folder)) == [str(folder)]
+    prefix, folder = environment.prefix, str(environment.generation(ONE))
     strange = tmp_path / "with@sign"
     strange.symlink_to(tmp_path / "venv")
-    assert labels(str(strange)) == [str(strange)]
+    names = {
+        "local": f"local@{TWO}",
+        "local@1": f"local@{ONE}",
+        f"local@{TWO}": f"local@{TWO}",
+        str(prefix): f"{prefix}@{TWO}",
+        f"{prefix}@11": f"{prefix}@{ONE}",
+        folder: folder,
+        str(strange): str(strange),
+    }
+    for name, label in names.items():
+        assert installed.named_contents(name, find_places()).label == label
+    # A beginning of two generations is no name, unless it is all of one.
+    build(environment, "1" * 11 + "2")
+    with pytest.raises(HvdenvError, match="2 complete generations begin with 11"):
+        installed.named_contents("local@11", find_places())
+    assert installed.named_contents(f"local@{ONE}", find_places()).label == f"local@{ONE}"
 
 
 @pytest.mark.parametrize(
@@ -143,13 +132,6 @@ def test_what_is_no_environment(text: str, said: str, environment: Environment, 
     with pytest.raises(HvdenvError) as caught:
         installed.named_contents(text.replace("VENV", str(venv)), find_places())
     assert said in str(caught.value)
-
-
-def test_a_beginning_of_two_generations(environment: Environment) -> None:
-    build(environment, "1" * 11 + "2")
-    with pytest.raises(HvdenvError, match="2 complete generations begin with 11"):
-        installed.named_contents("local@11", Places(find_places().home))
-    assert labels(f"local@{ONE}") == [f"local@{ONE}"]
 
 
 def test_diff(environment: Environment, venv: Path, hvdenv: Hvdenv) -> None:

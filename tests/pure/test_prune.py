@@ -12,6 +12,7 @@ from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import BusyError, UsageError
 from tests.environments import ONE, THREE, TWO, build, build_active
+from tests.files import write
 
 
 def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
@@ -30,13 +31,6 @@ def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
         with pytest.raises(UsageError, match="no complete generation"):
             prune.rollback(environment, other)
     assert environment.active() == THREE
-
-
-def test_rollback_from_a_damaged_one_takes_the_newest(environment: Environment) -> None:
-    build(environment, ONE)
-    build_active(environment, TWO)
-    environment.record(TWO).write_text("{")
-    assert prune.rollback(environment) == ONE
 
 
 def test_prune_keeps_the_active_one_and_as_many_as_asked(environment: Environment) -> None:
@@ -65,33 +59,28 @@ def test_a_generation_that_lost_files_is_not_the_one_to_go_back_to(
     build_active(environment, THREE)
     assert prune.prune(environment, keep=1, dry_run=True).removed == (TWO,)
     assert prune.rollback(environment) == ONE
-
-
-def test_prune_keeps_what_the_prefix_points_to_even_damaged(environment: Environment) -> None:
-    build_active(environment, ONE)
-    environment.record(ONE).unlink()
-    prune.prune(environment, keep=0)
-    assert environment.identities() == [ONE]
+    # What the prefix points to is kept, even damaged; then the newest is the one to go back to.
+    generations.switch(environment, THREE)
+    environment.record(THREE).write_text("{")
+    prune.prune(environment, keep=1)
+    assert environment.identities() == [ONE, THREE]
+    assert prune.rollback(environment) == ONE
 
 
 def test_removing_never_follows_links_out(environment: Environment, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / generations.MARKER).touch()
-    (precious / "data").touch()
+    precious = write(tmp_path / "precious" / "data", "")
+    write(precious.with_name(generations.MARKER), "")
     build(environment, ONE)
-    (environment.generation(ONE) / "out").symlink_to(precious)
-    environment.generation(TWO).symlink_to(precious)
-    environment.generation(THREE).mkdir()
-    (environment.generation(THREE) / "data").touch()
+    (environment.generation(ONE) / "out").symlink_to(precious.parent)
+    environment.generation(TWO).symlink_to(precious.parent)
+    other = write(environment.generation(THREE) / "data", "")
     generations.switch(environment, ONE)
 
     cleared = prune.remove(environment)
 
     assert cleared.removed == (ONE,)
     assert {Path(path).name for path, _ in cleared.kept} == {TWO, THREE}
-    assert (precious / "data").exists()
-    assert (environment.generation(THREE) / "data").exists()
+    assert precious.exists() and other.exists()
     assert not os.path.lexists(environment.prefix)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
 from tests.commands import Hvdenv
 from tests.environments import ONE, THREE, TWO, build, build_active, local
+from tests.files import programs, write
 
 
 def listing(places: Places) -> list[tuple[str, tuple[str, ...], str, str]]:
@@ -70,37 +70,27 @@ def test_a_damaged_entry_of_the_registry_hides_no_other(tmp_path: Path, content:
     assert listing(places) == [("local", (), "env", "missing")]
 
 
-DAY = 86400.0
-
-
 def ago(days: float) -> str:
     return (datetime.now(timezone.utc) - timedelta(days=days)).isoformat(timespec="microseconds")
 
 
-def set_times(path: Path, *, accessed: float, changed: float) -> None:
+def set_times(path: Path, days: float, *, changed: float | None = None) -> None:
     """Times in days before now."""
     now = datetime.now(timezone.utc).timestamp()
-    os.utime(path, (now - accessed * DAY, now - changed * DAY))
+    times = (days, days if changed is None else changed)
+    os.utime(path, tuple(now - 86400 * each for each in times))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def environment() -> Environment:
-    """`local`: ONE of 200 days ago, TWO of 100, THREE active and begun FOUR days ago."""
+    """`local`: ONE of 200 days ago, TWO of 100, THREE active."""
     environment = local()
     for identity, days in ((ONE, 200), (TWO, 100), (THREE, 1)):
-        build(
-            environment, identity, created=ago(days), recipe="local", variants=[], bytes=10, files=2
-        )
+        fields = {"created": ago(days), "recipe": "local", "variants": [], "bytes": 10, "files": 2}
+        build(environment, identity, **fields)
         (environment.generation(identity) / "activate.sh").write_text("")
     generations.switch(environment, THREE)
     return environment
-
-
-def begun(environment: Environment, identity: str) -> Path:
-    folder = generations.create(environment, identity)
-    (folder / "half").mkdir()
-    (folder / "half/file").write_text("12345")
-    return folder
 
 
 def listed(environment: Environment) -> dict[str, registry.Generation]:
@@ -109,17 +99,14 @@ def listed(environment: Environment) -> dict[str, registry.Generation]:
 
 
 def test_records_say_what_complete_ones_take(environment: Environment) -> None:
-    begun(environment, "4" * 12)
-    damaged = build(environment, "5" * 12)
-    environment.record(damaged).write_text("{")
+    write(generations.create(environment, "4" * 12) / "half/file", "12345")
+    environment.record(build(environment, "5" * 12)).write_text("{")
     found = listed(environment)
-    assert {name[0]: each.state for name, each in found.items()} == {
-        "1": "complete",
-        "2": "complete",
-        "3": "active",
-        "4": "unfinished",
-        "5": "damaged",
-    }
+    states = [(name[0], each.state) for name, each in sorted(found.items())]
+    assert states == [
+        *(("1", "complete"), ("2", "complete"), ("3", "active"), ("4", "unfinished")),
+        ("5", "damaged"),
+    ]
     assert [(found[each].bytes, found[each].files) for each in (ONE, THREE)] == [(10, 2)] * 2
     unfinished = found["4" * 12]
     marker = (environment.generation("4" * 12) / generations.MARKER).stat().st_size
@@ -129,11 +116,9 @@ def test_records_say_what_complete_ones_take(environment: Environment) -> None:
 
 
 def test_counting(tmp_path: Path) -> None:
-    (tmp_path / "a/b").mkdir(parents=True)
-    (tmp_path / "a/b/file").write_bytes(b"x" * 7)
-    (tmp_path / "a/loop").symlink_to(tmp_path)
-    (tmp_path / "a/out").symlink_to("/usr/lib")
-    (tmp_path / "a/gone").symlink_to("nowhere")
+    write(tmp_path / "a/b/file", "x" * 7)
+    for name, target in (("loop", str(tmp_path)), ("out", "/usr/lib"), ("gone", "nowhere")):
+        (tmp_path / "a" / name).symlink_to(target)
     assert measure(tmp_path) == Size(7, 4)
     assert measure(tmp_path / "none") == Size(0, 0)
 
@@ -148,64 +133,61 @@ def test_a_use_is_noted_beside_the_environment(environment: Environment) -> None
     assert ago(1) < found.when <= ago(0)
     assert sorted(os.listdir(generation)) == before
     assert listed(environment)[THREE].used == found.when
-    registry.forget_use(places, generation)
-    registry.forget_use(places, generation)
+    for _ in range(2):
+        registry.forget_use(places, generation)
     assert registry.last_use(places, generation) == ("", "")
-
-
-def test_a_home_that_cannot_be_written_stops_nothing(environment: Environment) -> None:
-    (environment.prefix.parent / "file").write_text("")
-    registry.note_use(Places(environment.prefix.parent / "file"), environment.prefix)
+    # A home that cannot be written stops nothing.
+    registry.note_use(Places(write(environment.prefix.parent / "file", "")), environment.prefix)
 
 
 def test_access_times_are_the_second_best(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     places, generation = find_places(), environment.generation(ONE)
-    activate = generation / "activate.sh"
     # Changing times sets the change of the inode to now: take that as long ago.
     genuine = registry._time
     monkeypatch.setattr(
         registry, "_time", lambda path, which: 0.0 if which == "st_ctime" else genuine(path, which)
     )
-    set_times(environment.record(ONE), accessed=50, changed=50)
+    set_times(environment.record(ONE), 50)
     # Read by its own build, before the record was written.
-    set_times(activate, accessed=51, changed=52)
+    set_times(generation / "activate.sh", 51, changed=52)
     assert registry.last_use(places, generation) == ("", "")
-    set_times(activate, accessed=20, changed=52)
+    set_times(generation / "activate.sh", 20, changed=52)
     found = registry.last_use(places, generation)
     assert found.how == "access time"
     assert ago(21) < found.when < ago(19)
     registry.note_use(places, generation)
     assert registry.last_use(places, generation).how == "hvdenv"
+    monkeypatch.setattr(registry, "keeps_access_times", lambda folder: False)
+    assert "noatime" in hvdenv("envs", "prune", "--unused-for", "12w", "--dry-run").err
+    assert "noatime" not in hvdenv("envs", "prune", "--older-than", "12w", "--dry-run").err
 
 
 @pytest.mark.parametrize(
     ("words", "gone"),
     [
-        ((), [ONE]),
-        (("--keep", "2"), []),
-        (("--older-than", "150d"), [ONE]),
-        (("--older-than", "12w"), [ONE, TWO]),
-        (("--older-than", "12h"), [ONE, TWO]),
-        (("--older-than", "12h", "--keep", "1"), [ONE]),
-        (("--older-than", "300d"), []),
+        ("", [ONE]),
+        ("--keep 2", []),
+        ("--older-than 150d", [ONE]),
+        ("--older-than 12w", [ONE, TWO]),
+        ("--older-than 12h --keep 1", [ONE]),
+        ("--older-than 300d", []),
         # ONE was used yesterday.
-        (("--unused-for", "30d"), [TWO]),
-        (("--unused-for", "12h"), [ONE, TWO]),
-        (("--unused-for", "30d", "--older-than", "150d"), []),
+        ("--unused-for 30d", [TWO]),
+        ("--unused-for 12h", [ONE, TWO]),
+        ("--unused-for 30d --older-than 150d", []),
     ],
-    ids=" ".join,
 )
 def test_prune_by_age_and_use(
-    words: tuple[str, ...], gone: list[str], environment: Environment, hvdenv: Hvdenv
+    words: str, gone: list[str], environment: Environment, hvdenv: Hvdenv
 ) -> None:
     registry.note_use(find_places(), environment.generation(ONE))
     (note,) = find_places().used.iterdir()
-    set_times(note, accessed=1, changed=1)
-    would = hvdenv("envs", "prune", *words, "--dry-run").out
+    set_times(note, 1)
+    would = hvdenv("envs", "prune", *words.split(), "--dry-run").out
     assert environment.identities() == [ONE, TWO, THREE]
-    said = hvdenv("envs", "prune", "local", *words).out
+    said = hvdenv("envs", "prune", "local", *words.split()).out
     assert environment.identities() == [each for each in (ONE, TWO, THREE) if each not in gone]
     assert would == said.replace("removed", "would remove")
     assert said.count("removed ") == len(gone) and (said == "nothing to remove\n") is (not gone)
@@ -213,15 +195,17 @@ def test_prune_by_age_and_use(
 
 
 def test_prune_of_unfinished_ones_goes_by_when_they_were_worked_at(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+    environment: Environment, hvdenv: Hvdenv
 ) -> None:
     for identity, days in (("4" * 12, 10), ("5" * 12, 2)):
-        folder = begun(environment, identity)
+        folder = generations.create(environment, identity)
+        write(folder / "half/file", "12345")
         for path in folder.iterdir():
-            set_times(path, accessed=days, changed=days)
+            set_times(path, days)
     hvdenv("envs", "prune", "--older-than", "7d", "--keep", "5")
-    assert "4" * 12 not in environment.identities()
-    assert "5" * 12 in environment.identities()
+    assert environment.identities() == [ONE, TWO, THREE, "5" * 12]
+    for age in ("d", "-1d", "1m", "1.5d", "٣d", "1d ", "999999d"):
+        assert "is not an age" in hvdenv("envs", "prune", f"--older-than={age}", code=2).err
 
 
 def test_an_environment_that_somebody_deleted(
@@ -237,23 +221,9 @@ def test_an_environment_that_somebody_deleted(
     assert [each.environment for each in registry.list_environments(find_places())] == [environment]
 
 
-@pytest.mark.parametrize("age", ["d", "-1d", "1m", "1.5d", "٣d", "1d ", "999999d"])
-def test_ages_that_are_none(age: str, hvdenv: Hvdenv) -> None:
-    assert "is not an age" in hvdenv("envs", "prune", f"--older-than={age}", code=2).err
-
-
-def test_where_no_access_times_are_kept_it_is_said(
-    environment: Environment, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "keeps_access_times", lambda folder: False)
-    assert "noatime" in hvdenv("envs", "prune", "--unused-for", "12w", "--dry-run").err
-    assert "noatime" not in hvdenv("envs", "prune", "--older-than", "12w", "--dry-run").err
-
-
 def test_the_list(environment: Environment, hvdenv: Hvdenv) -> None:
     wheels = find_places().wheels
-    wheels.mkdir(parents=True)
-    (wheels / "a.whl").write_bytes(b"x" * 2_000_000)
+    write(wheels / "a.whl", "x" * 2_000_000)
     said = hvdenv("envs").out
     assert said.startswith(f"local  complete  {environment.prefix}\n    {THREE}  active: 0.0 MB, 2")
     assert "total: 0.0 MB, 6 files\n" in said
@@ -264,9 +234,8 @@ def test_the_list(environment: Environment, hvdenv: Hvdenv) -> None:
     assert entry.keys() == contract | {"generations", "sizes", "warnings"}
     assert [each["generation"] for each in entry["sizes"]] == [THREE, TWO, ONE]
     found = json.loads(hvdenv("envs", "storage", "--json").out)
-    assert found["caches"] == [
-        {"name": "wheels", "path": str(wheels), "bytes": 2_000_000, "files": 1}
-    ]
+    cache = {"name": "wheels", "path": str(wheels), "bytes": 2_000_000, "files": 1}
+    assert found["caches"] == [cache]
     (filesystem,) = found["filesystems"]
     assert filesystem["disk_free"] > 0
     assert json.loads(hvdenv("envs", "--json", "storage").out).keys() == {"caches", "filesystems"}
@@ -310,8 +279,7 @@ def test_a_workspace_that_expires(
     workspace = {"name": "envs", "days": 30}
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert expiring(environment, workspace=workspace) == ()
-    tool = tmp_path / "ws_list"
-    tool.write_text(f"#!/bin/sh\ncat <<'E'\n{WS_LIST.format(folder=environment.prefix.parent)}E\n")
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    answer = WS_LIST.format(folder=environment.prefix.parent)
+    programs(tmp_path, ws_list=f"cat <<'E'\n{answer}E")
     (warning,) = expiring(environment, workspace=workspace)
     assert warning == "its workspace is deleted in 12 days 23 hours; extend it with ws_extend"
