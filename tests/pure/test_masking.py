@@ -30,6 +30,7 @@ from hvdenv.masking import (
     mask,
     plain,
 )
+from tests.files import write
 
 # Texts that are likelier to hold something than arbitrary ones.
 PIECES = st.sampled_from(
@@ -201,12 +202,9 @@ def test_credentials_in_the_url_of_a_variable_are_masked_elsewhere() -> None:
     basic = base64.b64encode(b"ann:s@fe-word").decode()
     for text in ("s%40fe-word", "s@fe-word", "q0w9e8r7", basic):
         assert mask(f"with {text}") == "with ***"
-
-
-def test_the_name_of_the_user_is_no_secret() -> None:
-    with forgotten():
-        learn([("USER", "annabell1"), ("DB_PASSWORD", "annabell1")])
-        assert mask("/home/annabell1") == "/home/annabell1"
+    # The name of the user is no secret.
+    learn([("USER", "annabell1"), ("DB_PASSWORD", "annabell1")])
+    assert mask("/home/annabell1") == "/home/annabell1"
 
 
 def test_overlapping_secrets_leave_nothing() -> None:
@@ -293,15 +291,21 @@ def test_nothing_that_is_printed_controls_a_terminal(text: str) -> None:
         assert out.getvalue().endswith("\x1b[0m")
 
 
-def _strings(value: object) -> object:
+def _hostile(value: object) -> object:
     """A document with something hostile in each of its strings."""
     if isinstance(value, dict):
-        return {key: _strings(each) for key, each in value.items()}
+        return {key: _hostile(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_strings(each) for each in value]
+        return [_hostile(each) for each in value]
     words = ("hvdenv.", "pass", "fail", "error", "skip", "unproven", "ok", "20")
     keep = not isinstance(value, str) or value.startswith(words)
     return value if keep else f"{value}{HOSTILE}"
+
+
+def _see_plain(text: str) -> None:
+    assert "Cc" not in {unicodedata.category(each) for each in text if each not in "\n\t"}
+    bidi = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    assert not {unicodedata.bidirectional(each) for each in text} & bidi
 
 
 RECIPE = """\
@@ -317,44 +321,25 @@ def test_a_hostile_report_is_plain(
     colour: str, cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = json.loads((cases / "reports" / "everything.json").read_text(encoding="utf-8"))
-    (tmp_path / "report.json").write_text(json.dumps(_strings(report)))
-    assert main(["verify", "--report", str(tmp_path / "report.json"), "--color", colour]) in (1, 7)
+    words = ("verify", "--report", str(write(tmp_path / "report", json.dumps(_hostile(report)))))
+    assert main([*words, "--color", colour]) in (1, 7)
     shown = capsys.readouterr().out
     assert "Available" in shown and "bcd" not in shown
     _see_plain(re.sub("\x1b\\[(?:31|32|33|0)m", "", shown) if colour == "always" else shown)
     for option in ("--html", "--junit"):
-        file = tmp_path / "page"
-        main(["verify", "--report", str(tmp_path / "report.json"), option, str(file)])
-        capsys.readouterr()
-        _see_plain(file.read_text(encoding="utf-8"))
-
-
-def _see_plain(text: str) -> None:
-    kinds = {unicodedata.category(each) for each in text if each not in "\n\t"}
-    assert not kinds & {"Cc"}
-    assert not {unicodedata.bidirectional(each) for each in text} & {
-        "LRE",
-        "RLE",
-        "LRO",
-        "RLO",
-        "PDF",
-        "LRI",
-        "RLI",
-        "FSI",
-        "PDI",
-    }
+        main([*words, option, str(tmp_path / "page")])
+        _see_plain((tmp_path / "page").read_text(encoding="utf-8"))
 
 
 def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    (recipes / "hostile.toml").write_text(RECIPE)
-    (tmp_path / "site.toml").write_text(f'recipe_folders = ["{recipes}"]\n')
+    recipe = str(write(tmp_path / "recipes/hostile.toml", RECIPE))
+    site = write(tmp_path / "site.toml", f'recipe_folders = ["{tmp_path}/recipes"]\n')
     for words in (
-        ["recipes", "--site", str(tmp_path / "site.toml")],
-        ["show", str(recipes / "hostile.toml")],
-        ["check", str(recipes / "hostile.toml")],
+        ["recipes", "--site", str(site)],
+        ["show", recipe],
+        ["check", recipe],
         ["show", f"no{HOSTILE}"],
+        ["show", f"--no{HOSTILE}", "x"],
         ["doctor", f"no{HOSTILE}"],
         ["envs", "remove", f"no{HOSTILE}"],
         ["verify", f"--report=no{HOSTILE}"],
@@ -363,9 +348,6 @@ def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture
         said = capsys.readouterr()
         _see_plain(said.out + said.err)
         assert not any(line.startswith("fake") for line in said.out.split("\n"))
-    assert main(["show", f"--no{HOSTILE}", "x"]) == 2
-    said = capsys.readouterr()
-    _see_plain(said.out + said.err)
 
 
 @pytest.mark.parametrize(
@@ -373,10 +355,10 @@ def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture
      "://a:", "://a:b@", "/x?sig=abcdefg", "a?b=c&", "basic ", "basic YWJj", "hunter", "hunter2"]
 )  # fmt: skip
 def test_long_lines_take_no_time(word: str) -> None:
-    """A line of a megabyte without a space: base64, a progress bar, a minified file."""
-    line = word * (1_000_000 // len(word))
+    """A long line without a space: base64, a progress bar, a minified file."""
+    line = word * (200_000 // len(word))
     started = time.process_time()
     mask(line)
     plain(line)
     explain(line)
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 2  # quadratic algorithms take minutes

@@ -134,65 +134,29 @@ def test_a_failure_is_noticed(shell: str, module: str, tried: list[str]) -> None
     assert done.stderr.endswith("cannot load the module two\n")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gcc;id",
-        "gcc 10",
-        "$(id)",
-        "a\nb",
-        "-x",
-        "`id`",
-        "a'b",
-        "gcc/10|sh",
-        "Horovod-0.28.1.eb",
-        "",
-    ],
-)
-def test_names_with_shell_characters_are_no_modules(name: str) -> None:
-    for fields in ({"load": [name]}, {"unload": [name]}, {"swap": [{"out": "a", "into": name}]}):
-        with pytest.raises(Problem):
-            decode(Modules, fields)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "evp-patch",
-        "GCCcore/.11.2.0",
-        "cudampi/openmpi-4.1.1",
-        "Horovod/0.28.1-foss-2022a-CUDA-11.7.0",
-        "craype-accel-amd-gfx90a",
-        "compilers/gcc/10.2",
-        "libstdc++/12",
-    ],
-)
-def test_names_of_sites_are_modules(name: str) -> None:
-    assert decode(Modules, {"load": [name]}).load == (name,)
+def test_names_of_modules() -> None:
+    hostile = ["gcc;id", "gcc 10", "$(id)", "a\nb", "-x", "`id`", "a'b", "gcc/10|sh", ""]
+    for name in (*hostile, "Horovod-0.28.1.eb"):
+        swap = {"out": "a", "into": name}
+        for fields in ({"load": [name]}, {"unload": [name]}, {"swap": [swap]}):
+            with pytest.raises(Problem):
+                decode(Modules, fields)
+    of_sites = ["evp-patch", "GCCcore/.11.2.0", "cudampi/openmpi-4.1.1", "craype-accel-amd-gfx90a"]
+    of_sites += ["Horovod/0.28.1-foss-2022a-CUDA-11.7.0", "compilers/gcc/10.2", "libstdc++/12"]
+    assert decode(Modules, {"load": of_sites}).load == tuple(of_sites)
 
 
 def test_what_the_shell_does_is_no_difference() -> None:
     before = {"PATH": "/bin", "SHLVL": "1", "PWD": "/", "BASH_ENV": "/x", "GONE": "1"}
-    after = {
-        "PATH": "/opt/bin:/bin",
-        "SHLVL": "2",
-        "_": "/usr/bin/env",
-        "OLDPWD": "/",
-        "BASH_FUNC_module%%": "() { :; }",
+    loaded = {
         "LOADEDMODULES": "gcc/10.2.0:evp-patch",
+        "PATH": "/opt/bin:/bin",
         "_ModuleTable001_": "X01v",
         "__LMOD_REF_COUNT_PATH": "/opt/bin:1",
     }
-    assert compare(before, after) == Loaded(
-        {
-            "LOADEDMODULES": "gcc/10.2.0:evp-patch",
-            "PATH": "/opt/bin:/bin",
-            "_ModuleTable001_": "X01v",
-            "__LMOD_REF_COUNT_PATH": "/opt/bin:1",
-        },
-        ("GONE",),
-        ("gcc/10.2.0", "evp-patch"),
-    )
+    own = {"SHLVL": "2", "_": "/usr/bin/env", "OLDPWD": "/", "BASH_FUNC_module%%": "() { :; }"}
+    found = compare(before, {**loaded, **own})
+    assert found == Loaded(loaded, ("GONE",), ("gcc/10.2.0", "evp-patch"))
     assert split_loaded("") == ()
 
 
@@ -206,13 +170,8 @@ def test_names_in_the_lists_of_each_system() -> None:
         "/apps/modulefiles:\ncompiler(@)\ngcc/9.1.0(old)\ngcc/10.2.0(default) <L>\n"
         "GCCcore/.11.2.0 <H>\n\nERROR: no such directory\nevp-patch\n"
     )
-    assert parse_available(tcl) == (
-        "compiler",
-        "gcc/9.1.0",
-        "gcc/10.2.0",
-        "GCCcore/.11.2.0",
-        "evp-patch",
-    )
+    found = "compiler gcc/9.1.0 gcc/10.2.0 GCCcore/.11.2.0 evp-patch"
+    assert parse_available(tcl) == tuple(found.split())
 
 
 def test_what_may_have_been_meant() -> None:
@@ -225,64 +184,38 @@ def test_what_may_have_been_meant() -> None:
 
 
 def test_what_modules_offer() -> None:
-    there = (
-        "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
-        "cudampi/openmpi-4.1.1",
-        "tensorflow/2.9.0",
-        "nccl/2.15.5-ofi",
-        "aws-ofi-nccl/1.4",
-        "open-ce/1.10.0-py39-ibm",
-        "OpenMPI/4.0.5",
-        "cray-mpich/8.1",
-        "torch/2.1",
-        "Bison/3",
-        "mpi4py/3.1",
-        "HDF5/1.10-gompi",
-    )
-    offered = offers(there)
-    assert offered == {
-        "Horovod": (
-            "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
-            "open-ce/1.10.0-py39-ibm",
-        ),
-        "PyTorch": (
-            "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
-            "open-ce/1.10.0-py39-ibm",
-            "torch/2.1",
-        ),
-        "TensorFlow": ("open-ce/1.10.0-py39-ibm", "tensorflow/2.9.0"),
+    horovod, ce = "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1", "open-ce/1.10.0-py39-ibm"
+    there = "cudampi/openmpi-4.1.1 tensorflow/2.9.0 nccl/2.15.5-ofi aws-ofi-nccl/1.4 OpenMPI/4.0.5"
+    there += " cray-mpich/8.1 torch/2.1 Bison/3 mpi4py/3.1 HDF5/1.10-gompi"
+    assert offers((horovod, ce, *there.split())) == {
+        "Horovod": (horovod, ce),
+        "PyTorch": (horovod, ce, "torch/2.1"),
+        "TensorFlow": (ce, "tensorflow/2.9.0"),
         "MPI": ("cray-mpich/8.1", "cudampi/openmpi-4.1.1", "OpenMPI/4.0.5"),
         "NCCL": ("nccl/2.15.5-ofi",),
     }
 
 
-def trial(module: str, before: str, after: str, **fields: object) -> Trial:
-    values = {"status": 0, "output": "", **fields}
-    return Trial(module, before=split_loaded(before), after=split_loaded(after), **values)  # type: ignore[arg-type]
-
-
 def test_how_modules_stand() -> None:
-    missing = "ERROR: Unable to locate a modulefile for"
+    missing, gcc = "ERROR: Unable to locate a modulefile for", ("gcc/10.2.0",)
     trials = (
-        trial("gcc", "", "gcc/10.2.0"),
-        trial("compiler", "gcc/10.2.0", "gcc/10.2.0"),
-        trial("mpi/2", "gcc/10.2.0", "gcc/10.2.0", status=1, output=f"{missing} 'mpi/2'"),
-        trial("nvhpc/1", "gcc/10.2.0", "gcc/10.2.0", status=1, output="a conflict\n"),
+        Trial("gcc", 0, "", before=(), after=gcc),
+        Trial("compiler", 0, "", before=gcc, after=gcc),
+        Trial("mpi/2", 1, f"{missing} 'mpi/2'", before=gcc, after=gcc),
+        Trial("nvhpc/1", 1, "a conflict\n", before=gcc, after=gcc),
         # Environment Modules 3 ends with status 0.
-        trial("silent/1", "gcc/10.2.0", "gcc/10.2.0", output=f"{missing} 'silent/1'"),
-        trial("tf/2", "gcc/10.2.0", "gcc/10.2.0", status=1, prerequisites=("GCC/10", "GCC/11")),
-        trial("gcc/12", "gcc/10.2.0", "gcc/12"),
+        Trial("silent/1", 0, f"{missing} 'silent/1'", before=gcc, after=gcc),
+        Trial("tf/2", 1, "", before=gcc, after=gcc, prerequisites=("GCC/10", "GCC/11")),
+        Trial("gcc/12", 0, "", before=gcc, after=("gcc/12",)),
     )
     examined = judge(trials, ("gcc/10.2.0", "gcc/12", "nvhpc/1", "mpi/4", "tf/2"))
-    assert [str(each) for each in examined] == [
-        "gcc: available",
-        "compiler: available",
-        "mpi/2: not available; similar modules: mpi/4",
-        "nvhpc/1: available, but cannot be loaded",
-        "silent/1: not available",
-        "tf/2: first load GCC/10, or GCC/11",
-        "gcc/12: available",
+    assert [f"{each.state}: {each}" for each in examined] == [
+        "loads: gcc: available",
+        "loads: compiler: available",
+        "missing: mpi/2: not available; similar modules: mpi/4",
+        "fails: nvhpc/1: available, but cannot be loaded",
+        "missing: silent/1: not available",
+        "hidden: tf/2: first load GCC/10, or GCC/11",
+        "loads: gcc/12: available",
     ]
-    states = ["loads", "loads", "missing", "fails", "missing", "hidden", "loads"]
-    assert [each.state for each in examined] == states
     assert examined[3].output == "a conflict"

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from hvdenv.errors import StepError, UsageError
 from hvdenv.places import (
-    Places,
     environment_name,
     find_places,
     make_folder,
@@ -31,20 +30,13 @@ from tests.files import write
 from tests.wheels import umask
 
 VARIANTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True), max_size=5)
-
-
-def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVDENV_HOME", f"{tmp_path}/x/../home")
-    places = find_places()
-    assert places == Places(tmp_path / "home")
-    assert places.prefix("local", ["torch"]) == tmp_path / "home/envs/local+torch"
-    assert places.wheels == tmp_path / "home/cache/wheels"
-    assert places.reports.parent == places.registry.parent == places.home
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 
 
 @pytest.mark.parametrize(
     ("home", "data", "expected"),
     [
+        ("/x/../home", "/data", "/home"),
         ("~/h", "/data", "~/h"),
         ("", "/data", "/data/hvdenv"),
         (None, "/data", "/data/hvdenv"),
@@ -56,11 +48,14 @@ def test_home_by_the_environment(
     home: str | None, data: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", data)
-    if home is None:
-        monkeypatch.delenv("HVDENV_HOME", raising=False)
-    else:
+    monkeypatch.delenv("HVDENV_HOME")
+    if home is not None:
         monkeypatch.setenv("HVDENV_HOME", home)
-    assert find_places().home == Path(os.path.expanduser(expected))
+    places = find_places()
+    assert places.home == Path(os.path.expanduser(expected))
+    assert places.prefix("local", ["torch"]) == places.home / "envs/local+torch"
+    assert places.wheels == places.home / "cache/wheels"
+    assert places.reports.parent == places.registry.parent == places.home
 
 
 @given(VARIANTS, VARIANTS, st.randoms(use_true_random=False))
@@ -96,22 +91,24 @@ def test_json_is_replaced_whole_and_leaves_nothing_beside(tmp_path: Path) -> Non
 
 
 def test_umask_is_honoured(tmp_path: Path) -> None:
+    def modes(*names: str) -> list[int]:
+        return [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names]
+
     with umask(0o027):
         write_json(tmp_path / "one", {})
         write_json(tmp_path / "two", {}, mode=0o604)
         make_folder(tmp_path / "folder")
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("one", "two", "folder")]
-    assert modes == [0o640, 0o600, 0o750]
+    assert modes("one", "two", "folder") == [0o640, 0o600, 0o750]
+    with umask(0o000):  # and makes nothing that everybody can write
+        write_text(make_folder(tmp_path / "a" / "b") / "c", "text")
+    assert not any(mode & 0o002 for mode in modes("a", "a/b", "a/b/c"))
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    path = write(tmp_path / "file", "") / "folder"
     with pytest.raises(StepError, match="HVDENV_HOME, --prefix") as caught:
-        make_folder(tmp_path / "file/folder")
-    assert str(tmp_path / "file/folder") in str(caught.value)
-
-
-def test_json_into_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+        make_folder(path)
+    assert str(path) in str(caught.value)
     with pytest.raises(StepError, match="No such file"):
         write_json(tmp_path / "no/record.json", {})
 
@@ -137,17 +134,16 @@ def foreign(path: Path) -> Path:
 
 
 def test_nothing_is_written_through_a_link_of_another_user(sticky: Path, tmp_path: Path) -> None:
-    target = write(tmp_path / "secret", "root's")
-    target.chmod(0o600)
-    (sticky / "report.html").symlink_to(target)
-    foreign(sticky / "report.html")
+    target = write(tmp_path / "secret", "root's", 0o600)
+    link = sticky / "report.html"
+    link.symlink_to(target)
     with pytest.raises(StepError, match="this link belongs to another user") as caught:
-        named_file(sticky / "report.html")
-    assert caught.value.where == str(sticky / "report.html")
+        named_file(foreign(link))
+    assert caught.value.where == str(link)
     assert (target.read_text(), target.stat().st_mode & 0o777) == ("root's", 0o600)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@needs_root
 @pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
 def test_nor_through_a_link_on_the_way(sticky: Path, tmp_path: Path, mode: int) -> None:
     sticky.chmod(mode)
@@ -163,7 +159,7 @@ def test_nor_through_a_link_on_the_way(sticky: Path, tmp_path: Path, mode: int) 
         named_folder(tmp_path / "own" / "x")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@needs_root
 def test_a_file_of_another_user_in_a_sticky_folder_is_not_replaced(sticky: Path) -> None:
     foreign_file = foreign(Path(shutil.copy("/dev/null", sticky / "x")))
     with pytest.raises(StepError, match="this file belongs to another user"):
@@ -177,21 +173,17 @@ def test_links_of_ones_own_and_of_folders_nobody_else_writes_are_followed(tmp_pa
     (tmp_path / "b").symlink_to(tmp_path / "data")
     assert named_file(tmp_path / "a" / "report") == (tmp_path / "a" / "report").resolve()
     assert named_folder(tmp_path / "a" / "new" / ".." / "x") == tmp_path / "data" / "x"
-
-
-def test_a_circle_of_links(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("a")
+    (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(StepError, match="symbolic links"):
-        named_file(tmp_path / "a")
+        named_file(tmp_path / "circle")
 
 
-names = st.sampled_from(["a", "b", "c", "..", ".", ""])
+NAMES = st.sampled_from(["a", "b", "c", "..", ".", ""])
+ROOTS = st.sampled_from(["", "/"])
+LINKS = st.lists(st.tuples(NAMES, ROOTS, st.lists(NAMES, max_size=3)), max_size=5)
 
 
-roots = st.sampled_from(["", "/"])
-
-
-@given(st.lists(st.tuples(names, roots, st.lists(names, max_size=3)), max_size=5), st.lists(names))
+@given(LINKS, st.lists(NAMES))
 def test_links_lead_where_the_system_says(
     links: list[tuple[str, str, list[str]]], parts: list[str]
 ) -> None:
@@ -211,27 +203,18 @@ def test_links_lead_where_the_system_says(
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664, 0o755])
 def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, mode: int) -> None:
-    path = write(tmp_path / "report", "old")
-    path.chmod(mode)
+    path = write(tmp_path / "report", "old", mode)
     with umask(0o000):
         write_text(path, "new", 0o777)
     assert (path.read_text(), path.stat().st_mode & 0o7777) == ("new", mode)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@needs_root
 def test_a_file_that_is_there_keeps_its_owner(tmp_path: Path) -> None:
-    path = write(tmp_path / "report", "old")
-    path.chmod(0o640)
-    write_text(foreign(path), "new")
+    path = foreign(write(tmp_path / "report", "old", 0o640))
+    write_text(path, "new")
     found = path.stat()
     assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (4242, 4242, 0o640)
-
-
-def test_a_umask_of_nothing_makes_nothing_that_everybody_can_write(tmp_path: Path) -> None:
-    with umask(0o000):
-        write_text(make_folder(tmp_path / "a" / "b") / "c", "text")
-    for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"):
-        assert not path.stat().st_mode & 0o002
 
 
 def test_everything_that_a_command_makes_has_a_safe_umask(tmp_path: Path) -> None:

@@ -75,38 +75,26 @@ SHOWN = {
 EXECUTING = {
     "build": (),
     "check": (),
+    "container": ("--build",),
     "fetch": ("--to", "there"),
     "install": ("tqdm",),
     "job": ("--", "true"),
     "lock": (),
     "module": (),
+    "pack": (),
     "run": ("--", "true"),
     "shell": (),
     "verify": (),
-    "container": ("--build",),
-    "pack": (),
 }
 
 
 def test_every_command_that_executes_anything_can_be_told_to_trust() -> None:
+    words = {**SHOWN, **{command: ("r", *more) for command, more in EXECUTING.items()}}
+    words |= dict.fromkeys(("job", "run", "shell"), ("r",))  # main() splits at --
     parser = make_parser()
-    with_trust = {
-        command
-        for command in COMMANDS
-        if hasattr(parser.parse_args([command, *REQUIRED.get(command, ())]), "trust")
-    }
+    parsed = {each: parser.parse_args([each, *words[each]]) for each in COMMANDS}
+    with_trust = {command for command, arguments in parsed.items() if hasattr(arguments, "trust")}
     assert with_trust == set(EXECUTING) == set(COMMANDS) - set(SHOWN)
-
-
-REQUIRED = {
-    "build": ("r",),
-    "check": ("r",),
-    "container": ("r",),
-    "fetch": ("r", "--to", "x"),
-    "lock": ("r",),
-    "install": ("r", "p"),
-    **SHOWN,
-}
 
 
 @needs_root
@@ -117,24 +105,19 @@ def test_nothing_of_another_user_is_executed(
 ) -> None:
     """Each as it was attacked: a script that a recipe or site file names left a mark."""
     monkeypatch.chdir(tmp_path)
-    mark, init = tmp_path / "mark", tmp_path / "init.sh"
-    init.write_text(f"touch {mark}\n")
+    mark, folder = tmp_path / "mark", tmp_path / "folder"
+    init = write(tmp_path / "init.sh", f"touch {mark}\n")
     named = f'modules = {{ init = "{init}", load = ["x"] }}'
-    folder = tmp_path / "folder"
-    folder.mkdir()
     recipe = mine(folder, named)
-    foreign: Path = recipe
+    foreign = {"init": init, "folder": folder}.get(whose, recipe)
     if whose == "parent":
         foreign = recipe.rename(folder / "base.toml")
-        recipe = write(
-            folder / "child.toml", 'format = 1\nname = "child"\nextends = "./base.toml"\n'
-        )
+        text = 'format = 1\nname = "child"\nextends = "./base.toml"\n'
+        recipe = write(folder / "child.toml", text)
     elif whose == "site":
         foreign = write(folder / "site.toml", named)
         monkeypatch.setenv("HVDENV_SITE", str(foreign))
         recipe = mine(tmp_path)
-    elif whose in ("init", "folder"):
-        foreign = {"init": init, "folder": folder}[whose]
     of_eve(foreign)
     words = [command, str(recipe), *EXECUTING[command]]
     said = hvdenv(*words, code=(125 if command in ("run", "shell") else 2)).err
@@ -155,11 +138,10 @@ def test_a_job_of_init_is_not_kept_in_the_home_of_another_user(
 @needs_root
 def test_with_trust_it_is_executed(tmp_path: Path, hvdenv: Hvdenv) -> None:
     """So the mark above means something."""
-    mark, init = tmp_path / "mark", tmp_path / "init.sh"
-    init.write_text(f"touch {mark}\n")
-    of_eve(init)
+    mark = tmp_path / "mark"
+    init = of_eve(write(tmp_path / "init.sh", f"touch {mark}\n"))
     recipe = of_eve(mine(tmp_path, f'modules = {{ init = "{init}", load = ["x"] }}'))
-    assert main(["check", str(recipe)]) == 2
+    hvdenv("check", str(recipe), code=2)
     assert not mark.exists()
     main(["check", "--trust", str(recipe)])
     assert mark.exists()
@@ -228,54 +210,41 @@ def test_every_link_and_folder_that_leads_to_a_file_counts(tmp_path: Path) -> No
 
 def environment(folder: Path) -> Path:
     """Something like a virtual environment."""
-    prefix = folder / "env"
-    packages = prefix / "lib/python3.11/site-packages"
-    (packages / "horovod" / "common").mkdir(parents=True)
-    (prefix / "bin").mkdir()
-    (prefix / "bin" / "python").symlink_to(folder / "python3.11")
-    (folder / "python3.11").write_text("")
-    for path in ("activate.sh", "bin/pip", "lib/python3.11/site-packages/a.pth", "pyvenv.cfg"):
-        (prefix / path).write_text("")
-    (packages / "horovod" / "common" / "basics.py").write_text("")
+    prefix, packages = folder / "env", "lib/python3.11/site-packages"
+    for name in ("activate.sh", "bin/pip", f"{packages}/horovod/common/basics.py"):
+        write(prefix / name, "")
+    (prefix / "bin" / "python").symlink_to(write(folder / "python3.11", ""))
     (folder / "src").mkdir()
     (folder / "base").mkdir()
-    (prefix / "pyvenv.cfg").write_text(f"home = {folder / 'base'}\n")  # if python is a copy
-    (packages / "a.pth").write_text(f"import site\n{folder / 'src'}\n")
+    write(prefix / "pyvenv.cfg", f"home = {folder / 'base'}\n")  # if python is a copy
+    write(prefix / packages / "a.pth", f"import site\n{folder / 'src'}\n")
     return prefix
 
 
-PARTS = (
-    "",
-    "activate.sh",
-    "bin",
-    "bin/python",
-    "bin/pip",
-    "lib",
-    "lib/python3.11",
-    "pyvenv.cfg",
-    "lib/python3.11/site-packages",
-    "lib/python3.11/site-packages/a.pth",
-    "lib/python3.11/site-packages/horovod",
-    "../python3.11",
-    "../src",
-    "../base",
-    "..",
-)
-
-
 @needs_root
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("whole", [False, True])
-def test_what_an_environment_executes_is_judged(part: str, whole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("", "activate.sh", "bin", "bin/python", "bin/pip", "pyvenv.cfg", "lib", "lib/python3.11"),
+        "lib/python3.11/site-packages",
+        "lib/python3.11/site-packages/a.pth",
+        "lib/python3.11/site-packages/horovod",
+        *("..", "../python3.11", "../src", "../base"),
+    ],
+)
+def test_what_an_environment_executes_is_judged(part: str, tmp_path: Path) -> None:
     prefix = environment(tmp_path)
-    assert faults(prefix, whole=whole) == ""
     path = prefix / part
-    of_eve(path)
-    assert OF_EVE in faults(prefix, whole=whole)
-    os.chown(path, 0, 0, follow_symlinks=False)
-    if not path.is_symlink():
-        path.chmod(path.stat().st_mode | stat.S_IWOTH)
-        assert "can be written by everybody" in faults(prefix, whole=whole)
+    for whole in (False, True):
+        assert faults(prefix, whole=whole) == ""
+        of_eve(path)
+        assert OF_EVE in faults(prefix, whole=whole)
+        os.chown(path, 0, 0, follow_symlinks=False)
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | stat.S_IWOTH)
+            assert "can be written by everybody" in faults(prefix, whole=whole)
+            path.chmod(mode)
 
 
 @needs_root
@@ -329,28 +298,12 @@ def test_all_that_a_recipe_names_is_judged() -> None:
         find_links=("/a/links", "file:///a/page", "https://x/page"),
         source=Source("file:///a/git", "v1"),
     )
+    python = recipe.python._replace(prefix="/a/prefix")
     named = executed_paths(
-        recipe._replace(
-            modules=modules,
-            conda=conda,
-            frameworks={"torch": torch},
-            python=recipe.python._replace(prefix="/a/prefix"),
-        )
+        recipe._replace(modules=modules, conda=conda, frameworks={"torch": torch}, python=python)
     )
-    assert {path for _, path in named} == {
-        "/a/init",
-        "/a/use",
-        "/a/source",
-        "/a/conda",
-        "/a/prefix",
-        "/a/wheels",
-        "/a/index",
-        "/a/git",
-        "/a/chan nel",
-        "/a/more#x",
-        "/a/links",
-        "/a/page",
-    }
+    expected = "init use source conda prefix wheels index git more#x links page".split()
+    assert {path for _, path in named} == {f"/a/{each}" for each in (*expected, "chan nel")}
 
 
 @pytest.mark.parametrize(
@@ -373,70 +326,51 @@ def test_programs_of_the_current_folder_are_not_found(
     assert Runner().run(Command(("sh", "-c", "echo $PATH"))).output == kept
 
 
-def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 def test_modules_of_the_current_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("pathlib", "argparse", "tomli", "pwd", "signal", "packaging", "pip", "horovod"):
-        (tmp_path / f"{name}.py").write_text(f"print('{name} of the directory')\n")
-    done = start(tmp_path, "-m", "hvdenv", "show", "local")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "of the directory" not in done.stdout
-    # Nor by the Pythons that hvdenv starts.
-    monkeypatch.chdir(tmp_path)
-    runner = Runner()
+        write(tmp_path / f"{name}.py", f"print('{name} of the directory')\n")
     program = write(
         tmp_path / "there" / "program.py",
         "import subprocess, sys; subprocess.check_call([sys.executable, *sys.argv[1:]])",
     )
     by_another = (str(program), "-m", "pip", "--version")  # as hvdenv's programs for steps do
+    monkeypatch.chdir(tmp_path)
+    assert outcome_of("-m", "hvdenv", "show", "local") == (0, "")
+    # Nor by the Pythons that hvdenv starts.
     for words in (("-m", "pip", "--version"), ("-c", "import pathlib"), by_another):
-        outcome = runner.run(Command((sys.executable, *words)))
+        outcome = Runner().run(Command((sys.executable, *words)))
         assert outcome
         assert "of the directory" not in outcome.output
-
-
-def test_jobs_start_hvdenv_without_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "hvdenv").mkdir()
-    for name in ("hvdenv/__init__", "argparse", "runpy"):
-        (tmp_path / f"{name}.py").write_text(f"print('{name} of the directory')\n")
+    # Nor in jobs, where the directory is also on PYTHONPATH.
+    for name in ("hvdenv/__init__", "runpy"):
+        write(tmp_path / f"{name}.py", f"print('{name} of the directory')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = start(tmp_path, *job.AS_MODULE, "hvdenv", "show", "local")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert outcome_of(*job.AS_MODULE, "hvdenv", "show", "local") == (0, "")
+
+
+def outcome_of(*words: str) -> tuple[int, str]:
+    """The exit code and the errors of a Python that shows a recipe in the current directory."""
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
+    )
     assert "of the directory" not in done.stdout
     assert 'name = "local"' in done.stdout
+    return done.returncode, done.stderr
 
 
-def test_what_everybody_can_create_is_not_used(tmp_path: Path) -> None:
+def test_what_everybody_can_create_is_not_used(tmp_path: Path, hvdenv: Hvdenv) -> None:
     """A sticky directory protects what is in it, but not names that are still free."""
     public = tmp_path / "public"
     public.mkdir()
     public.chmod(0o1777)
-    owners = trust.trusted_owners()
     absent = public / "absent/init.sh"
-    (found,) = trust.judge_way(absent, owners, used=True)
-    assert (found.path, found.problem) == (str(public), "can be written by everybody")
-    assert not list(trust.judge_way(absent, owners))  # such as a prefix, which a build creates
-    (public / "absent").mkdir(mode=0o755)
-    assert not list(trust.judge_way(absent, owners, used=True))
-
-
-def test_a_script_that_everybody_can_create_is_refused(tmp_path: Path, hvdenv: Hvdenv) -> None:
-    public = tmp_path / "public"
-    public.mkdir()
-    public.chmod(0o1777)
-    recipe = mine(tmp_path, "[modules]", f'init = "{public}/absent/init.sh"', 'load = ["x/1"]')
+    recipe = mine(tmp_path, "[modules]", f'init = "{absent}"', 'load = ["x/1"]')
     refused = hvdenv("check", str(recipe), "--offline", code=2)
     assert f"{public} can be written by everybody" in refused.err
+    (found,) = trust.judge_way(absent, OWN, used=True)
+    assert (found.path, found.problem) == (str(public), "can be written by everybody")
+    assert not list(trust.judge_way(absent, OWN))  # such as a prefix, which a build creates
+    (public / "absent").mkdir(mode=0o755)
+    assert not list(trust.judge_way(absent, OWN, used=True))
