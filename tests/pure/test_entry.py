@@ -34,15 +34,7 @@ def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def variables_of_python() -> list[str]:
-    """Names of all variables that this Python obeys."""
-    library = Path(os.__file__).parent
-    text = run(sys.executable, "-h", "--help-env").stdout + (library / "site.py").read_text()
-    found = set(re.findall(r"\bPYTHON[A-Z_]+\b", text)) | {"PYTHONHOME", "PYTHONPATH"}
-    return sorted(found)
-
-
-def test_modules_named_like_those_of_python_are_not_imported(tmp_path: Path) -> None:
+def test_nothing_of_the_users_python_reaches_hvdenv(tmp_path: Path) -> None:
     """Modules of sites put directories of an older Python on PYTHONPATH, with its enum.py."""
     for name in sys.stdlib_module_names:
         write(tmp_path / f"{name}.py", f"raise SystemExit('{name} of the user')")
@@ -51,11 +43,11 @@ def test_modules_named_like_those_of_python_are_not_imported(tmp_path: Path) -> 
     assert "\nlocal " in done.stdout
     shadowed = run(sys.executable, "-m", "hvdenv", env={"PYTHONPATH": str(tmp_path)})
     assert "of the user" in shadowed.stderr  # as it was
-
-
-def test_no_variable_of_python_reaches_hvdenv() -> None:
-    names = variables_of_python()
-    assert {"PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "PYTHONWARNINGS"} <= {*names}
+    # All variables that this Python obeys.
+    library = Path(os.__file__).parent
+    text = run(sys.executable, "-h", "--help-env").stdout + (library / "site.py").read_text()
+    names = {"PYTHONHOME", "PYTHONPATH", *re.findall(r"\bPYTHON[A-Z_]+\b", text)}
+    assert {"PYTHONUSERBASE", "PYTHONWARNINGS"} <= names
     done = run(PROGRAM, "--version", env=dict.fromkeys(names, "/nowhere"))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -80,21 +72,18 @@ def put(prefix: Path) -> None:
     shutil.copy(ROOT / "bin/hvdenv", prefix / "bin/hvdenv")
 
 
-def test_the_installed_program_is_that_of_the_checkout() -> None:
-    assert PROGRAM.read_bytes() == (ROOT / "bin/hvdenv").read_bytes()
-
-
 def test_the_python_beside_it_is_used(installed: Path, tmp_path: Path) -> None:
+    assert PROGRAM.read_bytes() == (ROOT / "bin/hvdenv").read_bytes()
     (tmp_path / "one").symlink_to(installed / "hvdenv")
     (tmp_path / "hvdenv").symlink_to("one")
-    ways: list[tuple[tuple[object, ...], dict[str, str]]] = [
-        ((installed / "hvdenv",), {}),
-        ((tmp_path / "hvdenv",), {}),
-        (("hvdenv",), {"PATH": f"{tmp_path}:{os.environ['PATH']}"}),
-    ]
-    for words, variables in ways:
-        done = run(*words, "--version", env=variables)
-        assert (done.returncode, done.stderr) == (0, ""), words
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for program, variables in (
+        (installed / "hvdenv", {}),
+        (tmp_path / "one", {}),
+        ("hvdenv", path),
+    ):
+        done = run(program, "--version", env=variables)
+        assert (done.returncode, done.stderr) == (0, ""), program
         assert done.stdout.startswith("hvdenv ")
     done = run("./hvdenv", "show", "no such  recipe", cwd=installed)
     assert done.returncode == 2
@@ -131,64 +120,54 @@ def test_a_full_disk_is_named_for_every_output(
     assert capsys.readouterr().err.startswith(NO_SPACE)
 
 
-@pytest.mark.parametrize("words", [("show", "nonsense"), ("recipes", "--nonsense"), ("nonsense",)])
-def test_the_exit_code_does_not_depend_on_where_messages_go(words: tuple[str, ...]) -> None:
+def test_the_exit_code_does_not_depend_on_where_messages_go() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with FULL.open("w") as full:
-        for stderr in (full, writing):
-            assert run(PROGRAM, *words, stderr=stderr).returncode == 2
+        for words in (("show", "nonsense"), ("recipes", "--nonsense"), ("nonsense",)):
+            assert run(PROGRAM, *words, stderr=full).returncode == 2
+        assert run(PROGRAM, "nonsense", stderr=writing).returncode == 2
         assert run(PROGRAM, "recipes", stdout=full, stderr=full).returncode == 5
     os.close(writing)
     for closed in (">&-", "2>&-", "<&-", ">&- 2>&-"):
-        assert run("sh", "-c", f"exec {PROGRAM} {' '.join(words)} {closed}").returncode == 2
+        assert run("sh", "-c", f"exec {PROGRAM} show nonsense {closed}").returncode == 2
 
 
 @pytest.mark.parametrize("number", ENDING, ids=lambda each: each.name)
 def test_an_interrupt_at_any_moment_is_one_line(number: signal.Signals, cases: Path) -> None:
-    facts = str(cases / "facts.json")
+    words = [PROGRAM, "plan", "local", "--facts", cases / "facts.json"]
     began = time.monotonic()
-    assert run(PROGRAM, "plan", "local", "--facts", facts).returncode == 0
+    assert run(*words).returncode == 0
     whole = time.monotonic() - began
-    starting = [0.003 * each for each in range(16)]  # the shell, then Python's own start
-    for wait in (*starting, *(0.01 + whole * part / 6 for part in range(6))):
-        process = subprocess.Popen(
-            [PROGRAM, "plan", "local", "--facts", facts],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        time.sleep(wait)
-        process.send_signal(number)
-        _, said = process.communicate()
+    starting = [0.006 * each for each in range(8)]  # the shell, then Python's own start
+    for wait in (*starting, *(0.01 + whole * part / 4 for part in range(4))):
+        with subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            time.sleep(wait)
+            process.send_signal(number)
+            _, said = process.communicate()
         assert process.returncode in (130, 0, -number)  # the latter: the shell script itself
         assert "Traceback" not in said
         assert said.startswith("error: interrupted") == (process.returncode == 130)
 
 
-# rank.py starts the other programs of its directory, without the variable.
-PROGRAMS = sorted(
-    path
-    for path in STANDALONE.rglob("*.py")
-    if "__main__" in path.read_text(encoding="utf-8")
-    and (path.parent.name != "ranks" or path.name == "rank.py")
+@pytest.mark.parametrize(
+    "program",
+    [
+        path
+        for path in sorted(STANDALONE.rglob("*.py"))
+        if "__main__" in path.read_text(encoding="utf-8")
+        # rank.py starts the other programs of its directory, without the variable.
+        and (path.parent.name != "ranks" or path.name == "rank.py")
+    ],
+    ids=lambda path: path.name,
 )
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_programs_find_their_siblings_without_their_folder(program: Path) -> None:
     """PYTHONSAFEPATH leaves it out. Modules of hvdenv's directories must not stay on the path."""
-    words = {"PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
-    safe = subprocess.run(
-        [sys.executable, "-s", program, "--help"],
-        env=words,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        cwd="/",
-    )
+    variables = {"PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
+    words = (sys.executable, "-s", program, "--help")
+    safe = run(*words, env=variables, stdin=subprocess.DEVNULL, cwd="/")
     missing = re.findall(r"No module named '(\w+)'", safe.stderr)
     siblings = {path.stem for path in program.parent.glob("*.py")}
     assert not siblings & {*missing}
