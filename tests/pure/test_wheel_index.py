@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from hvdenv.places import find_places
-from hvdenv.wheels import index, published, wheelcache
+from hvdenv.wheels import index as indexing
+from hvdenv.wheels import published, wheelcache
 from hvdenv.wheels.wheelcache import own, store
-from tests.commands import Hvdenv
+from tests.commands import Hvdenv, Said
 from tests.support.index import served
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
 
@@ -30,61 +32,71 @@ PIP += ["--no-compile", "--disable-pip-version-check"]
 UV = [sys.executable, "-m", "uv", "pip", "install", "--no-config", "--no-deps", "--no-cache"]
 
 
-@pytest.fixture
-def keep(tmp_path: Path) -> Callable[..., None]:
-    """Store a wheel in the user's own cache, with some inputs of its stack changed."""
+class Index:
+    """An index without wheels, and the user's own cache."""
 
-    def keep(extension: bytes = EXTENSION, **stack: Any) -> None:
+    def __init__(self, folder: Path, hvdenv: Hvdenv) -> None:
+        self.folder, self._hvdenv = folder, hvdenv
+
+    def keep(self, extension: bytes = EXTENSION, **stack: Any) -> None:
+        """Store a wheel in the cache, with some inputs of its stack changed."""
         inputs = copy.deepcopy(TORCH_INPUTS)
         inputs["variables"] |= stack.pop("variables", {})
         inputs["patches"] |= stack.pop("patches", {})
         inputs["stack"] |= stack
-        wheel = compiled_wheel(tmp_path / "built", extension)
+        wheel = compiled_wheel(self.folder.with_name("built"), extension)
         store(own(find_places()), inputs, wheel)
 
-    return keep
+    def publish(self, *options: str, folder: Path | None = None, code: int = 0) -> Said:
+        return self._hvdenv("wheels", "publish", str(folder or self.folder), *options, code=code)
+
+    def verify(self, *, code: int = 0) -> str:
+        return self._hvdenv("wheels", "verify", str(self.folder), code=code).out
+
+    @property
+    def wheels(self) -> list[Path]:
+        return sorted(self.folder.glob("files/*.whl"))
+
+    def install(self, tool: list[str], url: str = "") -> subprocess.CompletedProcess[str]:
+        """Install from it to the directory `target`."""
+        target = self.folder.with_name("target")
+        shutil.rmtree(target, ignore_errors=True)
+        words = ["--index-url", url or f"file://{self.folder}", "--target", str(target)]
+        words.append(f"horovod=={VERSION}")
+        return subprocess.run([*tool, *words], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
-def folder(keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv) -> Path:
-    """An index with one wheel."""
-    keep()
-    hvdenv("wheels", "publish", str(tmp_path / "index"))
-    return tmp_path / "index"
+def empty(tmp_path: Path, hvdenv: Hvdenv) -> Index:
+    return Index(tmp_path / "index", hvdenv)
 
 
-def wheels(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("files/*.whl"))
+@pytest.fixture
+def index(empty: Index) -> Index:
+    """With one wheel."""
+    empty.keep()
+    empty.publish()
+    return empty
 
 
 def content(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
 
 
-def installs(words: list[str], target: Path) -> subprocess.CompletedProcess[str]:
-    words = [*words, "--target", str(target), f"horovod=={VERSION}"]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
-
-
-def test_publishing_again_changes_nothing(folder: Path, tmp_path: Path, hvdenv: Hvdenv) -> None:
-    before = content(folder)
-    (name,) = wheels(folder)
-    said = hvdenv("wheels", "publish", str(folder)).out
-    assert said.startswith(f"unchanged {name}\n1 wheel in the index file://")
-    assert content(folder) == before
-    hvdenv("wheels", "publish", str(tmp_path / "other"))
+def test_publishing_again_changes_nothing(index: Index, tmp_path: Path) -> None:
+    before = content(index.folder)
+    said = index.publish().out
+    assert said.startswith(f"unchanged {index.wheels[0].name}\n1 wheel in the index file://")
+    assert content(index.folder) == before
+    index.publish(folder=tmp_path / "other")
     other = content(tmp_path / "other")
     assert {name: each[0] for name, each in other.items()} == {n: e[0] for n, e in before.items()}
-    hvdenv("wheels", "verify", str(folder))
+    index.verify()
 
 
-def test_a_wheel_states_what_it_requires(folder: Path) -> None:
-    (name,) = wheels(folder)
-    with zipfile.ZipFile(folder / "files" / name) as wheel:
+def test_a_wheel_states_what_it_requires(index: Index) -> None:
+    with zipfile.ZipFile(index.wheels[0]) as wheel:
         about = f"horovod-{VERSION}.dist-info"
         metadata = wheel.read(f"{about}/METADATA").decode()
         first = wheel.read("horovod/torch/__init__.py").decode().splitlines()
@@ -105,13 +117,11 @@ def test_a_wheel_states_what_it_requires(folder: Path) -> None:
     assert facts["glibc"] == "2.34"
 
 
-def test_provenance_contains_no_secret(
-    keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    keep(variables={"SITE_TOKEN": "hunter2", "PIP_INDEX_URL": "https://ann:hunter2@example.org/"})
-    hvdenv("wheels", "publish", str(tmp_path / "index"))
-    (path,) = (tmp_path / "index").glob("files/*.whl")
-    with zipfile.ZipFile(path) as wheel:
+def test_provenance_contains_no_secret(empty: Index) -> None:
+    url = "https://ann:hunter2@example.org/"
+    empty.keep(variables={"SITE_TOKEN": "hunter2", "PIP_INDEX_URL": url})
+    empty.publish()
+    with zipfile.ZipFile(empty.wheels[0]) as wheel:
         text = wheel.read(f"horovod-{VERSION}.dist-info/provenance.json").decode()
     assert "hunter2" not in text
     assert '"HOROVOD_WITH_PYTORCH": "1"' in text
@@ -136,12 +146,12 @@ def test_provenance_contains_no_secret(
     ],
 )
 def test_the_version_says_what_a_wheel_fits(
-    changed: dict[str, Any], label: str, keep: Callable[..., None], hvdenv: Hvdenv
+    changed: dict[str, Any], label: str, empty: Index
 ) -> None:
-    keep(**changed)
-    said = hvdenv("wheels", "publish", "none", "--dry-run").out
+    empty.keep(**changed)
+    said = empty.publish("--dry-run").out
     assert f" 0.28.1+hvdenv.{set_number()}.{label}, cp3" in said
-    assert not Path("none").exists()
+    assert not empty.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -165,26 +175,20 @@ def test_every_open_mpi_is_known(stated: str, library: str, is_open_mpi: bool) -
 
 
 def test_pip_and_uv_install_the_newest_of_one_version_over_file_and_http(
-    folder: Path,
-    keep: Callable[..., None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    hvdenv: Hvdenv,
+    index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,) = wheels(folder)
+    (first,) = index.wheels
     monkeypatch.setattr(wheelcache, "timestamp", lambda **_: "2999-12-31T23:59:59+00:00")
-    keep(EXTENSION + b"newer", compiler="g++ 14.2.0")
+    index.keep(EXTENSION + b"newer", compiler="g++ 14.2.0")
     for _ in range(2):
-        hvdenv("wheels", "publish", str(folder))
-        second = f"horovod-{VERSION}-29991231235959_"
-        assert wheels(folder)[0] == first
-        assert wheels(folder)[1].startswith(second)
-    with served(folder) as site:
-        ways = [(tool, url) for tool in (PIP, UV) for url in (f"file://{folder}", site.url)]
-        for number, (tool, url) in enumerate(ways):
-            target = tmp_path / str(number)
-            ended = installs([*tool, "--index-url", url], target)
+        index.publish()
+        one, two = index.wheels
+        assert one == first and two.name.startswith(f"horovod-{VERSION}-29991231235959_")
+    with served(index.folder) as site:
+        for tool, url in ((PIP, ""), (PIP, site.url), (UV, ""), (UV, site.url)):
+            ended = index.install(tool, url)
             assert ended.returncode == 0, ended.stderr
+            target = index.folder.with_name("target")
             (library,) = (target / "horovod/torch").glob("*.so")
             assert library.read_bytes().endswith(b"newer")
             metadata = (target / f"horovod-{VERSION}.dist-info/METADATA").read_text()
@@ -192,55 +196,45 @@ def test_pip_and_uv_install_the_newest_of_one_version_over_file_and_http(
             assert "__version__ = '0.28.1'" in (target / "horovod/__init__.py").read_text()
 
 
-def test_a_wheel_with_other_patches_is_left_out(
-    keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    keep(patches={"torch-cxx17": "0" * 64})
-    for option in ([], ["--dry-run"]):
-        said = hvdenv("wheels", "publish", str(tmp_path / "index"), *option, code=5)
+def test_a_wheel_with_other_patches_is_left_out(empty: Index) -> None:
+    empty.keep(patches={"torch-cxx17": "0" * 64})
+    for options in ((), ("--dry-run",)):
+        said = empty.publish(*options, code=5)
         assert "compiled with other patches than those of this hvdenv" in said.err
         assert "no wheel was published: all 1 were refused" in said.err
         assert said.out == ""
 
 
-def flip(path: Path) -> None:
-    """Change one byte in the middle of a wheel: in the stored bytes of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def test_a_flipped_byte_is_refused_by_pip_and_found_by_verify(
-    folder: Path, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    (name,) = wheels(folder)
-    good = (folder / "files" / name).read_bytes()
-    flip(folder / "files" / name)
-    ended = installs([*PIP, "--index-url", f"file://{folder}"], tmp_path / "target")
+def test_a_flipped_byte_is_refused_by_pip_and_found_by_verify(index: Index) -> None:
+    (wheel,) = index.wheels
+    good = wheel.read_bytes()
+    middle = len(good) // 2  # in the stored bytes of a file
+    wheel.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+    ended = index.install(PIP)
     assert ended.returncode != 0
     assert "DO NOT MATCH THE HASHES" in ended.stderr
-    assert f"bad {name}: its hash is " in hvdenv("wheels", "verify", str(folder), code=1).out
-    hvdenv("wheels", "publish", str(folder))
-    assert (folder / "files" / name).read_bytes() == good
-    hvdenv("wheels", "verify", str(folder))
+    assert f"bad {wheel.name}: its hash is " in index.verify(code=1)
+    index.publish()
+    assert wheel.read_bytes() == good
+    index.verify()
 
 
-def test_what_is_wrong_is_said_until_it_is_replaced(folder: Path, hvdenv: Hvdenv) -> None:
+def test_what_is_wrong_is_said_until_it_is_replaced(index: Index) -> None:
     """A page never takes over the hash of a wheel that was changed."""
-    files, (name,) = folder / "files", wheels(folder)
-    (files / name).write_bytes(b"")
-    for other in ("torch-1-py3-none-any.whl", "no.whl", f".{name}"):
-        (files / other).touch()
+    (wheel,) = index.wheels
+    wheel.write_bytes(b"")
+    for other in ("torch-1-py3-none-any.whl", "no.whl", f".{wheel.name}"):
+        wheel.with_name(other).touch()
     for _ in range(2):
-        index.write_pages(folder)
-        said = hvdenv("wheels", "verify", str(folder), code=1).out
-        assert f"bad {name}: its hash is e3b0c442" in said
+        indexing.write_pages(index.folder)
+        said = index.verify(code=1)
+        assert f"bad {wheel.name}: its hash is e3b0c442" in said
         assert said.count("\n") == 1
-    (files / name).unlink()
-    said = hvdenv("wheels", "verify", str(folder), code=1).out
+    wheel.unlink()
+    said = index.verify(code=1)
     assert "bad horovod/index.html: it does not list exactly the wheels" in said
-    hvdenv("wheels", "publish", str(folder))
-    hvdenv("wheels", "verify", str(folder))
+    index.publish()
+    index.verify()
 
 
 @pytest.mark.parametrize(
@@ -253,82 +247,68 @@ def test_what_is_wrong_is_said_until_it_is_replaced(folder: Path, hvdenv: Hvdenv
     ],
 )
 def test_a_changed_page_is_found_and_written_again(
-    page: str, change: bytes | None, said: str, folder: Path, hvdenv: Hvdenv
+    page: str, change: bytes | None, said: str, index: Index
 ) -> None:
-    good = (folder / page).read_bytes()
+    path = index.folder / page
+    good = path.read_bytes()
     if change:
-        (folder / page).write_bytes(good.replace(b"horovod", change))
+        path.write_bytes(good.replace(b"horovod", change))
     else:
-        (folder / page).unlink()
-    assert said in hvdenv("wheels", "verify", str(folder), code=1).out
-    hvdenv("wheels", "publish", str(folder))
-    assert (folder / page).read_bytes() == good
-    hvdenv("wheels", "verify", str(folder))
+        path.unlink()
+    assert said in index.verify(code=1)
+    index.publish()
+    assert path.read_bytes() == good
+    index.verify()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a link to another user")
 @pytest.mark.parametrize("name", ["files", "horovod"])
-def test_links_of_another_user_are_not_followed(
-    name: str, folder: Path, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    mine = tmp_path / "mine"
-    (folder / name).rename(mine)
-    (folder / name).symlink_to(mine)
-    for path in mine.iterdir():
-        path.unlink()
-    hvdenv("wheels", "publish", str(folder))
-    for path in mine.iterdir():
-        path.unlink()
-    os.chown(folder / name, 4711, 4711, follow_symlinks=False)
-    said = hvdenv("wheels", "publish", str(folder), code=5).err
+def test_links_of_another_user_are_not_followed(name: str, index: Index, tmp_path: Path) -> None:
+    mine = (index.folder / name).rename(tmp_path / "mine")
+    (index.folder / name).symlink_to(mine)
+    for owner, code in ((0, 0), (4711, 5)):
+        for path in mine.iterdir():
+            path.unlink()
+        os.chown(index.folder / name, owner, owner, follow_symlinks=False)
+        said = index.publish(code=code).err
     assert "belongs to another user (uid 4711)" in said
     assert not list(mine.iterdir())
 
 
 @pytest.mark.parametrize("mode", [0o2750, 0o755, 0o3770])
-def test_readers_of_the_folder_can_read_the_files(
-    mode: int, keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    keep()
-    folder = tmp_path / "index"
-    folder.mkdir()
-    folder.chmod(mode)
+def test_readers_of_the_folder_can_read_the_files(mode: int, empty: Index) -> None:
+    empty.keep()
+    empty.folder.mkdir()
+    empty.folder.chmod(mode)
     with umask(0o077):
-        hvdenv("wheels", "publish", str(folder))
-    for path in folder.rglob("*"):
+        empty.publish()
+    for path in empty.folder.rglob("*"):
         wanted = mode if path.is_dir() else mode & 0o044 | 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted
 
 
-def test_a_folder_with_other_files_is_refused(
-    keep: Callable[..., None], tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    keep()
-    (tmp_path / "home.txt").touch()
+def test_a_folder_with_other_files_is_refused(empty: Index, tmp_path: Path) -> None:
+    empty.keep()
     before = sorted(tmp_path.iterdir())
-    assert "contains other files" in hvdenv("wheels", "publish", str(tmp_path), code=2).err
+    assert "contains other files" in empty.publish(folder=tmp_path, code=2).err
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_temporary_files_of_killed_publishers_are_removed(folder: Path, hvdenv: Hvdenv) -> None:
-    old, new, other = (
-        folder / name
-        for name in (f".index.html.{'a' * 32}", f"files/.x.whl.{'b' * 32}", ".htaccess")
-    )
+def test_temporary_files_of_killed_publishers_are_removed(index: Index) -> None:
+    names = (f".index.html.{'a' * 32}", f"files/.x.whl.{'b' * 32}", ".htaccess")
+    old, new, other = (index.folder / name for name in names)
     for path in (old, new, other):
         path.touch()
     for path in (old, other):
         os.utime(path, (0, 0))
-    hvdenv("wheels", "publish", str(folder))
+    index.publish()
     assert [path.exists() for path in (old, new, other)] == [False, True, True]
 
 
-def test_readers_never_see_half_an_index(
-    folder: Path, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
-) -> None:
+def test_readers_never_see_half_an_index(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before any write, the pages still list only complete files."""
-    keep(mpi="HYDRA build details: Version: 4.3.2 Release")
-    place, left = index._place, [0]
+    index.keep(mpi="HYDRA build details: Version: 4.3.2 Release")
+    place, left = indexing._place, [0]
 
     def limited(path: Path, text: Iterable[bytes]) -> None:
         if not left[0]:
@@ -336,16 +316,16 @@ def test_readers_never_see_half_an_index(
         left[0] -= 1
         place(path, text)
 
-    monkeypatch.setattr(index, "_place", limited)
+    monkeypatch.setattr(indexing, "_place", limited)
     for most in range(10):
         left[0] = most
-        ended = main(["wheels", "publish", str(folder)])
-        listed = json.loads((folder / "horovod/index.json").read_text())["files"]
+        ended = main(["wheels", "publish", str(index.folder)])
+        listed = json.loads((index.folder / "horovod/index.json").read_text())["files"]
         for each in listed:
-            assert (folder / "files" / each["filename"]).is_file()
+            assert (index.folder / "files" / each["filename"]).is_file()
         if ended == 0:
             break
         assert ended == 130
     assert len(listed) == 2
-    hvdenv("wheels", "verify", str(folder))
-    assert not [name for name in os.listdir(folder / "files") if name.startswith(".")]
+    index.verify()
+    assert not list(index.folder.glob("files/.*"))
