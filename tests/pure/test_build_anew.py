@@ -152,10 +152,15 @@ class Site(NamedTuple):
         return self.environment.prefix.parent / "home"
 
     def build(
-        self, *, rebuild: bool = False, home: Path | None = None, **request: Any
+        self,
+        *,
+        rebuild: bool = False,
+        home: Path | None = None,
+        recorder: Recorder | None = None,
+        **request: Any,
     ) -> tuple[Built, Recorder]:
         """Build, or find that there is nothing to do."""
-        recorder, accepted = Recorder(), request.get("accepted", ())
+        recorder, accepted = recorder or Recorder(), request.get("accepted", ())
         present = None if rebuild else already_built(self.environment, self.plan, accepted)
         if present:
             return present, recorder

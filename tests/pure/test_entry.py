@@ -135,7 +135,7 @@ def test_the_exit_code_does_not_depend_on_where_messages_go() -> None:
 
 @pytest.mark.parametrize("number", ENDING, ids=lambda each: each.name)
 def test_an_interrupt_at_any_moment_is_one_line(number: signal.Signals, cases: Path) -> None:
-    words = [PROGRAM, "plan", "local", "--facts", cases / "facts.json"]
+    words = [str(PROGRAM), "plan", "local", "--facts", str(cases / "facts.json")]
     began = time.monotonic()
     assert run(*words).returncode == 0
     whole = time.monotonic() - began

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from hvdenv import places
-from hvdenv.building.engine import build
 from hvdenv.environments import generations, manifest, prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, StepError
@@ -122,7 +121,7 @@ def in_a_process(disk: Disk, run: Callable[[], object]) -> int:
 def build_until(site: Site, disk: Disk, step: str) -> int:
     """Build, and cut the power when a step is done. Returns the exit code."""
     cut = Cut(disk, step)
-    return in_a_process(disk, lambda: build(site.request(), site.environment, site.places, cut))
+    return in_a_process(disk, lambda: site.build(recorder=cut))
 
 
 def differences(environment: Environment) -> list[manifest.Difference]:
@@ -150,9 +149,9 @@ def test_what_is_called_complete_is_on_the_disk(
 def test_a_build_that_is_cut_off_is_removed_by_the_next(site: Site, disk: Disk, step: str) -> None:
     assert build_until(site, disk, step) == 5
     assert not site.environment.active()
-    built, done = site.build()
+    built, recorder = site.build()
     assert built.changed
-    assert done == STEPS
+    assert recorder.done == STEPS
     assert site.environment.identities() == [built.generation.name]
     assert differences(site.environment) == []
 
