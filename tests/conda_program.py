@@ -37,14 +37,12 @@ def arguments(words: list[str]) -> argparse.Namespace:
 def virtual_packages() -> list[rattler.GenericVirtualPackage]:
     prefix = "CONDA_OVERRIDE_"
     found = {n.removeprefix(prefix): v for n, v in os.environ.items() if n.startswith(prefix) and v}
+    found.pop("ARCHSPEC", None)
+    names = {rattler.PackageName(f"__{name.lower()}"): text for name, text in found.items()}
+    build = rattler.BuildString("0")
     return [
-        rattler.GenericVirtualPackage(
-            rattler.PackageName(f"__{name.lower()}"),
-            rattler.Version(text),
-            rattler.BuildString("0"),
-        )
-        for name, text in found.items()
-        if name != "ARCHSPEC"
+        rattler.GenericVirtualPackage(name, rattler.Version(text), build)
+        for name, text in names.items()
     ]
 
 
@@ -60,30 +58,8 @@ def solve(options: argparse.Namespace) -> list[rattler.RepoDataRecord]:
 
 
 def record_of(record: rattler.RepoDataRecord) -> dict[str, object]:
-    assert record.sha256
-    assert record.md5
-    return {
-        "name": record.name.normalized,
-        "version": str(record.version),
-        "build": str(record.build),
-        "build_number": record.build_number,
-        "channel": record.url.rsplit("/", 1)[0],
-        "subdir": record.subdir,
-        "fn": record.file_name,
-        "url": record.url,
-        "md5": record.md5.hex(),
-        "sha256": record.sha256.hex(),
-        "size": record.size,
-        "depends": record.depends,
-        "constrains": record.constrains,
-        "license": record.license,
-        "timestamp": int(record.timestamp.timestamp() * 1000) if record.timestamp else 0,
-        "noarch": "python"
-        if record.noarch.python
-        else "generic"
-        if record.noarch.generic
-        else None,
-    }
+    own = {"channel": record.url.rsplit("/", 1)[0], "fn": record.file_name, "url": record.url}
+    return {**json.loads(record.to_json()), **own}
 
 
 def fetched(listing: Path, packages: Path) -> list[Path]:
