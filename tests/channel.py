@@ -38,15 +38,7 @@ asyncio.run(index_fs(pathlib.Path(sys.argv[1]), force=True))
 os._exit(0)  # the interpreter can crash on its way out
 """
 _ASK = "import json, sys, sysconfig; print(json.dumps([sys.version.split()[0], sys.base_prefix, sysconfig.get_path('purelib')]))"
-_NOT_PACKED = {
-    "__pycache__",
-    "site-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "turtledemo",
-    "ensurepip",
-}
+_NOT_PACKED = {*"__pycache__ site-packages test tests idlelib turtledemo ensurepip".split()}
 _TIME = 1_700_000_000
 _PIP = "pip = pip._internal.cli.main:main"
 # Builds run these.
@@ -54,14 +46,7 @@ _REAL = ("pip", "setuptools", "wheel")
 
 
 class File(NamedTuple):
-    """A file of a package.
-
-    Attributes:
-        data: what it holds.
-        executable: whether it can be run.
-        prefix: text in it that the installed path takes the place of.
-        link: what it points to, if it is a link.
-    """
+    """A file of a package, or a link; the installed path takes the place of ``prefix`` in it."""
 
     data: bytes = b""
     executable: bool = False
@@ -74,11 +59,7 @@ class File(NamedTuple):
 
 
 class Channel:
-    """A channel in a directory.
-
-    Args:
-        folder: where it lies, or is to lie.
-    """
+    """A channel in a directory, which need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,14 +84,7 @@ class Channel:
         packed: Literal[".conda", ".tar.bz2"] = ".conda",
         **more: object,
     ) -> Path:
-        """Add a package; index() makes it known.
-
-        Args:
-            more: fields of its index, such as ``constrains``.
-
-        Returns:
-            The package.
-        """
+        """Add a package, with ``more`` fields of its index; index() makes it known."""
         subdir = "noarch" if noarch else subdir
         index: dict[str, object] = {
             "name": name,
@@ -128,13 +102,9 @@ class Channel:
         if noarch:
             index["noarch"] = noarch
         if noarch == "python":
-            info["link"] = {
-                "noarch": {"type": "python", "entry_points": list(entry_points)},
-                "package_metadata_version": 1,
-            }
-        documents = {
-            f"info/{stem}.json": File(json.dumps(text).encode()) for stem, text in info.items()
-        }
+            link = {"type": "python", "entry_points": list(entry_points)}
+            info["link"] = {"noarch": link, "package_metadata_version": 1}
+        documents = {f"info/{n}.json": File(json.dumps(text).encode()) for n, text in info.items()}
         documents["info/files"] = File("\n".join(files).encode())
         stem = f"{name}-{version}-{build}"
         path = self.folder / subdir / (stem + packed)
@@ -186,12 +156,7 @@ def _tar(files: Mapping[str, File], mode: Literal["w", "w:bz2"]) -> bytes:
 
 
 class Interpreter(NamedTuple):
-    """A CPython whose files can be packed.
-
-    Attributes:
-        version: such as 3.10.13.
-        root: the directory with its bin and lib.
-    """
+    """A CPython whose files can be packed: its version, and the directory of its bin and lib."""
 
     version: str
     root: Path
@@ -202,11 +167,8 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(minor: str = "") -> Interpreter:
-    """A CPython of this machine that runs from wherever its directory lies.
-
-    Args:
-        minor: such as 3.10; that of the interpreter that runs the tests if not given.
-    """
+    """A CPython of this machine that runs from any directory; by default, with the minor version
+    of the interpreter that runs the tests."""
     minor = minor or f"{sys.version_info.major}.{sys.version_info.minor}"
     for program in _programs(minor):
         said = subprocess.run([program, "-c", _ASK], capture_output=True, text=True, check=False)
@@ -225,26 +187,15 @@ def _programs(minor: str) -> Iterator[Path]:
 
 
 def python_channel(home: Path, minor: str = "") -> Channel:
-    """A channel with a CPython and pip, made once for a home and kept there.
-
-    Args:
-        home: of the tests, temporary or not.
-        minor: of CPython, as for find_interpreter().
-    """
+    """A channel with a CPython and pip, made once for a home of tests and kept there."""
     python = find_interpreter(minor)
 
     def fill(folder: Path) -> None:
         channel = Channel(folder)
         channel.add("python", python.version, python_files(python))
-        channel.add(
-            "pip",
-            metadata.version("pip"),
-            pip_files(),
-            depends=["python >=3.8"],
-            noarch="python",
-            entry_points=[_PIP],
-            packed=".tar.bz2",
-        )
+        about: dict[str, Any] = {"depends": ["python >=3.8"], "noarch": "python"}
+        about |= {"entry_points": [_PIP], "packed": ".tar.bz2"}
+        channel.add("pip", metadata.version("pip"), pip_files(), **about)
         channel.index()
 
     return Channel(_made_once(home / f"channel-{python.version}", fill))
@@ -286,11 +237,8 @@ def _packed(path: Path, root: Path) -> File:
     prefix = str(root).encode()
     executable = os.access(path, os.X_OK)
     if b"\0" not in data:
-        return (
-            File(data.replace(prefix, PLACEHOLDER.encode()), executable, PLACEHOLDER)
-            if (prefix in data)
-            else File(data, executable)
-        )
+        changed = data.replace(prefix, PLACEHOLDER.encode())
+        return File(changed, executable, PLACEHOLDER if prefix in data else "")
     # A program that asks for libpython by its path would find the original.
     own = b"$ORIGIN/" + os.path.relpath(root / "lib", path.parent).encode()
     asked = re.escape(prefix + b"/lib\0")
@@ -310,8 +258,7 @@ def pip_files() -> dict[str, File]:
 def published_channels(home: Path) -> dict[str, Channel]:
     """Channels for the recipe `neuron`, by name, made once for a home and kept there.
 
-    Python, pip, setuptools and wheel have their contents. Of the others, Python packages have the
-    metadata that pip reads, and the rest is empty.
+    Only Python, pip, setuptools and wheel have contents; other Python packages have metadata.
     """
     python, said = find_interpreter("3.10"), PUBLISHED.read_bytes()
 
