@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -436,4 +437,15 @@ def test_the_source_says_where_the_local_rank_decides() -> None:
     ],
 )
 def test_names_of_checkpoints(name: str, holds_a_model: bool) -> None:
-    assert load("observer").holds_a_model(f"/d/{name}") == holds_a_model
+    assert load("recorder").holds_a_model(f"/d/{name}") == holds_a_model
+
+
+def test_savers_get_their_file_by_place_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, used = load("recorder"), []
+    recorder.savers("framework", "save")
+    framework = SimpleNamespace(save=lambda model, filepath: None)
+    recorder.hook(framework, "save", recorder.HOOKS.pop()[2])
+    monkeypatch.setattr(recorder.recorder, "file", lambda *words, **_: used.append(words))
+    framework.save("model", "a.h5")
+    framework.save("model", filepath="a.h5")
+    assert used == 2 * [("a.h5", True)]

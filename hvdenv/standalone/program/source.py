@@ -14,6 +14,19 @@ _LIBRARIES = os.path.dirname(os.__file__)
 _PACKAGES = "/site-packages/", "/dist-packages/", "/horovod/"
 
 
+def stack() -> Iterator[Any]:
+    """The frames of this thread, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def caller() -> Any:
+    """The innermost frame that is not of these modules."""
+    return next(each for each in stack() if not each.f_code.co_filename.startswith(HERE + os.sep))
+
+
 def lines(*nodes: Any) -> Set[int]:
     """All lines of nodes of a syntax tree (end_lineno is of Python 3.8)."""
     found: Set[int] = set()
@@ -64,7 +77,7 @@ class Source:
         if isinstance(node, ast.Compare):
             return any(map(self.is_local, [node.left, *node.comparators]))
         if isinstance(node, ast.BoolOp):
-            ranks = any(_name(each) == "rank" for part in node.values for each in ast.walk(part))
+            ranks = any(_name(each) == "rank" for each in ast.walk(node))
             return any(map(self.is_local, node.values)) and not ranks
         if isinstance(node, ast.UnaryOp):
             return self.is_local(node.operand)
@@ -72,21 +85,14 @@ class Source:
 
     def decides(self, line: int) -> bool:
         """Whether an ``if`` on the local rank decides that a line runs."""
-        for node in self.nodes(ast.If):
-            if self.is_local(node.test):
-                if line in lines(*node.body, *node.orelse):
-                    return True
-                # A function that returns early on other local ranks.
-                leaves = any(isinstance(each, ast.Return) for each in node.body)
-                if leaves and line in self._rest_of_function(node):
-                    return True
-        return False
-
-    def _rest_of_function(self, node: Any) -> Set[int]:
-        for function in self.nodes(ast.FunctionDef):
-            if node in function.body:
-                return lines(*function.body[function.body.index(node) + 1 :])
-        return set()
+        found: Set[int] = set()
+        for node in filter(lambda each: self.is_local(each.test), self.nodes(ast.If)):
+            found |= lines(*node.body, *node.orelse)
+            if any(isinstance(each, ast.Return) for each in node.body):
+                for function in self.nodes(ast.FunctionDef):  # it goes on with other local ranks
+                    if node in function.body:
+                        found |= lines(*function.body[function.body.index(node) + 1 :])
+        return line in found
 
     def gives(self, line: int, function: str, place: int, keyword: str) -> bool:
         """Whether a call in a line gives the local rank as an argument, by place or by keyword."""
@@ -134,42 +140,33 @@ class Program:
             return True
         return not (name.startswith(_LIBRARIES) or any(part in name for part in _PACKAGES))
 
-    def frames(self) -> Iterator[Any]:
-        """Those of the program on this thread's stack, the innermost first."""
-        frame: Any = sys._getframe(1)
-        while frame:
-            if self.has(frame.f_code.co_filename):
-                yield frame
-            frame = frame.f_back
-
     def site(self) -> str:
         """Where the program is: ``train.py:12``; empty if it is nowhere on the stack."""
-        for frame in self.frames():
+        for frame in stack():
             name = frame.f_code.co_filename
-            short = os.path.relpath(name, self.home)
-            return "{}:{}".format(name if short.startswith("..") else short, frame.f_lineno)
+            if self.has(name):
+                short = os.path.relpath(name, self.home)
+                return "{}:{}".format(name if short.startswith("..") else short, frame.f_lineno)
         return ""
 
-    def source(self, frame: Any) -> Source:
-        """The source of a frame."""
-        name = frame.f_code.co_filename
-        if name not in self._sources:
-            with open(name, "rb") as stream:
-                self._sources[name] = Source(stream.read())
-        return self._sources[name]
+    def asks(self, question: str, *words: Any) -> Iterator[bool]:
+        """The answers of sources to a question about the lines where the program is."""
+        for frame in stack():
+            name = frame.f_code.co_filename
+            if self.has(name):
+                if name not in self._sources:
+                    with open(name, "rb") as stream:
+                        self._sources[name] = Source(stream.read())
+                yield getattr(self._sources[name], question)(frame.f_lineno, *words)
 
     def decided_by_local_rank(self) -> bool:
         """Whether the local rank decides that the program gets to where it is."""
-        return any(self.source(each).decides(each.f_lineno) for each in self.frames())
+        return any(self.asks("decides"))
 
     def gives_local_rank(self, function: str, place: int, keyword: str) -> bool:
         """Whether the program calls a function with the local rank as this argument."""
-        for frame in self.frames():
-            return self.source(frame).gives(frame.f_lineno, function, place, keyword)
-        return False
+        return next(self.asks("gives", function, place, keyword), False)
 
     def reads_all(self) -> bool:
         """Whether the program is at a loop without ``break``."""
-        for frame in self.frames():
-            return self.source(frame).reads_all(frame.f_lineno)
-        return False
+        return next(self.asks("reads_all"), False)

@@ -97,7 +97,10 @@ WRONG = (
 
 RIGHT = (
     Variant("tensorflow2.py", "as it is", ()),
-    Variant("tensorflow2.py", "not compiled", ((_COMPILED, ""),)),
+    Variant(
+        "tensorflow2.py", "not compiled",
+        ((_COMPILED, ""), (_APPLY, _APPLY.replace("(zip", "(grads_and_vars=zip"))),
+    ),
     Variant(
         "tensorflow2.py", "averaged by hand",
         ((_TAPE, ""), (_APPLY, "    gradients = [hvd.allreduce(each) for each in gradients]\n" + _APPLY)),

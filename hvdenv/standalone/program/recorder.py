@@ -1,8 +1,14 @@
-"""What is seen of a training program, whatever its framework. Runs on Python 3.6 and newer."""
+"""What is seen of a training program, whatever its framework. Runs on Python 3.6 and newer.
+
+A module for each framework says where in it something happens, by hooks, and reads its tensors.
+The recorder reports it as the events of ranks/events.py.
+"""
 
 import contextlib
 import functools
 import importlib
+import inspect
+import itertools
 import json
 import opcode
 import os
@@ -12,10 +18,10 @@ import threading
 import time
 import traceback
 import zlib
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Set
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Set, Tuple
 
 import events
-from source import HERE, Program
+from source import Program, caller
 
 # After the steps that were asked for: how long the program may go on, and how many steps.
 TAIL_SECONDS, TAIL_STEPS = 20.0, 2
@@ -32,6 +38,8 @@ _CHECKPOINT = re.compile(
 _NO_DATA = re.compile(r"\.lock$|\.pyc|\.py$|^/(?:proc|dev|sys)/|/__pycache__/")
 _METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}\W{1,4}\d{0,6}\.\d")
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
+_PATH_NAMES = "f", "filepath", "file_prefix", "save_path", "path"
+Function = Callable[..., Any]
 
 
 class Batch(NamedTuple):
@@ -41,17 +49,42 @@ class Batch(NamedTuple):
     samples: List[int]
 
 
-class Observer:
+class Optimizer:
+    """An optimizer of the program.
+
+    Attributes:
+        site: where it is made.
+        number: as it is reported; 0 before its first step.
+        steps: how many it has taken.
+        tensors: what it trains.
+        depth: how many calls of its step() are under way: its own, and within it its base class's.
+        counter: how many steps Keras has counted at the last look; None if it has not yet.
+        restored: whether it was given a state.
+        lost: whether Horovod has made it from one with a state, which it lacks.
+        facts: what its next TrainingStep states.
+    """
+
+    def __init__(self, optimizer: Any, site: str) -> None:
+        self.optimizer = optimizer
+        self.site = site
+        self.number = self.steps = self.depth = 0
+        self.tensors: List[Any] = []
+        self.counter: Any = None
+        self.restored = self.lost = False
+        self.facts: Dict[str, Any] = {}
+
+
+class Recorder:
     """What was seen so far, and the way to report it.
 
     Attributes:
         wanted: how many steps are observed.
         short: whether the program is ended right after these.
         clock: counts operations of all ranks.
-        steps: of each optimizer, by its number.
         phase: 0 while steps are observed; then 1 until the pass over the data has ended, and 2 in
             the next pass.
         known: what was reported once, by kind.
+        optimizers: by the ids of the program's objects.
         fed: number of the data source that supplied the last batch.
         feeding: numbers of those that supplied any for a step.
         batches: what loaders have supplied since the last step or, where none is known, what models
@@ -69,10 +102,9 @@ class Observer:
         self.wanted, self.short = 20, False
         self.clock = self.fed = self.phase = 0
         self.left = TAIL_STEPS
-        self.steps: Dict[int, int] = {}
-        self.optimizers: List[str] = []
         self.initialised = self.over = self.by_local_rank = self.of_some = False
         self.known: Dict[str, Set[Any]] = {}
+        self.optimizers: Dict[int, Optimizer] = {}
         self.device = self.unobserved = ""
         self.batches: List[Batch] = []
         self.feeding: Set[int] = set()
@@ -89,7 +121,7 @@ class Observer:
     @property
     def most_steps(self) -> int:
         """The steps of the optimizer that has taken most."""
-        return max(self.steps.values(), default=0)
+        return max((each.steps for each in self.optimizers.values()), default=0)
 
     # Reporting
 
@@ -101,7 +133,7 @@ class Observer:
                 while line:
                     line = line[os.write(self.descriptor, line) :]
 
-    def guarded(self, function: Callable[..., Any], *words: Any, **named: Any) -> Any:
+    def guarded(self, function: Function, *words: Any, **named: Any) -> Any:
         """Call a function of ours; an error of ours must not reach the program."""
         if not self.watches:
             return None
@@ -133,8 +165,7 @@ class Observer:
 
     def file(self, path: Any, write: bool, saver: bool = False) -> None:
         """Report a file that the program opens, or that a `saver` of models does."""
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            path = getattr(path, "name", "")  # an open file
+        path = getattr(path, "name", "") if hasattr(path, "seek") else path  # an open file
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         name = os.path.abspath(os.fsdecode(path))
@@ -156,7 +187,7 @@ class Observer:
         if (os.path.abspath(os.fsdecode(old)), True) in self.known.get("file", ()):
             self.file(new, True)
 
-    def shown(self, text: str) -> None:
+    def printed(self, text: str) -> None:
         """Report a line with a metric, the first one of each place."""
         if self.most_steps and _METRIC.search(text):
             site = self.program.site()
@@ -181,29 +212,40 @@ class Observer:
         self.fed = number
         if self.phase != 1 or number not in self.feeding:
             return True
-        frame: Any = sys._getframe(1)
-        while frame.f_code.co_filename.startswith(HERE + os.sep):
-            frame = frame.f_back
+        frame = caller()
         result: bool = frame.f_code.co_code[frame.f_lasti] != opcode.opmap["FOR_ITER"]
         return result
 
+    def read(self, arrays: Iterable[Any]) -> None:
+        """The program reads a batch of these arrays."""
+        if not self.phase:
+            self.batches.append(batch_of(arrays))
+
     # Steps
 
-    def optimizer(self, kind: str, site: str, names: List[str], **facts: Any) -> int:
-        """Report an optimizer of tensors with these names; returns its number.
+    def made(self, optimizer: Any) -> Optimizer:
+        """The program makes an optimizer, or has made it."""
+        known = self.optimizers.get(id(optimizer))
+        return known or self.optimizers.setdefault(
+            id(optimizer), Optimizer(optimizer, self.program.site())
+        )
 
-        All ranks know one by the same number, also if some of them have made others before.
+    def trains(self, one: Optimizer, tensors: List[Any], names: List[str], **facts: Any) -> None:
+        """Report an optimizer before its first step.
+
+        All ranks know it by the same number, also if some of them have made others before.
         """
-        made = "{} {}".format(kind, site)
-        self.optimizers.append(made)
-        number = zlib.crc32("{} {}".format(made, self.optimizers.count(made)).encode())
-        self.steps[number] = 0
-        self.emit(events.Optimizer(number, kind, site, names=names[:MOST_NAMES], **facts))
-        return number
+        kind = type(one.optimizer).__name__
+        made = "{} {}".format(kind, one.site)
+        numbers = (zlib.crc32("{} {}".format(made, at).encode()) for at in itertools.count(1))
+        known = {each.number for each in self.optimizers.values()}
+        one.tensors, one.number = tensors, next(each for each in numbers if each not in known)
+        facts.update(names=names[:MOST_NAMES], lost=one.lost)
+        self.emit(events.Optimizer(one.number, kind, one.site, **facts))
 
-    def observes(self, number: int) -> bool:
+    def observes(self, one: Optimizer) -> bool:
         """Whether the next step of an optimizer is reported."""
-        return self.watches and self.steps[number] < self.wanted
+        return self.watches and one.steps < self.wanted
 
     def shows_gradients(self) -> bool:
         """Whether the next step is reported with what became of its gradients."""
@@ -211,40 +253,38 @@ class Observer:
         return step <= 3 or step % 5 == 0
 
     def stepped(
-        self, number: int, checksums: Callable[[], List[int]], count: int = 1, **facts: Any
+        self, one: Optimizer, checksums: Callable[[List[Any]], List[int]], count: int = 1
     ) -> None:
-        """Report a step of an optimizer, and end the program after enough of them.
+        """Report the end of a step of an optimizer, and end the program after enough of them.
 
         Args:
-            number: of the optimizer.
+            one: the optimizer.
             checksums: gives those of its tensors.
             count: how many steps it has taken at once.
-            facts: more that is reported.
         """
         now = time.monotonic()
         self.clock += 1
         self.feeding.add(self.fed)
         if not self.first:
             self.first, self.spent = now, 0.0
-        if self.observes(number):
+        observed = self.observes(one)
+        one.steps += count
+        if observed:
             self.last, self.spent_then = now, self.spent
             # At once may be more than are observed: its end is the last of these.
-            self.steps[number] = min(self.steps[number] + count, self.wanted)
-            self._report_step(number, checksums(), facts)
-        else:
-            self.steps[number] += count
-        self.batches = []
-        self._end_after_enough(self.steps[number])
+            one.steps = min(one.steps, self.wanted)
+            self._report_step(one, checksums(one.tensors))
+        self.batches, one.facts = [], {}
+        self._end_after_enough(one.steps)
 
-    def _report_step(self, number: int, sums: List[int], facts: Dict[str, Any]) -> None:
-        step = self.steps[number]
-        if step in (1, 2, self.wanted):
+    def _report_step(self, one: Optimizer, sums: List[int]) -> None:
+        facts, arrays = one.facts, [each for batch in self.batches for each in batch.arrays]
+        if one.steps in (1, 2, self.wanted):
             facts["tensors"] = ["{:08x}".format(each) for each in sums[:MOST_NAMES]]
-        self.emit(events.Stage("training", "step {}".format(step)))
-        arrays = [each for batch in self.batches for each in batch.arrays]
-        facts["batch"] = digest(arrays) if arrays else ""
         facts["samples"] = sorted(each for batch in self.batches for each in batch.samples)
-        self.emit(events.TrainingStep(number, step, after=digest(sums), source=self.fed, **facts))
+        facts.update(batch=digest(arrays), after=digest(sums), source=self.fed)
+        self.emit(events.Stage("training", "step {}".format(one.steps)))
+        self.emit(events.TrainingStep(one.number, one.steps, **facts))
 
     def _end_after_enough(self, step: int) -> None:
         self.left -= self.phase == 2
@@ -263,7 +303,7 @@ class Observer:
                 return
             self.emit(
                 events.ProgramEnd(
-                    steps=list(self.steps.values()),
+                    steps=[each.steps for each in self.optimizers.values() if each.number],
                     reason=reason,
                     error=error,
                     device=self.device,
@@ -293,50 +333,101 @@ class Observer:
         os._exit(0)
 
 
-observer = Observer()
+recorder = Recorder()
+
+# A pattern for modules, the name of a function in these, and what is called instead of it.
+HOOKS: List[Tuple[str, str, Function]] = []
 
 
-def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a function of a module or class by one that gets the original before its arguments.
+def hook(owner: Any, name: str, function: Function) -> None:
+    """Call a function of ours instead of one of a module, or of ``A|B.name``: of its classes A and B.
 
-    It looks like the original to inspect, and TensorFlow does not rewrite it. A function that is
-    missing, or that a base class has replaced, is left alone.
+    It gets the original before its arguments. An empty name stands for the module itself.
+    """
+    if not name:
+        function(owner)
+    owners, names = [owner], name.split(".")
+    for kinds in names[:-1]:
+        owners = [getattr(each, kind, None) for each in owners for kind in kinds.split("|")]
+    for each in owners:
+        _replace(each, names[-1], function)
+
+
+def _replace(owner: Any, name: str, function: Function) -> None:
+    """The replacement looks like the original to inspect, and TensorFlow does not rewrite it."""
+    original = getattr(owner, name, None)
+    hooks = getattr(original, "_hvdenv", ())
+    if owner is None or original is None or function in hooks:  # missing, or of a base class
+        return
+
+    @functools.wraps(original)
+    def replacement(*words: Any, **named: Any) -> Any:
+        return function(original, *words, **named)
+
+    replacement._hvdenv = (*hooks, function)  # type: ignore[attr-defined]
+    replacement.autograph_info__ = {}  # type: ignore[attr-defined]
+    setattr(owner, name, replacement)
+
+
+def around(module: str, *names: str) -> Callable[[Function], Function]:
+    """A function of ours is called instead of others, with the original before its arguments."""
+
+    def add(function: Function) -> Function:
+        HOOKS.extend((module, name, function) for name in names)
+        return function
+
+    return add
+
+
+def on(module: str, *names: str) -> Callable[[Function], Function]:
+    """A function of ours is called before others, with their arguments.
+
+    One that yields goes on after them, with their result, or ends at its yield if they raise.
     """
 
-    def decorator(function: Callable[..., Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is None or hasattr(original, "_hvdenv"):
-            return
+    def add(function: Function) -> Function:
+        @around(module, *names)
+        def call(original: Function, *words: Any, **named: Any) -> Any:
+            # Nothing is asked of the program's own objects: they may answer anything.
+            recorder.of_some = any(
+                type(each).__name__ == "ProcessSet" and each.process_set_id
+                for each in (*words, *named.values())
+            )
+            ours = recorder.guarded(lambda: function(*words, **named))
+            if not inspect.isgenerator(ours):
+                return original(*words, **named)
+            recorder.guarded(next, ours, None)
+            try:
+                result = original(*words, **named)
+                recorder.guarded(_goes_on, ours, result)
+            finally:
+                recorder.guarded(ours.close)
+            return result
 
-        @functools.wraps(original)
-        def replacement(*words: Any, **named: Any) -> Any:
-            return function(original, *words, **named)
+        return function
 
-        replacement._hvdenv = True  # type: ignore[attr-defined]
-        replacement.autograph_info__ = {}  # type: ignore[attr-defined]
-        setattr(owner, name, replacement)
-
-    return decorator
-
-
-def watch(owner: Any, name: str, before: Callable[..., Any]) -> None:
-    """Call a function of ours before one of the program's, with its arguments."""
-
-    @replaces(owner, name)
-    def call(original: Callable[..., Any], *words: Any, **named: Any) -> Any:
-        # Nothing is asked of the program's own objects: they may answer anything.
-        observer.of_some = any(
-            type(each).__name__ == "ProcessSet" and each.process_set_id
-            for each in (*words, *named.values())
-        )
-        observer.guarded(before, *words, **named)
-        return original(*words, **named)
+    return add
 
 
-def watch_calls(module: Any, *names: str) -> None:
+def _goes_on(ours: Any, result: Any) -> None:
+    with contextlib.suppress(StopIteration):
+        ours.send(result)
+
+
+def collectives(module: str, *names: str) -> None:
     """Report calls of functions of Horovod that wait for all ranks."""
     for name in names:
-        watch(module, name, lambda *_, _name=name, **__: observer.called(_name.strip("_")))
+        operation = name.rpartition(".")[2].strip("_")
+        on(module, name)(lambda *_, _name=operation, **__: recorder.called(_name))
+
+
+def savers(module: str, *names: str, write: bool = True, place: int = 1) -> None:
+    """Report the files of functions that save or load models, which they get as this argument."""
+
+    @on(module, *names)
+    def call(*words: Any, **named: Any) -> None:
+        given = [*words[place : place + 1], *(named.get(each) for each in _PATH_NAMES)]
+        recorder.file(next(each for each in (*given, "") if each is not None), write, saver=True)
 
 
 def holds_a_model(path: str) -> bool:
@@ -345,16 +436,16 @@ def holds_a_model(path: str) -> bool:
     return "checkpoint" in name.lower() or bool(_CHECKPOINT.search(name[-40:]))
 
 
-def physical_gpu(index: int) -> str:
+def on_gpu(index: int) -> str:
     """A GPU of this process as all processes of the host would call it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return visible[index] if index < len(visible) and visible[index] else str(index)
 
 
 def digest(numbers: List[int]) -> str:
-    """One digest of many."""
+    """One digest of many numbers; empty without any."""
     text = ",".join(map(str, numbers))
-    return "{:08x}".format(zlib.crc32(text.encode("ascii")) & 0xFFFFFFFF)
+    return "{:08x}".format(zlib.crc32(text.encode("ascii")) & 0xFFFFFFFF) if numbers else ""
 
 
 def batch_of(arrays: Iterable[Any]) -> Batch:

@@ -1,0 +1,424 @@
+"""Where a program for TensorFlow 2 takes steps, reduces gradients, and reads and saves data.
+
+A program's steps are often compiled: Python sees the calls of compiled functions, and the variables
+between them. A step is one more in the `iterations` of an optimizer of Keras after such a call, or
+after apply_gradients(). Nothing is added to a compiled function, so its numbers stay as they are.
+fit() trains in compiled functions, so it is given a data set that reports what is read from it.
+Runs on Python 3.6 and newer.
+"""
+
+import functools
+import inspect
+import itertools
+import sys
+from typing import Any, Generator, Iterator, List, Mapping, Optional, Set, Tuple
+
+import events
+from recorder import (
+    Batch,
+    Function,
+    Optimizer,
+    around,
+    batch_of,
+    checksum,
+    collectives,
+    on,
+    on_gpu,
+    recorder,
+    savers,
+)
+from source import caller, stack
+
+# How much is kept of what the program passes to its functions.
+MOST_HANDED = 64
+CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
+# These decide by metrics. Callbacks run in the order of their list.
+DECIDING = {"EarlyStopping", "ReduceLROnPlateau"}
+_REDUCE = {"allreduce_grads", "tf__allreduce_grads"}  # AutoGraph puts tf__ before names
+
+_HOROVOD = r"horovod\.tensorflow"
+_DATA = r"tensorflow\.python\.data\.ops\."
+_COMPILED = (
+    r"tensorflow\.python\.eager\.(?:polymorphic_function\.polymorphic_function|def_function)"
+)
+_CHECKPOINT = r"tensorflow\.python\.(?:training\.tracking\.util|checkpoint\.checkpoint)"
+_MANAGER = r"tensorflow\.python\.(?:training|checkpoint)\.checkpoint_management"
+_KERAS = r"(?:tensorflow\.python\.)?keras(?:\.src)?\."
+_CALLBACKS = _KERAS + r"callbacks(?:\.model_checkpoint)?"
+_MODELS = _KERAS + r"(?:engine\.training|backend\.tensorflow\.trainer|models\.model)"
+_OPTIMIZERS = (
+    _KERAS + r"optimizers?(?:\.optimizer_experimental|\.optimizer_v2|\.legacy|_v2)?"
+    r"\.(?:optimizer|optimizer_v2|base_optimizer)"
+)
+# A version of Keras has one or two of these.
+_MODEL = "Model|TensorFlowTrainer|Trainer"
+_OPTIMIZER = "_BaseOptimizer|BaseOptimizer|OptimizerV2|Optimizer"
+
+savers(_CHECKPOINT, "Checkpoint.save", "Checkpoint.write")
+savers(_CHECKPOINT, "Checkpoint.restore", "Checkpoint.read", write=False)
+savers(_MODELS, _MODEL + ".save", _MODEL + ".save_weights")
+savers(_MODELS, _MODEL + ".load_weights", write=False)
+collectives(_HOROVOD + r"\.mpi_ops", "broadcast_", "join")
+collectives(
+    _HOROVOD + r"\.functions", "broadcast_variables", "broadcast_object", "allgather_object"
+)
+
+
+class Seen:
+    """What is known of the program's data and gradients.
+
+    Attributes:
+        depth: how many compiled functions are under way.
+        evaluating: how many calls of evaluate() and predict() are under way.
+        fitting: the models whose fit() runs.
+        batches: how many fit() reads in an epoch; 0 if unknown.
+        target: the learning rate at the end of fit()'s warm-up, if it has one.
+        queue: what a data set has supplied to fit(), with the number of its source.
+        handed: what the program passes to its models and compiled functions.
+        shapes: those of gradients that tapes have computed.
+        reduced: whether any gradient was averaged.
+    """
+
+    depth = evaluating = batches = 0
+    fitting: List[Any] = []
+    target: Optional[float] = None
+    queue: List[Tuple[int, Batch]] = []
+    handed: List[Batch] = []
+    shapes: Set[str] = set()
+    reduced = False
+
+
+# Tensors
+
+
+def flat(data: Any, expand: bool = True) -> List[Any]:
+    """What is in lists and dictionaries."""
+    found: List[Any] = sys.modules["tensorflow"].nest.flatten(data, expand_composites=expand)
+    return found
+
+
+def arrays(data: Any) -> List[Any]:
+    """The tensors in lists and dictionaries that Python can read now, as arrays."""
+    found = [each.numpy() if hasattr(each, "numpy") else each for each in flat(data)]
+    kinds = [getattr(getattr(each, "dtype", None), "kind", "O") for each in found]
+    return [each for each, kind in zip(found, kinds) if kind not in "OSU"]
+
+
+def checksums(variables: List[Any]) -> List[int]:
+    """Numbers that differ if variables do."""
+    return [sum(map(checksum, arrays(each.numpy()))) for each in variables]
+
+
+# Optimizers
+
+
+def counted(optimizer: Any) -> Optional[int]:
+    """How many steps an optimizer has taken, by its own counter; None if it has none yet."""
+    try:
+        with sys.modules["tensorflow"].init_scope():
+            return int(optimizer._iterations.numpy())
+    except Exception:  # it is of a graph of TensorFlow 1
+        return None
+
+
+@on(_OPTIMIZERS, _OPTIMIZER + ".__init__")
+def makes(optimizer: Any, *_: Any, **__: Any) -> None:
+    """An optimizer is made."""
+    recorder.made(optimizer)
+
+
+@on(r"horovod\._keras", "create_distributed_optimizer")
+def wraps(keras: Any, optimizer: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
+    """Horovod makes an optimizer from the configuration of another one, without its state."""
+    distributed = yield
+    recorder.made(distributed).lost = bool(counted(optimizer))
+
+
+@around(_OPTIMIZERS, _OPTIMIZER + ".apply_gradients", _OPTIMIZER + ".apply")
+def applies(original: Function, *words: Any, **named: Any) -> Any:
+    """Called instead of apply_gradients(pairs), and of apply(gradients, variables) of Keras 3."""
+    given = inspect.signature(original).bind(*words, **named)
+    optimizer, first, *rest = given.arguments
+    pairs = given.arguments[first] = list(given.arguments[first])
+    if original.__name__ == "apply":
+        pairs = list(zip(pairs, (given.arguments[rest[0]] if rest else None) or ()))
+    recorder.guarded(trains, given.arguments[optimizer], pairs)
+    result = original(*given.args, **given.kwargs)
+    if not Seen.depth and sys.modules["tensorflow"].executing_eagerly():
+        recorder.guarded(look)
+    return result
+
+
+def trains(optimizer: Any, pairs: List[Any]) -> None:
+    """An optimizer is about to change variables, now or in a function being compiled."""
+    one = recorder.made(optimizer)
+    variables = [variable for gradient, variable in pairs if gradient is not None]
+    if variables and not one.number:
+        one.counter = counted(optimizer)
+        one.lost = one.lost and not one.counter
+        names = [str(getattr(each, "path", each.name)) for each in variables]
+        # A distributed optimizer averages in minimize(), not if gradients are given to it.
+        distributed = Seen.reduced and hasattr(optimizer, "_allreduce_grads")
+        recorder.trains(one, variables, names, distributed=distributed)
+
+
+def look() -> None:
+    """Report the steps that optimizers have taken since the last look."""
+    for one in [each for each in recorder.optimizers.values() if each.number]:
+        now = counted(one.optimizer)
+        if now is not None and now != one.counter:
+            # A counter without a past, or one that was restored, has made one step.
+            count = now - one.counter if one.counter is not None and now > one.counter else 1
+            one.counter = now
+            supply(count)
+            place = str(getattr(one.tensors[0], "device", ""))
+            if "GPU" in place and not recorder.device:
+                recorder.device = on_gpu(int(place.rpartition(":")[2]))
+            one.facts["rate"] = Seen.target or rate(one)
+            recorder.stepped(one, checksums, count)
+    if recorder.phase == 1:
+        for model in Seen.fitting:
+            model.stop_training = True
+
+
+def rate(one: Optimizer) -> Optional[float]:
+    """The learning rate of the last step, if there is one for all variables."""
+    try:
+        value = one.optimizer.learning_rate
+        schedule = getattr(one.optimizer, "_learning_rate", value)
+        # With a schedule, learning_rate of Keras 3 is that of the next step.
+        if callable(schedule) and hasattr(schedule, "get_config"):
+            value = schedule(max(one.counter or 0, 1) - 1)
+        return float(value.numpy() if hasattr(value, "numpy") else value)
+    except Exception:
+        return None
+
+
+@on(_COMPILED, "Function.__call__")
+def compiled(_: Any, *words: Any, **__: Any) -> Iterator[None]:
+    """A compiled function is called."""
+    recorder.guarded(hands, words)
+    Seen.depth += 1
+    try:
+        yield
+    finally:
+        Seen.depth -= 1
+    if not Seen.depth:
+        look()
+
+
+# Reductions
+
+
+@on(r"tensorflow\.python\.eager\.backprop", "GradientTape.gradient")
+def derives(*_: Any, **__: Any) -> Generator[None, Any, None]:
+    """A tape computes gradients: what has one of their shapes later is one, too."""
+    result = yield
+    shapes = [each.shape for each in flat(result, expand=False) if each is not None]
+    Seen.shapes.update(str(each) for each in shapes if each.rank != 0)
+
+
+def reduces(operation: str, *words: Any, **named: Any) -> None:
+    """Tensors are about to be reduced over all ranks, now or in a function being compiled."""
+    given = words[0] if words else named.get("tensor", named.get("tensors"))
+    callers = {each.f_code.co_name for each in stack()}
+    for tensor in given if isinstance(given, (list, tuple)) else [given]:
+        shape: Any = getattr(tensor, "shape", None)
+        gradient = str(shape) in Seen.shapes or bool(_REDUCE & callers)
+        count = shape.num_elements() if hasattr(shape, "num_elements") else None
+        Seen.reduced = Seen.reduced or gradient
+        recorder.called(operation, count or 0, gradient)
+
+
+for _name in ("allreduce", "grouped_allreduce", "allgather"):  # which reduces sparse gradients
+    on(_HOROVOD, _name)(functools.partial(reduces, _name))
+
+
+@on(_HOROVOD + r"\.mpi_ops", "broadcast")
+def broadcasts(tensor: Any, *_: Any, **__: Any) -> None:
+    """A tensor is about to be broadcast; a number of Python has no shape."""
+    shape: Any = getattr(tensor, "shape", ())
+    recorder.called("broadcast", 0 if len(shape) else 1)
+
+
+# Data
+
+
+@on(_MODELS, "Model.__call__")
+def calls(_: Any, *words: Any, **__: Any) -> None:
+    """A model is called."""
+    hands(words)
+
+
+def hands(words: Tuple[Any, ...]) -> None:
+    """A model or a compiled function is given arguments, perhaps a batch by the program itself."""
+    name = caller().f_code.co_filename
+    if Seen.depth or recorder.phase or not recorder.program.has(name):
+        return
+    tensors = [
+        each
+        for each in flat(words, expand=False)
+        if getattr(each, "shape", ()) and not hasattr(each, "assign")
+    ]
+    if tensors:
+        Seen.handed = [*Seen.handed, batch_of(arrays(tensors))][-MOST_HANDED:]
+
+
+@on(_MODELS, _MODEL + ".train_on_batch")
+def trains_on_batch(_: Any, *words: Any, **named: Any) -> None:
+    """The program gives a batch to a model."""
+    recorder.read(arrays((words, named)))
+
+
+def supply(steps: int) -> None:
+    """Find the batches of the next steps: read by fit(), by Python, or passed by it."""
+    taken, Seen.queue[:] = Seen.queue[:steps], Seen.queue[steps:]
+    for number, batch in taken:
+        recorder.fed = number
+        recorder.batches.append(batch)
+    if steps == 1:  # what was passed to more of them is no batch of theirs
+        recorder.batches = recorder.batches or Seen.handed
+    Seen.handed = []
+
+
+@on(_DATA + "dataset_ops", "DatasetV2.shard")
+def shares(_: Any, num_shards: Any, index: Any, *__: Any, **___: Any) -> Generator[None, Any, None]:
+    """A data set is divided."""
+    local = recorder.program.gives_local_rank("shard", 1, "index")
+    result = yield
+    if isinstance(num_shards, int) and isinstance(index, int):
+        result._hvdenv = {"replicas": num_shards, "rank": index, "local": local}
+
+
+@around(_DATA + "dataset_ops", "DatasetV2.__iter__")
+def iterates(original: Function, data: Any) -> Any:
+    """A pass over a data set begins."""
+    if Seen.depth or Seen.evaluating or not sys.modules["tensorflow"].executing_eagerly():
+        return original(data)
+    number = recorder.guarded(passes, data) or 0
+    if Seen.fitting:
+        tapped = recorder.guarded(tap, data, number)
+        return original(data if tapped is None else tapped)
+    iterator = original(data)
+    iterator._hvdenv = number
+    return iterator
+
+
+@around(_DATA + "iterator_ops", "OwnedIterator.__next__")
+def following(original: Function, iterator: Any) -> Any:
+    """Python reads from a data set."""
+    number = getattr(iterator, "_hvdenv", 0)
+    if number and not recorder.next_batch(number):
+        raise StopIteration
+    found = original(iterator)
+    if number:
+        recorder.guarded(lambda: recorder.read(arrays(found)))
+    return found
+
+
+def passes(data: Any) -> int:
+    """Report that a pass over a data set begins; returns the number of the source."""
+    Seen.queue.clear()
+    count = int(data.cardinality().numpy()) if hasattr(data, "cardinality") else -2
+    if Seen.fitting:
+        count = Seen.batches or count
+    share, inputs = None, [data]
+    while inputs and not share:
+        each = inputs.pop()
+        share = getattr(each, "_hvdenv", None)
+        inputs += each._inputs()
+    return recorder.passes(
+        data,
+        "shard()" if share else type(data).__name__,
+        batches=count if count >= 0 else None,
+        looped=not Seen.fitting,
+        **(share or {}),
+    )
+
+
+def tap(data: Any, number: int) -> Any:
+    """A data set with the same elements, each of which is reported when it is read."""
+    tensorflow = sys.modules["tensorflow"]
+
+    def take(*parts: Any) -> int:
+        recorder.guarded(lambda: Seen.queue.append((number, batch_of(parts))))
+        return 0
+
+    def report(*parts: Any) -> Any:
+        tensors = [
+            each
+            for each in flat(parts)
+            if each.dtype.is_numpy_compatible and each.dtype != tensorflow.string
+        ]
+        tensorflow.numpy_function(take, tensors, tensorflow.int64)
+        return parts if len(parts) > 1 or isinstance(data.element_spec, tuple) else parts[0]
+
+    report.autograph_info__ = {}  # type: ignore[attr-defined]
+    found = data.map(report)
+    return found if found.element_spec == data.element_spec else data
+
+
+# fit() and callbacks
+
+
+@on(_MODELS, _MODEL + ".fit")
+def fits(model: Any, *words: Any, **named: Any) -> Iterator[None]:
+    """fit() is called."""
+    given = inspect.signature(type(model).fit).bind(model, *words, **named)
+    recorder.guarded(prepares, given.arguments)
+    Seen.fitting.append(model)
+    try:
+        yield
+    finally:
+        Seen.fitting.pop()
+        Seen.queue.clear()
+
+
+def prepares(named: Mapping[str, Any]) -> None:
+    """A model is about to be trained by fit() with these arguments."""
+    callbacks = {type(each).__name__: each for each in named.get("callbacks") or ()}
+    unaveraged = itertools.takewhile(lambda name: name != "MetricAverageCallback", callbacks)
+    early = [name for name in unaveraged if name in DECIDING]
+    for name in sorted(CALLBACKS & set(callbacks)):
+        recorder.called(name)
+    Seen.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
+    if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
+        text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
+        recorder.emit(events.Shown(text, recorder.program.site()))
+    Seen.batches = named.get("steps_per_epoch") or 0
+    samples = getattr(named.get("x"), "shape", None)
+    if samples and not Seen.batches and not named.get("validation_split"):
+        Seen.batches = -(-int(samples[0]) // int(named.get("batch_size") or 32))
+
+
+@on(_MODELS, _MODEL + ".evaluate", _MODEL + ".predict")
+def evaluates(*_: Any, **__: Any) -> Iterator[None]:
+    """evaluate() or predict() is called."""
+    Seen.evaluating += 1
+    try:
+        yield
+    finally:
+        Seen.evaluating -= 1
+
+
+@on(_CALLBACKS, "ModelCheckpoint.__init__")
+def makes_callback(callback: Any, *_: Any, **__: Any) -> Iterator[None]:
+    """Keep whether the local rank decides that a callback is used: it saves within fit()."""
+    yield
+    callback._hvdenv = recorder.program.decided_by_local_rank()
+
+
+@on(_CALLBACKS, "ModelCheckpoint._save_model")
+def saves(callback: Any, *_: Any, **__: Any) -> Iterator[None]:
+    """A callback saves."""
+    recorder.by_local_rank = bool(getattr(callback, "_hvdenv", False))
+    try:
+        yield
+    finally:
+        recorder.by_local_rank = False
+
+
+@on(_MANAGER, "CheckpointManager.save")
+def saves_next(manager: Any, *_: Any, **__: Any) -> None:
+    """A manager saves, and numbers its files."""
+    recorder.file(manager._checkpoint_prefix, True, saver=True)

@@ -1,0 +1,383 @@
+"""Where a program for PyTorch takes steps, reduces gradients, and reads and saves data.
+
+Runs on Python 3.6 and newer.
+"""
+
+import importlib
+import itertools
+import sys
+from typing import Any, Dict, Generator, Iterator, List, Optional, Set, Tuple
+
+from recorder import (
+    Function,
+    Optimizer,
+    around,
+    checksum,
+    collectives,
+    digest,
+    hook,
+    on,
+    on_gpu,
+    recorder,
+    savers,
+)
+from source import stack
+
+# Elements of a gradient that are projected, and on how many directions.
+SAMPLE, DIRECTIONS = 2048, 4
+OPERATIONS = {0: "Average", 1: "Sum", 2: "Adasum"}
+_REDUCTIONS = r"horovod\.torch\.mpi_ops"
+Vector = List[float]
+
+savers("torch", "save")
+savers("torch", "load", write=False, place=0)
+collectives(_REDUCTIONS, "join")
+collectives(
+    r"horovod\.torch\.functions",
+    "broadcast_parameters",
+    "broadcast_object",
+    "allgather_object",
+)
+
+
+class Seen:
+    """What is known of the program's tensors.
+
+    Attributes:
+        own: projections of gradients before their reduction, by the address of the result.
+        gradients: addresses of the gradients of all parameters; empty if they may have changed.
+        names: of parameters, by id.
+        models: modules that were called.
+        descendants: the modules within these, by id.
+        directions: of projections, by the length of a sample.
+        broadcasting: within broadcast_optimizer_state.
+        buffers: names and digests of what models have besides trained parameters, by their ids,
+            before they were first called in training.
+    """
+
+    own: Dict[int, Vector] = {}
+    gradients: Set[int] = set()
+    names: Dict[int, str] = {}
+    models: Dict[int, Any] = {}
+    descendants: Dict[int, Any] = {}
+    directions: Dict[int, Any] = {}
+    broadcasting = False
+    buffers: Dict[int, List[str]] = {}
+
+
+# Tensors
+
+
+def array(tensor: Any) -> Any:
+    """An array that differs if a tensor does: the tensor itself, or of a GPU a sample and a sum."""
+    torch = sys.modules["torch"]
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    if tensor.device.type == "cpu":
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.contiguous().view(torch.int16)
+        return tensor.numpy()
+    flat = tensor.contiguous().reshape(-1)
+    sample = flat[:: flat.numel() // 1024 or 1].double().cpu().numpy()
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size())
+    total = int(flat.view(bits).sum(dtype=torch.int64)) if bits else 0
+    return importlib.import_module("numpy").append(sample, total & 0xFFFFFFFF)
+
+
+def arrays(data: Any) -> Iterator[Any]:
+    """The tensors in lists and dictionaries as arrays."""
+    if sys.modules["torch"].is_tensor(data):
+        yield array(data)
+    elif isinstance(data, (list, tuple)):
+        for each in data:
+            yield from arrays(each)
+    elif hasattr(data, "items"):
+        for _, each in sorted(data.items()):
+            yield from arrays(each)
+
+
+def checksums(data: Any) -> List[int]:
+    """Numbers that differ if tensors in lists and dictionaries do."""
+    return [checksum(each) for each in arrays(data)]
+
+
+def projected(tensor: Any) -> Vector:
+    """A sample of a gradient on fixed directions: the mean of tensors has the mean of these."""
+    numpy = importlib.import_module("numpy")
+    flat = tensor.detach().reshape(-1)
+    flat = flat[:: flat.numel() // SAMPLE or 1][:SAMPLE].double().cpu().numpy()
+    if len(flat) not in Seen.directions:
+        angles = numpy.outer(numpy.arange(1, DIRECTIONS + 1), numpy.arange(len(flat)) + 1.0)
+        Seen.directions[len(flat)] = numpy.cos(angles * 0.7)
+    found: Vector = (Seen.directions[len(flat)] @ flat).tolist()
+    return found
+
+
+# Optimizers
+
+
+@on("torch", "optim.Optimizer.__init__")
+def makes(optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
+    """An optimizer is made: watch its class, and the classes that it is derived from."""
+    yield
+    recorder.made(optimizer)
+    for kind in type(optimizer).__mro__:
+        if "step" in kind.__dict__ and kind is not sys.modules["torch"].optim.Optimizer:
+            hook(kind, "step", steps)
+
+
+@on(r"horovod\.torch\.functions", "broadcast_optimizer_state")
+def broadcasts_state(*_: Any, **__: Any) -> Iterator[None]:
+    """An optimizer without a state takes a step that trains nothing."""
+    recorder.called("broadcast_optimizer_state")
+    Seen.broadcasting = True
+    try:
+        yield
+    finally:
+        Seen.broadcasting = False
+
+
+@on("torch", "optim.Optimizer.load_state_dict")
+def restores(optimizer: Any, *_: Any, **__: Any) -> None:
+    """An optimizer gets a state."""
+    one = recorder.optimizers.get(id(optimizer))
+    if one and not Seen.broadcasting:
+        one.restored, one.lost = True, False
+
+
+@on(r"horovod\.torch\.optimizer", "DistributedOptimizer")
+def wraps(optimizer: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
+    """Horovod makes an optimizer of another one, whose state it does not take over.
+
+    Only a state that was loaded counts: a broadcast makes one, too, of zeros.
+    """
+    distributed = yield
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    had = any(map(sys.modules["torch"].is_tensor, values))
+    restored = had and recorder.made(optimizer).restored
+    recorder.made(distributed).lost = restored and not distributed.state
+
+
+def steps(original: Function, optimizer: Any, *words: Any, **named: Any) -> Any:
+    """Called instead of step() of an optimizer's class, and of those that it is derived from."""
+    one = recorder.optimizers.get(id(optimizer))
+    # With Adasum, the base class takes a step for each parameter, within backward().
+    part = is_adasum(optimizer) and not original.__module__.startswith("horovod")
+    if one is None or Seen.broadcasting or part:
+        return original(optimizer, *words, **named)
+    one.depth += 1
+    recorder.guarded(begins, one)
+    try:
+        return original(optimizer, *words, **named)
+    finally:
+        one.depth -= 1
+        if not one.depth and sys.exc_info()[0] is None:
+            recorder.guarded(ended, one)
+
+
+def is_adasum(optimizer: Any) -> bool:
+    """Whether an optimizer combines changes of parameters, rather than gradients."""
+    return hasattr(optimizer, "_starting_models")
+
+
+def parameters(optimizer: Any) -> List[Any]:
+    """Those of all its groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def begins(one: Optimizer) -> None:
+    """A step begins; the innermost one applies the gradients."""
+    optimizer = one.optimizer
+    one.tensors = parameters(optimizer)
+    distributed = hasattr(optimizer, "_allreduce_delay")
+    if not one.number:
+        names = getattr(optimizer, "_parameter_names", {})
+        recorder.trains(
+            one,
+            one.tensors,
+            [
+                Seen.names.get(id(each)) or names.get(each) or "tensor {}".format(place)
+                for place, each in enumerate(one.tensors)
+            ],
+            distributed=distributed,
+            operation=OPERATIONS.get(getattr(optimizer, "op", -1), ""),
+        )
+    if not recorder.observes(one):
+        return
+    if not one.steps and one.depth == 1 and not is_adasum(optimizer):
+        states = [optimizer.state.get(each, {}) for each in one.tensors]
+        one.facts["before"] = digest(checksums(one.tensors))
+        one.facts["state"] = digest(checksums(states))
+        one.facts["buffers"] = list(itertools.chain(*Seen.buffers.values()))
+    if recorder.shows_gradients() and (one.depth > 1 or not distributed):
+        gradients = [each.grad for each in one.tensors if each.grad is not None]
+        one.facts["applied"] = digest(checksums(gradients))
+        own = [Seen.own.get(each.data_ptr()) for each in gradients]
+        if own and all(own):  # all were seen before their reduction
+            one.facts["own"] = [sum(column) for column in zip(*own)]
+            columns = zip(*map(projected, gradients))
+            one.facts["reduced"] = [sum(column) for column in columns]
+
+
+def ended(one: Optimizer) -> None:
+    """A step has ended."""
+    device = one.tensors[0].device if one.tensors else None
+    if not one.steps and device is not None and device.type == "cuda":
+        facts = sys.modules["torch"].cuda.get_device_properties(device)
+        recorder.device = str(getattr(facts, "uuid", "")) or on_gpu(device.index or 0)
+    rate = one.optimizer.param_groups[0].get("lr")
+    one.facts["rate"] = None if rate is None else float(rate)
+    Seen.own.clear()
+    Seen.gradients.clear()
+    recorder.stepped(one, checksums)
+
+
+# Reductions
+
+
+@on(_REDUCTIONS, "_allreduce_async")
+def reduces(tensor: Any, output: Any, *_: Any, **__: Any) -> None:
+    """A tensor is about to be reduced into another one, or into itself."""
+    gradient = is_gradient(tensor)
+    shown = gradient and recorder.shows_gradients()
+    if shown and tensor.is_floating_point() and not tensor.is_sparse:
+        Seen.own[output.data_ptr()] = projected(tensor)
+    recorder.called("allreduce", tensor.numel(), gradient)
+
+
+@on(_REDUCTIONS, "_grouped_allreduce_async")
+def reduces_many(tensors: List[Any], outputs: List[Any], *_: Any, **__: Any) -> None:
+    """The same for a group."""
+    for tensor, output in zip(tensors, outputs):
+        reduces(tensor, output)
+
+
+@on(_REDUCTIONS, "_allgather_async")
+def gathers(tensor: Any, *_: Any, **__: Any) -> None:
+    """A tensor is about to be gathered."""
+    recorder.called("allgather", tensor.numel())
+
+
+@on(_REDUCTIONS, "_broadcast_async")
+def broadcasts(tensor: Any, *_: Any, **__: Any) -> None:
+    """A tensor is about to be broadcast; what models have is known only after that."""
+    Seen.buffers.clear()
+    recorder.called("broadcast", tensor.numel())
+
+
+@on(_REDUCTIONS, "synchronize")
+def synchronizes(*_: Any, **__: Any) -> Iterator[None]:
+    """An operation of all ranks ends."""
+    yield
+    recorder.clock += 1
+
+
+@on(r"torch\.distributed\.distributed_c10d", "init_process_group")
+def meets(*_: Any, **__: Any) -> None:
+    """The program's ranks meet without Horovod."""
+    recorder.communicates.add("torch.distributed")
+
+
+def is_gradient(tensor: Any) -> bool:
+    """Whether Horovod's optimizer reduces it, or it is the gradient of a parameter."""
+    callers = (each.f_code.co_filename for each in itertools.islice(stack(), 16))
+    if any(each.endswith("horovod/torch/optimizer.py") for each in callers):
+        return True
+    if not Seen.gradients:
+        optimizers = (each.optimizer for each in recorder.optimizers.values())
+        tensors = [each for one in optimizers for each in parameters(one)]
+        Seen.gradients.update(each.grad.data_ptr() for each in tensors if each.grad is not None)
+    return tensor.data_ptr() in Seen.gradients
+
+
+# Data
+
+
+@around("torch", "")
+def watch_models(torch: Any) -> None:
+    """See each call of a module."""
+    register = getattr(torch.nn.modules.module, "register_module_forward_pre_hook", None)
+
+    def calls(model: Any, inputs: Tuple[Any, ...]) -> None:
+        if not inputs:  # arguments by name are in the frame that calls this
+            inputs = tuple(sys._getframe(1).f_locals.get("kwargs", {}).values())
+        recorder.guarded(model_called, model, inputs)
+
+    if register:
+        handle = register(calls)
+
+        def compiles(original: Function, *words: Any, **named: Any) -> Any:
+            handle.remove()  # compilers do not expect such hooks
+            return original(*words, **named)
+
+        hook(torch, "compile", compiles)
+
+
+def model_called(module: Any, inputs: Tuple[Any, ...]) -> None:
+    """A module is called; the outermost one of a model in training reads the batch."""
+    torch, key = sys.modules["torch"], id(module)
+    if key in Seen.descendants or recorder.phase:
+        return
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    if capturing or next(module.parameters(), None) is None:  # without any, it is a loss
+        return
+    if key not in Seen.models:
+        Seen.models[key] = module
+        Seen.descendants.update((id(each), each) for each in module.modules() if each is not module)
+        for name, parameter in module.named_parameters():
+            Seen.names.setdefault(id(parameter), name)
+    if module.training and not recorder.fed:
+        recorder.read(arrays([each for each in inputs if torch.is_tensor(each)]))
+    if module.training and not recorder.most_steps and key not in Seen.buffers:
+        saved = module.state_dict(keep_vars=True).items()
+        rest = [(k, v) for k, v in saved if torch.is_tensor(v) and not v.requires_grad]
+        Seen.buffers[key] = ["{} {}".format(k, digest(checksums(v))) for k, v in rest]
+
+
+@on("torch", "utils.data.distributed.DistributedSampler.__init__")
+def shares(sampler: Any, *_: Any, **__: Any) -> None:
+    """Keep whether a sampler is given the local rank."""
+    sampler._hvdenv = recorder.program.gives_local_rank("Sampler", 2, "rank")
+
+
+@around("torch", "utils.data.DataLoader.__iter__")
+def loads(original: Function, loader: Any) -> Iterator[Any]:
+    """A loader starts a pass."""
+    number = recorder.guarded(passes, loader) or 0
+    return feed(original(loader), number)
+
+
+def passes(loader: Any) -> int:
+    """Report that a loader starts a pass; returns the number of the source."""
+    sampler = loader.sampler
+    facts: Dict[str, Any] = {"batches": _length(loader), "samples": _length(loader.dataset)}
+    replicas, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
+    if isinstance(replicas, int) and isinstance(rank, int):
+        epoch = getattr(sampler, "epoch", None)
+        facts.update(
+            replicas=replicas,
+            rank=rank,
+            epoch=epoch if isinstance(epoch, int) else None,
+            shuffle=bool(getattr(sampler, "shuffle", False)),
+            local=bool(getattr(sampler, "_hvdenv", False)),
+        )
+    return recorder.passes(loader, type(sampler).__name__, **facts)
+
+
+def feed(batches: Iterator[Any], number: int) -> Iterator[Any]:
+    """The batches of a loader, which end early after enough steps."""
+    while not number or recorder.next_batch(number):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        recorder.guarded(recorder.read, arrays(batch))
+        yield batch
+
+
+def _length(value: Any) -> Optional[int]:
+    try:
+        return len(value)
+    except Exception:  # an iterable data set has none, and says so in several ways
+        return None
