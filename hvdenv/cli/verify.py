@@ -38,7 +38,7 @@ from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, find_places
 from hvdenv.programs import start
-from hvdenv.programs.program import finding
+from hvdenv.programs.program import finding, skipped
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
@@ -253,8 +253,8 @@ def _proven(
         found = verify(setup, tell)
     if found.verdict in ("fail", "error") or setup.runner.stopped:
         message = "the environment failed, so the program was not started"
-        skipped = finding(request.name, "", "skip", message)
-        return found._replace(findings=(*found.findings, skipped))
+        last = finding(request.name, "", skipped(message))
+        return found._replace(findings=(*found.findings, last))
     tell("started", request.name, "")
     watched = setup._replace(tell=lambda what, detail: tell(what, request.name, detail))
     findings = start.prove(watched, request)

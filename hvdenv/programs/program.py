@@ -1,9 +1,10 @@
-"""What the ranks of a training program reported (standalone/program/observe.py), as its judges need it."""
+"""What the ranks of a training program reported (standalone/program/observe.py), as rules read it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from hvdenv.reports.report import About, Finding, Status
 from hvdenv.standalone.ranks.events import (
@@ -11,32 +12,47 @@ from hvdenv.standalone.ranks.events import (
     DataSource,
     Optimizer,
     ProgramEnd,
+    RankEvent,
     TrainingStep,
 )
 from hvdenv.verification.rank_judgement import listed
-from hvdenv.verification.rank_run import Rank, RankRun
+from hvdenv.verification.rank_run import RankRun
 
 # Tensors with more elements are no metrics.
 METRIC_ELEMENTS = 64
 _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
 
-Steps = Sequence[TrainingStep]
+Steps = Sequence[TrainingStep]  # one of each rank
 
 
-def finding(
-    program: str, check: str, status: Status, message: str, evidence: str = "", remedy: str = ""
-) -> Finding:
-    """A finding about a program, which takes nothing from what was proven before."""
+class Verdict(NamedTuple):
+    """What a rule says."""
+
+    status: Status
+    message: str
+    remedy: str = ""
+    evidence: str = ""
+
+
+fail = partial(Verdict, "fail")
+passed = partial(Verdict, "pass")
+skipped = partial(Verdict, "skip")
+
+
+def unproven(message: str, remedy: str, evidence: str = "") -> Verdict:
+    """Something could not be observed."""
+    return Verdict("unproven", message, remedy, evidence)
+
+
+def note(message: str) -> Verdict:
+    """Something may be meant, or a mistake."""
+    return passed(f"note: {message}")
+
+
+def finding(program: str, check: str, verdict: Verdict) -> Finding:
+    """A verdict about a program, which takes nothing from what was proven before."""
     name = f"program-{check}" if check else "program"
-    return Finding(
-        check=name,
-        subject=program,
-        status=status,
-        message=message,
-        evidence=evidence,
-        remedy=remedy,
-        about=About(),
-    )
+    return Finding(check=name, subject=program, about=About(), **verdict._asdict())
 
 
 class Trained(NamedTuple):
@@ -44,7 +60,6 @@ class Trained(NamedTuple):
 
     Attributes:
         optimizer: as the first rank reports it.
-        steps: each with one event of each rank.
         title: how messages name it, with where it is made.
         name: the same; empty if it is the only one.
         rate: its first learning rate; None if unknown.
@@ -64,46 +79,36 @@ class Program:
 
     Attributes:
         name: such as ``train.py``.
-        run: its ranks.
-        size: how many these are.
         ends: the last event of each rank; None if there is none.
+        failures: ranks that ended by an exception, first those that no other rank caused.
+        own: how many of these no other rank caused.
+        left: whether any rank was ended after enough steps.
+        ended: the steps of each rank whose program ended by itself.
         broadcasts: calls that make parameters equal on all ranks.
         trained: the optimizers that train.
+        passes: of each rank, the passes over data that its training steps read.
+        firsts: the first one of each rank that has any.
     """
 
     def __init__(self, name: str, run: RankRun, reference: Mapping[int, float]) -> None:
         """Collect what ranks reported; reference has learning rates on one rank, by optimizer."""
-        self.name = name
-        self.run = run
-        self.ranks = run.ranks
-        self.size = run.size
+        self.name, self.run = name, run
+        self.ranks, self.size = run.ranks, run.size
         self.ends = [rank.last(ProgramEnd) for rank in run.ranks]
+        ended = [(rank, end) for rank, end in zip(self.ranks, self.ends, strict=True) if end]
+        failed = [pair for pair in ended if pair[1].reason == "exception"]
+        self.failures = sorted(failed, key=lambda pair: is_follow_on(pair[1].error))
+        self.own = sum(not is_follow_on(end.error) for _, end in failed)
+        self.left = any(end.reason == "enough" for _, end in ended)
+        self.ended = {rank.name: most_steps(end) for rank, end in ended if end.reason == "end"}
         self.broadcasts = self._broadcasts()
         self.trained = self._trained(reference)
-
-    # Findings
-
-    def fail(self, check: str, message: str, remedy: str = "", evidence: str = "") -> Finding:
-        """Training is wrong."""
-        return finding(self.name, check, "fail", message, evidence, remedy)
-
-    def passed(self, check: str, message: str, evidence: str = "") -> Finding:
-        """Something is right."""
-        return finding(self.name, check, "pass", message, evidence)
-
-    def note(self, check: str, message: str) -> Finding:
-        """Something may be meant, or a mistake."""
-        return finding(self.name, check, "pass", f"note: {message}")
-
-    def unproven(self, check: str, message: str, remedy: str = "", evidence: str = "") -> Finding:
-        """Something could not be observed."""
-        return finding(self.name, check, "unproven", message, evidence, remedy)
-
-    def skipped(self, check: str, message: str) -> Finding:
-        """Something does not apply."""
-        return finding(self.name, check, "skip", message)
-
-    # Events
+        read = {step.source for rank in self.ranks for step in rank.all(TrainingStep)} - {0}
+        self.passes = [
+            (rank, [each for each in rank.all(DataSource) if each.number in read])
+            for rank in self.ranks
+        ]
+        self.firsts = [each[0] for _, each in self.passes if each]
 
     def calls(self, *operations: str, gradient: bool = False) -> list[Call]:
         """Calls of these operations of Horovod, on any rank."""
@@ -113,27 +118,6 @@ class Program:
             for call in rank.all(Call)
             if call.operation in operations and call.gradient == gradient
         ]
-
-    def sources(self) -> Iterator[tuple[Rank, list[DataSource]]]:
-        """Of each rank, the passes over data that its training steps read."""
-        steps = [step for rank in self.ranks for step in rank.all(TrainingStep)]
-        read = {step.source for step in steps} - {0}
-        for rank in self.ranks:
-            yield rank, [each for each in rank.all(DataSource) if each.number in read]
-
-    def ended(self) -> dict[str, int]:
-        """The steps of each rank whose program ended by itself."""
-        pairs = zip(self.ranks, self.ends, strict=True)
-        return {r.name: most_steps(end) for r, end in pairs if end and end.reason == "end"}
-
-    def state_after_parameters(self) -> str:
-        """Where the optimizer's state is broadcast after the parameters; empty if it is not."""
-        kinds = "broadcast_parameters", "broadcast_optimizer_state"
-        calls = self.calls(*kinds) if self.broadcasts else []
-        # The last one also broadcasts the state, by broadcast_parameters().
-        states = [call.site for call in calls if call.operation == kinds[1]]
-        last = calls[-1].site if calls else ""
-        return last if last in states else ""
 
     def _broadcasts(self) -> list[Call]:
         calls = [call for rank in self.ranks for call in rank.all(Call) if call.site]
@@ -182,19 +166,25 @@ def is_follow_on(error: str) -> bool:
     return any(text in error for text in _FOLLOW_ON)
 
 
-def places(sites: Sequence[str]) -> str:
-    """Where the program calls something, in words."""
-    return listed(list(dict.fromkeys(filter(None, sites)))) or "a library"
+def places(events: Iterable[Any]) -> str:
+    """The sites of events, in words."""
+    return listed(list(dict.fromkeys(each.site for each in events if each.site))) or "a library"
 
 
-def same_after(steps: Steps) -> bool:
-    """Whether all ranks have the same parameters after a step."""
-    return len({step.after for step in steps}) == 1 and bool(steps[0].after)
+def values(events: Iterable[RankEvent], field: str) -> set[Any]:
+    """What events have in a field."""
+    return {getattr(each, field) for each in events}
 
 
-def digests(program: Program, name: str, steps: Steps) -> str:
+def agree(steps: Steps, field: str) -> bool:
+    """Whether all ranks report the same in a field of a step, and report it."""
+    found = values(steps, field)
+    return len(found) == 1 and bool(next(iter(found)))
+
+
+def digests(program: Program, field: str, steps: Steps) -> str:
     """The digests of all ranks, as evidence."""
     return "\n".join(
-        f"{rank.name}: step {step.step}, {name} {getattr(step, name) or 'unknown'}"
+        f"{rank.name}: step {step.step}, {field} {getattr(step, field) or 'unknown'}"
         for rank, step in zip(program.ranks, steps, strict=False)
     )

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import named
-from hvdenv.programs.judge import judge
-from hvdenv.programs.program import Program, finding
+from hvdenv.programs.program import Program, finding, unproven
+from hvdenv.programs.rules import judge
 from hvdenv.reports.report import Finding
 from hvdenv.runner import end_marked
 from hvdenv.standalone.ranks.events import FileUse, TrainingStep
@@ -97,7 +97,7 @@ def prove(setup: Setup, request: Request) -> list[Finding]:
         controller = _controller(setup, mpi)
         if not controller:
             message = "no launcher here can start ranks of this environment"
-            return [finding(request.name, "", "unproven", message, remedy="use --launcher")]
+            return [finding(request.name, "", unproven(message, "use --launcher"))]
         run = _observed(setup, mpi, request, controller, end - time.monotonic())
         reference: dict[int, float] = {}
         if run.size > 1 and any(rank.all(TrainingStep) for rank in run.ranks):
@@ -142,18 +142,19 @@ def _observed(
 
 
 def _rates_alone(run: RankRun, before: RankRun) -> dict[int, float]:
-    """The rates of a run on one rank, without those that it may have loaded from another run."""
+    """The first learning rate of each optimizer on one rank, by the optimizer's number.
+
+    It leaves out those that this run may have loaded from another run before it.
+    """
     used = [use for one in (before, run) for rank in one.ranks for use in rank.all(FileUse)]
     saved, loaded = ({os.path.dirname(e.path) for e in used if e.write == w} for w in (True, False))
-    rates, others = _rates(run), _rates(before)
+    rates, others = (
+        {
+            step.optimizer: step.rate
+            for rank in reversed(one.ranks)
+            for step in reversed(rank.all(TrainingStep))
+            if step.rate is not None
+        }
+        for one in (run, before)
+    )
     return {k: rate for k, rate in rates.items() if rate != others.get(k) or not saved & loaded}
-
-
-def _rates(run: RankRun) -> dict[int, float]:
-    """The first learning rate of each optimizer."""
-    found: dict[int, float] = {}
-    for rank in run.ranks:
-        for step in rank.all(TrainingStep):
-            if step.rate is not None:
-                found.setdefault(step.optimizer, step.rate)
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from hvdenv.errors import UsageError
 from hvdenv.programs import start
-from hvdenv.programs.judge import judge
 from hvdenv.programs.program import Program
+from hvdenv.programs.rules import judge
 from hvdenv.reports.report import Finding
 from hvdenv.standalone.ranks.events import (
     Call,
@@ -35,12 +36,12 @@ Change = Callable[[int, list[RankEvent]], None]
 
 def right(rank: int) -> list[RankEvent]:
     """What a rank reports of a program that is right, in three steps."""
-    own = [[1.0, 2.0], [3.0, 6.0]]
+    share = rank % SIZE
     return [
         Call("init", "train.py:3", 0),
         Joined(rank, SIZE, rank, SIZE),
         Call("broadcast_parameters", "train.py:9", 0),
-        DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, rank, 0, True),
+        DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, share, 0, True),
         Optimizer(1, "SGD", "train.py:8", True, "Average", ["weight", "bias"]),
         *(
             TrainingStep(
@@ -52,79 +53,36 @@ def right(rank: int) -> list[RankEvent]:
                 batch=f"{step}{rank}",
                 source=1,
                 rate=0.2,
-                own=own[rank],
+                own=[[1.0, 2.0], [3.0, 6.0]][share],
                 reduced=[2.0, 4.0],
                 tensors=["x", "y"],
             )
             for step in (1, 2, 3)
         ),
         Call("allreduce", "train.py:18", 3, 1),
-        DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, rank, 1, True),
+        DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, share, 1, True),
         END,
     ]
 
 
-def judged(*changes: Change, reference: float = 0.1) -> list[Finding]:
+def judged(*changes: Change, size: int = SIZE, reference: float = 0.1) -> list[Finding]:
     """The findings after changes to the events of each rank."""
     messages = []
-    for rank in range(SIZE):
+    for rank in range(size):
         own = right(rank)
         for change in changes:
             change(rank, own)
         messages += [started(rank), *(event(rank, each) for each in own), exited(rank)]
-    return judge(Program("train.py", run(*messages, size=SIZE), {1: reference}))
-
-
-def test_a_single_rank_proves_nothing() -> None:
-    own = [Joined(0, 1, 0, 1) if isinstance(one, Joined) else one for one in right(0)]
-    messages = [started(0), *(event(0, one) for one in own), exited(0)]
-    found = judge(Program("train.py", run(*messages, size=1), {}))
-    assert [(one.check, one.status) for one in found] == [
-        ("program", "unproven"),
-        ("program-init", "pass"),
-    ]
-
-
-def test_a_broadcast_counts_though_an_object_is_sent_in_the_same_line() -> None:
-    """As Horovod does with an optimizer's state."""
-    found = judged(also(Call("broadcast_object", "train.py:9", 0)))
-    assert [one.message for one in found if one.check == "program-start"] == [
-        "the parameters are equal on all ranks before the first step (broadcast_parameters, train.py:9)"
-    ]
-
-
-@pytest.mark.parametrize("reduced", [[], [2.0], [1e200, 4.0], [float("nan"), 4.0]])
-def test_projections_that_cannot_be_compared(reduced: list[float]) -> None:
-    found = judged(each(TrainingStep, reduced=reduced))
-    (message,) = (one.message for one in found if one.check == "program-gradients")
-    assert message.startswith("all ranks apply the same gradients in 3 steps")
-    assert "mean" not in message
-
-
-def test_ranks_that_are_all_rank_0_are_told_apart() -> None:
-    """So they are if the launcher belongs to another MPI."""
-    messages = []
-    for pid in (1, 2):
-        own = [Joined(0, 1, 0, 1) if isinstance(one, Joined) else one for one in right(0)]
-        messages += [event(0, one, pid=pid) for one in own]
-    found = judge(Program("train.py", run(*messages), {}))
-    assert [(one.check, one.status) for one in found if one.status != "pass"] == [
-        ("program-init", "fail")
-    ]
+    return judge(Program("train.py", run(*messages, size=size), {1: reference}))
 
 
 def each(kind: type[RankEvent], only: int | None = None, **fields: Any) -> Change:
-    """Replace fields of all events of a type, on all ranks or one."""
+    """Replace fields of all events of a type, on all ranks or one; by a function of the rank, too."""
 
     def change(rank: int, own: list[RankEvent]) -> None:
-        for place, one in enumerate(own):
-            if isinstance(one, kind) and only in (None, rank):
-                own[place] = one._replace(
-                    **{
-                        key: value(rank) if callable(value) else value
-                        for key, value in fields.items()
-                    }
-                )
+        values = {key: each(rank) if callable(each) else each for key, each in fields.items()}
+        if only in (None, rank):
+            own[:] = [one._replace(**values) if isinstance(one, kind) else one for one in own]
 
     return change
 
@@ -156,8 +114,30 @@ def steps(**fields: list[Any]) -> Change:
     return change
 
 
+def projections(*reduced: float) -> tuple[tuple[Change, ...], str, str, str]:
+    """Some that cannot be compared: nothing is said of a mean."""
+    message = "all ranks apply the same gradients in 3 steps"
+    ends = message if not reduced or len(reduced) == 1 else f"{message}; they were changed"
+    return (each(TrainingStep, reduced=[*reduced]),), "gradients", "pass", ends
+
+
 SAVED = FileUse("/d/model.pt", True, True, False, "train.py:20", 40)
 CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
+    "all rank 0": (
+        (each(Joined, rank=0, size=1, local_rank=0, local_size=1),), "init", "fail", "hvd.size() is 1 on 2 ranks"
+    ),
+    "an object sent in the same line": (
+        (also(Call("broadcast_object", "train.py:9", 0)),),
+        "start", "pass", "equal on all ranks before the first step (broadcast_parameters, train.py:9)",
+    ),
+    "no projection": projections(),
+    "one projection": projections(2.0),
+    "large projections": projections(1e200, 4.0),
+    "projections without a value": projections(float("nan"), 4.0),
+    "joined": (
+        (each(DataSource, only=1, batches=15), also(Call("join", "train.py:17", 3))),
+        "steps", "pass", "different numbers of steps: they wait in hvd.join() (train.py:17)",
+    ),
     "no init": ((without(Joined), each(ProgramEnd, initialised=False)), "init", "fail", "never calls"),
     "torch's own groups": (
         (without(Joined), each(ProgramEnd, initialised=False, libraries=["torch", "torch.distributed"])),
@@ -312,28 +292,27 @@ def test_each_mistake_has_its_finding(name: str) -> None:
     assert {one.check for one in found if one.status == "fail"} <= {wanted}, found
 
 
+def test_a_single_rank_proves_nothing() -> None:
+    found = judged(each(Joined, size=1, local_size=1), size=1)
+    assert [(one.check, one.status) for one in found] == [
+        ("program", "unproven"),
+        ("program-init", "pass"),
+    ]
+
+
 def test_rates_loaded_from_a_checkpoint_of_the_other_run_prove_nothing() -> None:
     loaded = SAVED._replace(path="/d/model-1.pt", write=False)
     for read, rates in ((loaded, {}), (loaded._replace(path="/e/model.pt"), {1: 0.2})):
         alone = run(*(event(0, one) for one in (*right(0), read)), size=1)
-        assert (
-            start._rates_alone(alone, run(*(event(0, one) for one in (*right(0), SAVED)))) == rates
-        )
+        before = run(*(event(0, one) for one in (*right(0), SAVED)))
+        assert start._rates_alone(alone, before) == rates
 
 
 def test_hosts_that_each_read_all_data_share_samples_by_chance() -> None:
-    messages = []
-    for rank in range(4):
-        own = right(rank % 2)
-        changes = (
-            each(Joined, rank=rank, size=4, local_size=2),
-            steps(batch=[f"{step}{rank}" for step in range(3)]),
-            steps(samples=[[9, rank], [rank + 10, rank + 20], [rank + 30, rank + 40]]),
-        )
-        for change in changes:
-            change(rank, own)
-        messages += [started(rank), *(event(rank, one) for one in own), exited(rank)]
-    found = judge(Program("train.py", run(*messages, size=4), {1: 0.05}))
+    def own_samples(rank: int, own: list[RankEvent]) -> None:
+        steps(samples=[[9, rank], [rank + 10, rank + 20], [rank + 30, rank + 40]])(rank, own)
+
+    found = judged(each(Joined, size=4, local_size=2), own_samples, size=4, reference=0.05)
     (data,) = (one for one in found if one.check == "program-data")
     assert (data.status, data.message[:35]) == ("pass", "the ranks read different batches in")
 
@@ -350,37 +329,29 @@ def test_an_optimizer_beside_a_wrapped_one_has_to_be_wrapped() -> None:
     assert failed.remedy.startswith("wrap the optimizer made in train.py:9 with")
 
 
-def test_join_makes_uneven_data_right() -> None:
-    found = judged(each(DataSource, only=1, batches=15), also(Call("join", "train.py:17", 3)))
-    assert "fail" not in {one.status for one in found}
-
-
-def test_the_command_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
-    for words in (
-        ["python", "train.py", "-x"],
-        ["python3.11", "-u", "train.py", "-x"],
-        ["train.py", "-x"],
-    ):
-        assert start.read_command(words).argv == ("train.py", "-x")
-    module = start.read_command(["python", "-m", "pkg.train", "1"])
-    assert (module.name, module.argv) == ("pkg.train", ("-m", "pkg.train", "1"))
-
-
 @pytest.mark.parametrize(
-    "words",
+    ("words", "argv"),
     [
-        "horovodrun -np 2 python train.py",
-        "python missing.py",
-        "python -c 1",
-        "bash run.sh",
-        "python",
+        ("python train.py -x", "train.py -x"),
+        ("python3.11 -u train.py -x", "train.py -x"),
+        ("train.py -x", "train.py -x"),
+        ("python -m pkg.train 1", "-m pkg.train 1"),
+        ("horovodrun -np 2 python train.py", ""),
+        ("python missing.py", ""),
+        ("python -c 1", ""),
+        ("bash run.sh", ""),
+        ("python", ""),
     ],
 )
-def test_what_cannot_be_observed_is_refused(words: str) -> None:
-    with pytest.raises(UsageError):
-        start.read_command(words.split())
+def test_the_command_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, argv: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    with nullcontext() if argv else pytest.raises(UsageError):
+        request = start.read_command(words.split())
+        assert request.argv == tuple(argv.split())
+        assert request.name in argv
 
 
 SCRIPT = b"""\
@@ -421,23 +392,11 @@ def test_the_source_says_where_the_local_rank_decides() -> None:
     assert [line for line in range(1, 27) if source.reads_all(line)] == [20]
 
 
-@pytest.mark.parametrize(
-    ("name", "holds_a_model"),
-    [
-        ("model.pt", True),
-        ("ck-1.pth.tar", True),
-        ("weights.h5", True),
-        ("checkpoint", True),
-        ("model.pt.tmp", True),
-        ("ckpt-1.data-00000-of-00001", True),
-        ("train.log", False),
-        ("mnist.gz", False),
-        ("events.out.tfevents.1", False),
-        ("metrics.json", False),
-    ],
-)
-def test_names_of_checkpoints(name: str, holds_a_model: bool) -> None:
-    assert load("recorder").holds_a_model(f"/d/{name}") == holds_a_model
+def test_names_of_checkpoints() -> None:
+    models = "model.pt ck-1.pth.tar weights.h5 checkpoint model.pt.tmp ckpt-1.data-00000-of-00001"
+    others = "train.log mnist.gz events.out.tfevents.1 metrics.json"
+    names = [*models.split(), *others.split()]
+    assert [name for name in names if load("recorder").holds_a_model(f"/d/{name}")] == names[:6]
 
 
 def test_savers_get_their_file_by_place_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
