@@ -12,20 +12,16 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from hvdenv.cli.options import (
-    add,
-    add_options,
-)
-from hvdenv.drafting import answers, here
-from hvdenv.drafting.combine import Choice, Draft, Missing, combine
-from hvdenv.drafting.modulelines import SET
-from hvdenv.drafting.node import Seen
-from hvdenv.drafting.proposals import propose
-from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Ranges, read_page
-from hvdenv.drafting.shell import shown
-from hvdenv.drafting.values import GIVEN, Found, Origin, Value, joined
+from hvdenv.cli.options import add, add_options
+from hvdenv.drafting import here, proposals
+from hvdenv.drafting.draft import Choice, Draft, Missing, combine
+from hvdenv.drafting.here import Seen
+from hvdenv.drafting.modules import SET
+from hvdenv.drafting.reader import EVERY_LINE, Ranges, read_page
+from hvdenv.drafting.values import LOAD, Found, Origin, Value, Weight, joined, shown
+from hvdenv.drafting.ways import OTHER_WAY
 from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import all_rows
@@ -57,15 +53,15 @@ _ROUNDS = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    several: dict[str, Any] = {"action": "append", "default": []}
     add(parser, "name NAME", "name of the recipe", nargs="?")
     add(
         parser,
         "--from FILE",
         "page to read: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml,"
         " requirements.txt or a Dockerfile; - is standard input; may be repeated",
-        action="append",
-        default=[],
         dest="pages",
+        **several,
     )
     add(parser, "--lines A-B", "read only these lines of the page; several: A-B,C-D", type=_lines)
     add(parser, "--here", "look at this machine and its modules")
@@ -77,18 +73,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("here", "compute"),
         default="here",
     )
-    add(
-        parser, "--dry-run", "with --where compute: print the script of the job, and submit nothing"
-    )
+    told = "with --where compute: print the script of the job, and submit nothing"
+    add(parser, "--dry-run", told)
     add(parser, "--interactive", "ask for missing values and where sources differ")
-    add(
-        parser,
-        "--set KEY=VALUE",
-        "a value of the recipe, such as horovod.version=0.28.1; may be repeated",
-        action="append",
-        default=[],
-        dest="overrides",
-    )
+    told = "a value of the recipe, such as horovod.version=0.28.1; may be repeated"
+    add(parser, "--set KEY=VALUE", told, dest="overrides", **several)
     add(parser, "-o --to FILE", "file to write, - for standard output (default: NAME.toml)")
     add_options(parser, "json")
 
@@ -114,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             where=target,
             remedy="name another one with -o FILE",
         )
-    seen = here.look(Runner(), _report) if arguments.here else None
+    seen = here.look(_machine()) if arguments.here else None
     found = _collect(arguments, seen)
     if arguments.where == "compute":
         of_node = ask_node(combine(name, found), dry_run=arguments.dry_run)
@@ -167,8 +156,8 @@ def _name(arguments: argparse.Namespace) -> str:
     return str(name)
 
 
-def _report(text: str) -> None:
-    report(f"looking at {text}")
+def _machine() -> here.Machine:
+    return here.Machine(Runner(), lambda text: report(f"looking at {text}"))
 
 
 def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
@@ -176,48 +165,44 @@ def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
     given = [
         each
         for text in arguments.overrides
-        for each in answers.parse(text, Origin(f"--set {text}"))
+        for each in proposals.parse(text, Origin(f"--set {text}"))
     ]
-    parts = [_read_source(each, arguments.lines) for each in arguments.pages]
-    if seen:
-        values = joined(parts).values
-        names = [str(each.value) for each in values if each.key == ("modules", "load")]
-        # The name of a file would be run.
-        loads = [each for each in names if re.fullmatch(get_args(ModuleName)[1].regex, each)]
-        found = here.drafted(seen, Runner(), _report, loads)
-        # The partition with GPUs is for a page that uses them and names no other.
-        own = [f"{'.'.join(each.key)} {each.value}" for each in (*values, *given)]
-        named = any(each.startswith("job.partition ") for each in own)
-        without_gpus = bool(arguments.pages) and not any(map(_GPUS.search, own))
-        unwanted = ("job", "partition") if named or without_gpus else ()
-        kept = tuple(each for each in found.values if each.key != unwanted)
-        parts.append(found._replace(values=kept))
-    return answers.give(joined(parts), given)
+    pages = joined(_read_source(each, arguments.lines) for each in arguments.pages)
+    if not seen:
+        return proposals.give(pages, given)
+    loads = [str(each.value) for each in pages.values if each.key == LOAD]
+    # The name of a file would be run.
+    names = [each for each in loads if re.fullmatch(get_args(ModuleName)[1].regex, each)]
+    machine = here.drafted(seen, _machine(), names)
+    # The partition with GPUs is for a page that uses them and names no other.
+    own = [f"{'.'.join(each.key)} {each.value}" for each in (*pages.values, *given)]
+    named = any(each.startswith("job.partition ") for each in own)
+    if named or (arguments.pages and not any(map(_GPUS.search, own))):
+        kept = tuple(each for each in machine.facts if each.key != ("job", "partition"))
+        machine = machine._replace(facts=kept)
+    return proposals.give(joined([pages, machine]), given)
 
 
 def _read_source(name: str, lines: Ranges | None) -> Found:
-    with usable(name, "name a page or a job script, or - for standard input"):
-        data = _standard_input() if name == _STANDARD else read_file(name, PAGE).data
     source = "standard input" if name == _STANDARD else shown(Path(name).name)
-    return read_page(data.decode("utf-8", errors="replace"), source, lines or (EVERY_LINE,))
-
-
-def _standard_input() -> bytes:
-    data = sys.stdin.buffer.read(PAGE.limit + 1)
+    with usable(name, "name a page or a job script, or - for standard input"):
+        data = b"" if name == _STANDARD else read_file(name, PAGE).data
+    if name == _STANDARD:
+        data = sys.stdin.buffer.read(PAGE.limit + 1)
     if len(data) > PAGE.limit:
         raise UsageError(
             f"standard input is larger than {PAGE.limit:,} bytes, the limit for a page",
             remedy="save the part that matters, and name the file",
         )
-    return data
+    return read_page(data.decode("utf-8", errors="replace"), source, lines or (EVERY_LINE,))
 
 
 def _with_proposals(name: str, found: Found, facts: Facts) -> Found:
     """What this machine shows, and what was verified in the place of what is missing."""
     for _ in range(_ROUNDS):
         draft = combine(name, found)
-        proposed = propose(draft.missing, draft.values, facts, all_rows())
-        found = found._replace(values=(*found.values, *proposed))
+        proposed = proposals.propose(draft.missing, draft.values, facts, all_rows())
+        found = found._replace(facts=(*found.facts, *proposed))
     return found
 
 
@@ -265,11 +250,11 @@ def _ask(name: str, found: Found) -> Found:
     choices = combine(name, found).choices
     for choice in (each for each in choices if not each.key[-1].startswith(SET)):
         if chosen := _answer_choice(choice):
-            found = found._replace(values=(*found.values, chosen._replace(weight=GIVEN)))
+            found = found._replace(facts=(*found.facts, chosen._replace(weight=Weight.GIVEN)))
     asked = set[tuple[str, ...]]()
     while missing := [each for each in combine(name, found).missing if each.key not in asked]:
         asked.add(missing[0].key)
-        found = answers.give(found, _answer_missing(missing[0]))
+        found = proposals.give(found, _answer_missing(missing[0]))
     return found
 
 
@@ -293,7 +278,7 @@ def _answer_missing(missing: Missing) -> list[Value]:
     key = ".".join(missing.key)
     while text := _read_answer(f"{key}, {missing.needs} (Enter: decide later):"):
         try:
-            return answers.parse(f"{key}={text}", answers.ANSWER)
+            return proposals.parse(f"{key}={text}", Origin("your answer"))
         except UsageError as error:
             report(error.message)
     return []

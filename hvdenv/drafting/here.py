@@ -1,36 +1,39 @@
-"""What this machine shows: modules, scheduler, network interfaces, MPI, file systems, index."""
+"""What this machine, and a compute node, show: scheduler, modules, MPI, GPUs, networks, index."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from hvdenv.drafting import node
-from hvdenv.drafting.modulelines import LOAD, module_role
-from hvdenv.drafting.node import Seen
-from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Scalar, Value, at
+from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.drafting.modules import module_role
+from hvdenv.drafting.values import LOAD, Fact, Found, Left, Origin, Scalar, Value, Weight, at
 from hvdenv.errors import HvdenvError
 from hvdenv.launch.launchers import MPI_KINDS, parse_mpi_version
-from hvdenv.model.cluster import Modules
-from hvdenv.model.observe import ask_interpreter
+from hvdenv.model.cluster import Architecture, Modules
+from hvdenv.model.facts import Facts
+from hvdenv.model.observe import ask, ask_interpreter, observe
+from hvdenv.places import home_folder, write_json
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import Runner
+from hvdenv.schema import encode
 from hvdenv.sites import module_shell
-from hvdenv.sites.module_shell import ModuleSystem
+from hvdenv.sites.batch import counted
 
-_MODULES_SECONDS = 120.0
+_SECONDS, _MODULES_SECONDS = 15.0, 120.0
+_INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
+_INDEX_URL = "https://pypi.org/simple/pip/"
 # Modules to choose among, for each kind the newest ones.
 _OFFERED = 8
 _KINDS = {
     "Python": re.compile(r"(?:^|/)(?:python|cray-python|anaconda|miniconda)\d?/", re.IGNORECASE),
     "compiler": re.compile(r"(?:^|/)(?:gcc|gcccore|gnu)\d{0,2}/", re.IGNORECASE),
     "CUDA": re.compile(r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/", re.IGNORECASE),
-    "MPI": None,
-    "NCCL": None,
-    "Horovod": None,
+    **dict.fromkeys(("MPI", "NCCL", "Horovod")),
 }
 _SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
 _QUEUES = {
@@ -46,67 +49,134 @@ _PARTITION = re.compile(
 )
 _GPUS = re.compile(r"gpu(?::([A-Za-z][\w.-]{0,60}))?:(\d{1,6})")
 
-Report = Callable[[str], None]
+
+class Seen(NamedTuple):
+    """What a host shows.
+
+    Attributes:
+        capabilities: compute capabilities of its NVIDIA GPUs without dots.
+        cuda: the newest CUDA that the driver supports.
+        interfaces: InfiniBand, Omni-Path and Slingshot that are up.
+        indexed: whether the package index is reached.
+    """
+
+    facts: Facts
+    capabilities: tuple[str, ...] = ()
+    cuda: str = ""
+    interfaces: tuple[str, ...] = ()
+    indexed: bool = False
 
 
-class _Machine(NamedTuple):
-    """How to ask this machine."""
+class Machine(NamedTuple):
+    """How to ask a machine.
 
-    runner: Runner
-    report: Report
-
-    def ask(self, *argv: str) -> str:
-        if shutil.which(argv[0]):
-            self.report(f"{' '.join(argv[:4])} (at most {node.SECONDS:.0f} s)")
-        return node.answer(self.runner, *argv)
-
-
-def look(runner: Runner, report: Report) -> Seen:
-    """Look at this machine.
-
-    Args:
+    Attributes:
         report: receives what is being looked at, and for how long at most.
     """
-    seconds = 4 * node.SECONDS
-    report(f"compiler, MPI, GPUs, file systems, package index (at most {seconds:.0f} s)")
-    return node.look(runner)
+
+    runner: Runner
+    report: Callable[[str], None] = lambda _: None
+
+    def ask(self, *argv: str) -> str:
+        """The output of a program; empty if it fails or does not exist."""
+        if not shutil.which(argv[0]):
+            return ""
+        self.report(f"{' '.join(argv[:4])} (at most {_SECONDS:.0f} s)")
+        outcome = ask(self.runner, *argv, seconds=_SECONDS)
+        return outcome.output if outcome else ""
 
 
-def drafted(seen: Seen, runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
+def look(machine: Machine) -> Seen:
+    seconds = 4 * _SECONDS
+    machine.report(f"compiler, MPI, GPUs, file systems, package index (at most {seconds:.0f} s)")
+    facts = observe(home_folder(), machine.runner, thorough=True)
+    query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+    listed = machine.ask("nvidia-smi", *query)
+    gpus = re.findall(r"^(\d{1,3}\.\d), *([\d.]{1,20})", listed, re.M)
+    cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", machine.ask("nvidia-smi"))
+    index = machine.runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=_SECONDS))
+    return Seen(
+        facts=facts._replace(driver=gpus[0][1] if gpus else facts.driver),
+        capabilities=tuple(sorted({capability for capability, _ in gpus})),
+        cuda=cuda[1] if cuda else "",
+        interfaces=tuple(_interfaces()),
+        indexed=bool(index),
+    )
+
+
+def _interfaces() -> Iterator[str]:
+    """Interfaces between nodes: InfiniBand and Omni-Path by their type, Slingshot by its name."""
+    for folder in sorted(Path("/sys/class/net").glob("*")):
+        try:
+            kind = read_text(folder / "type", SYSTEM).strip()
+            state = read_text(folder / "operstate", SYSTEM).strip()
+        except OSError:
+            continue
+        if (kind == "32" or folder.name.startswith("hsn")) and state == "up":
+            yield folder.name
+
+
+def of_host(seen: Seen, *, compute: bool) -> Found:
+    """What a host shows, as values of a recipe and for people.
+
+    Args:
+        compute: whether it is a node of the job's partition.
+    """
+    facts = seen.facts
+    origin = Origin(f"{'compute node' if compute else 'this host'} {facts.host}")
+    weight = Weight.COMMAND if compute else Weight.INFERRED
+    values = [Value(at("network.use"), each, origin, weight, item=True) for each in seen.interfaces]
+    stated = {
+        "arch": facts.machine if facts.machine in get_args(Architecture) else "",
+        "glibc": facts.glibc,
+        "capability": seen.capabilities[0].replace(".", "") if len(seen.capabilities) == 1 else "",
+        "cuda": seen.cuda,
+    }
+    for key, fact in stated.items() if compute else ():
+        values += [Value(("partitions", "", key), fact, origin, weight)] if fact else []
+    # Reported even if the host has values, which would replace what has the same origin.
+    told = origin._replace(text="as a whole")
+    left = [Left(told, each, understood=True) for each in _told(seen)]
+    return Found((*values, *left))
+
+
+def _told(seen: Seen) -> Iterator[str]:
+    facts = seen.facts
+    compiler = f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "none"
+    yield f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores, g++: {compiler}"
+    if facts.gpus or seen.capabilities:
+        names, capabilities = ", ".join(sorted({*facts.gpus})), ", ".join(seen.capabilities)
+        count = counted(len(facts.gpus), "GPU")
+        yield f"{count} ({names}), capability {capabilities}, driver {facts.driver}"
+    else:
+        yield "no GPU"
+    yield f"{_INDEX_URL} {'is' if seen.indexed else 'is not'} reached"
+
+
+def drafted(seen: Seen, machine: Machine, loads: Collection[str] = ()) -> Found:
     """What this machine shows, with its scheduler and modules.
 
     Args:
         loads: modules that another source states.
     """
-    machine = _Machine(runner, report)
-    of_host = node.drafted(seen, compute=False)
-    parts = [
-        *_scheduler_facts(machine),
-        *_module_facts(machine, tuple(loads)),
-        *of_host.values,
-        *of_host.left,
-        *_mpi(machine, ""),
-        *_file_systems(),
-    ]
-    return Found(
-        tuple(each for each in parts if isinstance(each, Value)),
-        tuple(each for each in parts if isinstance(each, Left)),
-    )
+    scheduler = [*_scheduler_facts(machine)]
+    modules = [*_module_facts(machine, tuple(loads))]
+    mpi = _mpi(machine)
+    host = of_host(seen, compute=False).facts
+    return Found((*scheduler, *modules, *host, *mpi, *_file_systems()))
 
 
-def _value(key: str, value: Scalar, source: str, weight: int = COMMAND) -> Value:
+def _value(key: str, value: Scalar, source: str, weight: int = Weight.COMMAND) -> Value:
     return Value(at(key), value, Origin(source), weight)
 
 
-def _scheduler_facts(machine: _Machine) -> Iterator[Value | Left]:
+def _scheduler_facts(machine: Machine) -> Iterator[Fact]:
     for name, command in _QUEUES.items():
         if listed := machine.ask(*command):
             yield _value("scheduler", name, command[0])
-            if name == "slurm":
-                yield from partitions(listed)
-            else:
-                told = f"queues: {' '.join(listed.split())[:300]}"
-                yield Left(Origin(" ".join(command)), told, understood=True)
+            told = f"queues: {' '.join(listed.split())[:300]}"
+            queues = Left(Origin(" ".join(command)), told, understood=True)
+            yield from partitions(listed) if name == "slurm" else [queues]
             return
 
 
@@ -115,37 +185,33 @@ def partitions(listed: str) -> Iterator[Value]:
 
     Where nodes of a partition differ: the largest.
     """
-    nodes: dict[str, dict[str, int]] = {}
-    words: dict[tuple[str, str], str] = {}
-    for line in map(_PARTITION.fullmatch, listed.splitlines()[:400]):
-        if not line:
-            continue
+    facts: dict[str, dict[str, int]] = {}
+    words: dict[str, dict[str, str]] = {}
+    for line in filter(None, map(_PARTITION.fullmatch, listed.splitlines()[:400])):
         name, gpus = line["name"].strip(), _GPUS.search(line["gres"])
-        facts = {
-            "cores": int(line["cores"]),
-            "memory_gb": int(line["memory"]) // 1024,
-            "gpus": int(gpus[2]) if gpus else 0,
-        }
-        known = nodes.setdefault(name, {"nodes": 0})
-        known["nodes"] += int(line["nodes"])
-        known |= {key: max(number, known.get(key, 0)) for key, number in facts.items()}
-        if gpus and gpus[1]:
-            words[name, "gpu"] = gpus[1]
+        known = facts.setdefault(name, {})
+        known["nodes"] = known.get("nodes", 0) + int(line["nodes"])
+        for key, number in (
+            ("cores", int(line["cores"])),
+            ("memory_gb", int(line["memory"]) // 1024),
+            ("gpus", int(gpus[2]) if gpus else 0),
+        ):
+            known[key] = max(number, known.get(key, 0))
+        told = words.setdefault(name, {})
+        told |= {"gpu": gpus[1]} if gpus and gpus[1] else {}
         if re.fullmatch(r"(?:\d+-)?\d+:\d\d:\d\d", line["limit"].strip()):
-            words[name, "max_time"] = line["limit"].strip()
-    numbers = {
-        (name, key): number for name, facts in nodes.items() for key, number in facts.items()
-    }
-    every: dict[tuple[str, str], Scalar] = {**numbers, **words}
-    for (name, key), value in every.items():
-        if value:
-            yield Value(("partitions", name, key), value, Origin("sinfo"))
-        if value and key == "gpus":
-            yield _value("job.partition", name, f"sinfo: {name} has GPUs", INFERRED)
+            told["max_time"] = line["limit"].strip()
+    for name, known in facts.items():
+        every: dict[str, Scalar] = {**known, **words[name]}
+        for key, value in every.items():
+            yield from [Value(("partitions", name, key), value, Origin("sinfo"))] if value else []
+        if known["gpus"]:
+            yield _value("job.partition", name, f"sinfo: {name} has GPUs", Weight.INFERRED)
 
 
-def _module_facts(machine: _Machine, loads: tuple[str, ...]) -> Iterator[Value | Left]:
-    machine.report(f"modules (at most {_MODULES_SECONDS:.0f} s)")
+def _module_facts(machine: Machine, loads: tuple[str, ...]) -> Iterator[Fact]:
+    limit = f"(at most {_MODULES_SECONDS:.0f} s)"
+    machine.report(f"modules {limit}")
     try:
         system = module_shell.detect(machine.runner)
         if system is None:
@@ -155,7 +221,12 @@ def _module_facts(machine: _Machine, loads: tuple[str, ...]) -> Iterator[Value |
         )
         yield from offered(listed.available, loads)
         if loads:
-            yield from _loaded(machine, system, loads)
+            machine.report(f"module load {' '.join(loads)} {limit}")
+            loaded = module_shell.load(
+                system, Modules(load=loads), "run", machine.runner, seconds=_MODULES_SECONDS
+            )
+            inside = machine.runner.changed(loaded.set, loaded.unset)
+            yield from _loaded(machine._replace(runner=inside), loads, loaded.set)
     except HvdenvError as error:
         told = " ".join([error.message, error.detail])[:400]
         yield Left(Origin("modules"), f"{told}; `hvdenv check` says more")
@@ -180,20 +251,16 @@ def _by_version(name: str) -> tuple[str, list[int]]:
     return family.lower(), [int(part) for part in re.findall(r"\d{1,9}", version)]
 
 
-def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> Iterator[Value]:
+def _loaded(machine: Machine, loads: Iterable[str], variables: dict[str, str]) -> Iterator[Value]:
     """What the page's modules set here, and what the programs in them are."""
-    machine.report(f"module load {' '.join(loads)} (at most {_MODULES_SECONDS:.0f} s)")
-    modules = Modules(load=loads)
-    loaded = module_shell.load(system, modules, "run", machine.runner, seconds=_MODULES_SECONDS)
-    yield from folders(loaded.set)
-    inside = machine._replace(runner=machine.runner.changed(loaded.set, loaded.unset))
-    path = loaded.set.get("PATH", "")
-    yield from _mpi(inside, path)
+    yield from folders(variables)
+    path = variables.get("PATH", "")
+    yield from _mpi(machine, path)
     python = shutil.which("python3", path=path) or ""
     of_module = python and any(module_role(name) == "Python" for name in loads)
-    if of_module and (interpreter := ask_interpreter(python, inside.runner)):
+    if of_module and (interpreter := ask_interpreter(python, machine.runner)):
         source = f"{python} --version, with the modules loaded"
-        yield _value("python.version", f"=={interpreter.version}", source, INFERRED)
+        yield _value("python.version", f"=={interpreter.version}", source, Weight.INFERRED)
 
 
 def folders(variables: dict[str, str]) -> Iterator[Value]:
@@ -207,24 +274,20 @@ def folders(variables: dict[str, str]) -> Iterator[Value]:
         if fitting:
             name = min(fitting, key=lambda each: (not re.search(r"EBROOT|HOME|ROOT", each), each))
             source = f"module show: {name} is a directory with {file}"
-            yield _value(f"horovod.gpu.{key}", f"${name}", source, INFERRED)
+            yield _value(f"horovod.gpu.{key}", f"${name}", source, Weight.INFERRED)
 
 
-def _mpi(machine: _Machine, path: str) -> Iterator[Value]:
-    mpirun = shutil.which("mpirun", path=path or None)
-    if not mpirun:
-        return
-    mpi = parse_mpi_version(machine.ask(mpirun, "--version"))
-    kind = next((name for name, told in MPI_KINDS.items() if told == mpi.kind), "")
-    if not kind:
-        return
-    yield _value("mpi.kind", kind, "mpirun --version", INFERRED)
-    if mpi.version:
-        yield _value("mpi.version", mpi.version, "mpirun --version", INFERRED)
-    info = shutil.which("ompi_info", path=path or None)
-    told = machine.ask(info, "--parsable", "--all") if info else ""
-    if "mpi_built_with_cuda_support:value:true" in told:
-        yield _value("mpi.cuda_aware", True, "ompi_info --parsable --all", INFERRED)
+def _mpi(machine: Machine, path: str = "") -> Iterator[Value]:
+    mpirun, info = (shutil.which(name, path=path or None) for name in ("mpirun", "ompi_info"))
+    mpi = parse_mpi_version(machine.ask(mpirun, "--version") if mpirun else "")
+    kinds = [name for name, told in MPI_KINDS.items() if mpirun and told == mpi.kind]
+    if kinds:
+        yield _value("mpi.kind", kinds[0], "mpirun --version", Weight.INFERRED)
+        if mpi.version:
+            yield _value("mpi.version", mpi.version, "mpirun --version", Weight.INFERRED)
+        told = machine.ask(info, "--parsable", "--all") if info else ""
+        if "mpi_built_with_cuda_support:value:true" in told:
+            yield _value("mpi.cuda_aware", True, "ompi_info --parsable --all", Weight.INFERRED)
 
 
 def _file_systems() -> Iterator[Left]:
@@ -238,3 +301,9 @@ def _file_systems() -> Iterator[Left]:
         told = f"file systems that other hosts may share: {', '.join(sorted(shared)[:12])}"
         told += "; choose one for places.environments"
         yield Left(Origin("/proc/mounts"), told, understood=True)
+
+
+if __name__ == "__main__":
+    found = look(Machine(Runner()))
+    write_json(Path(sys.argv[1]), encode(found), 0o600)
+    print(f"looked at {found.facts.host}", flush=True)

@@ -1,6 +1,7 @@
-"""What a draft lacks, proposed from the combinations of versions that were verified.
+"""Values of no page: those that the user gives, and those proposed for what a draft lacks.
 
-A proposal is for machines without GPUs: which GPUs to build for is for the user to decide.
+A proposal is a combination of versions that was verified, on machines without GPUs: which GPUs to build
+for is for the user to decide.
 """
 
 from __future__ import annotations
@@ -10,18 +11,49 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hvdenv.drafting.answers import parse
-from hvdenv.drafting.combine import Missing
-from hvdenv.drafting.values import INFERRED, Key, Origin, Value, at
+from hvdenv.drafting.draft import Missing
+from hvdenv.drafting.values import Found, Key, Origin, Value, Weight, at
+from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import NONE, Row
 from hvdenv.knowledge.observables import minor
 from hvdenv.model.facts import Facts
-from hvdenv.model.recipe_files import recipe_folder
+from hvdenv.model.layers import assigned
+from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import leaves, recipe_folder
 from hvdenv.reading import RECIPE, read_text
-from hvdenv.schema import parse_toml
+from hvdenv.schema import Problem, check_part, parse_toml
 
 _DEFAULT = ("torch",)
 _LOCAL = Origin("proposed: as in the recipe local")
+
+
+def parse(text: str, origin: Origin) -> list[Value]:
+    """``KEY=VALUE`` as values of the recipe.
+
+    Raises:
+        UsageError: a recipe has no such key, or the key no such value.
+    """
+    table = assigned(text)
+    try:
+        check_part(Recipe, table)
+    except Problem as problem:
+        raise UsageError(
+            f"--set {text}: {problem.message}",
+            remedy="`hvdenv show --schema` prints the keys of a recipe",
+        ) from problem
+    return [
+        Value(path, each, origin, Weight.GIVEN, item=isinstance(value, list))
+        for path, value in leaves(table)
+        for each in (value if isinstance(value, list) else [value])
+    ]
+
+
+def give(found: Found, given: Iterable[Value]) -> Found:
+    """Values that replace those of other sources; a list replaces the whole list."""
+    given = tuple(given)
+    lists = {each.key for each in given if each.item}
+    kept = (each for each in found.facts if each.key not in lists)
+    return found._replace(facts=(*kept, *given))
 
 
 def propose(
@@ -41,7 +73,7 @@ def propose(
         return []
     origin = Origin(f"proposed: verified on {row.date} (combination {row.name})")
     found = [*_row_values(row, keys, origin), *_local_values(row, keys)]
-    return [each._replace(weight=INFERRED) for each in found]
+    return [each._replace(weight=Weight.INFERRED) for each in found]
 
 
 def _newest(values: Sequence[Value], facts: Facts, rows: Iterable[Row]) -> Row | None:

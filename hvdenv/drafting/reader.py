@@ -7,37 +7,34 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from hvdenv.drafting import jobs, modulelines, packagefiles, ways
-from hvdenv.drafting.jobs import Field
-from hvdenv.drafting.page import Page
-from hvdenv.drafting.pages import Block, blocks
-from hvdenv.drafting.programs import EXPORTS, find_program, is_known, recipe_table
-from hvdenv.drafting.shell import UNKNOWN, Statement, read_script
+from hvdenv.drafting import jobs, modules, packages, ways
+from hvdenv.drafting.options import variable
+from hvdenv.drafting.pages import Block, Section, blocks
+from hvdenv.drafting.programs import EXPORTS, find_program, is_known, table_of
+from hvdenv.drafting.shell import Page, Statement, read_script
 from hvdenv.drafting.values import (
-    COMMAND,
-    INFERRED,
-    SCRIPT,
+    LOAD,
+    OPTION,
+    UNKNOWN,
+    Fact,
     Found,
     Left,
     Origin,
-    Read,
     Value,
+    Weight,
     at,
     leave,
 )
-from hvdenv.drafting.variables import variable
-from hvdenv.drafting.ways import Part
 
 # Pages with more are no pages: of lines, and of commands and their values.
 MOST_LINES, MOST_READ = 50_000, 3000
 EVERY_LINE = (1, sys.maxsize)
 Ranges = Sequence[tuple[int, int]]
-# The table of lines that are about another way to an environment.
-OTHER_WAY = "another way"
 # Tables whose values contain no variables, but for these keys.
 _PLAIN = frozenset({"environment", "container", "job", "network", "launch"})
-_OF_JOBS = frozenset({"scheduler", "job", "launch"})
 _FOLDERS = frozenset({"output", "error", "binds"})
+_OTHER_SCRIPT = "the page starts ranks in another script"
+_LAUNCHER = at("launch.launcher")
 _NAMED = re.compile(r"\$([A-Za-z_]\w*)")
 
 
@@ -56,13 +53,11 @@ def read_page(text: str, source: str, lines: Ranges = (EVERY_LINE,)) -> Found:
             text if any(first <= number <= last for first, last in lines) else ""
             for number, text in enumerate(block.lines, block.line)
         )
-        if any(kept):
+        if any(kept) and reader.room > 0:
             reader.read_block(block._replace(lines=kept))
-        if reader.read >= MOST_READ:
-            break
-    if reader.read >= MOST_READ or len(every) > MOST_LINES:
+    if reader.room <= 0 or len(every) > MOST_LINES:
         told = f"more than {MOST_LINES:,} lines, or {MOST_READ:,} commands and values"
-        reader.left.append(Left(Origin(source), f"it has {told}, and the rest was not read"))
+        reader.facts.append(Left(Origin(source), f"it has {told}, and the rest was not read"))
     return reader.found(len(every))
 
 
@@ -70,128 +65,76 @@ class _Reader:
     """Reads the blocks of one page, in order.
 
     Attributes:
-        held: what describes a job, unless another script starts the ranks.
+        held: what describes a job, and what to leave instead if another script starts the ranks.
         lines: every line that may be a command, by its number.
-        parts: the sections of the page, and within one the environments that it creates.
-        read: how many commands and values were read.
+        sections: the lines at which sections of the page begin.
+        room: how many more commands and values to read.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.page = Page()
         self.variables: dict[str, str] = {}
-        self.values: list[Value] = []
-        self.left: list[Left] = []
-        self.held: list[tuple[Statement, Read]] = []
+        self.facts: list[Fact] = []
+        self.held: list[tuple[Fact, Left]] = []
         self.has_launched = False
         self.lines: dict[int, Left] = {}
-        self.parts: list[Part] = []
-        self.commands = self.read = 0
+        self.sections: list[tuple[int, Section]] = []
+        self.commands, self.room = 0, MOST_READ
 
     def found(self, last: int) -> Found:
         """What was read; ``last`` is the last line of the page."""
-        other = leave("the page starts ranks in another script", understood=True)
-        for statement, read in self.held:
-            self._keep(statement, other if self.has_launched else read)
-        others = ways.find_others(self.parts, last)
-        jobs_of = (each.origin.lines for each in self.values if each.key[0] in _OF_JOBS)
-        of_jobs = {line for lines in jobs_of for _, line in lines}
-        hints = {each: ways.lines_of(each, others, last, of_jobs) for each in others}
-
-        elsewhere = list[Left]()
-
-        def of_draft(value: Value) -> bool:
-            for each in others:
-                if each.has(value):
-                    told = f"another way: `--lines {hints[each]}` drafts it"
-                    elsewhere.append(Left(value.origin, told, table=OTHER_WAY))
-                    return False
-            return True
-
-        self.page.modules = [[*filter(of_draft, each)] for each in self.page.modules]
-        values = [*filter(of_draft, self.values)]
-        self.left += sorted(elsewhere, key=lambda left: left.origin.line)
-        values = jobs.with_scheduler([*modulelines.drafted(self.page), *values])
-        return Found(tuple(values), tuple(self.left), tuple(self.lines.values()), self.commands)
+        held = [instead if self.has_launched else fact for fact, instead in self.held]
+        facts = ways.of_first([*self.facts, *held], self.sections, last)
+        facts = jobs.with_scheduler(modules.with_modules(facts))
+        return Found(tuple(facts), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
-        script = read_script(block, self.source, is_known, MOST_READ - self.read)
+        script = read_script(block, self.source, is_known, self.room)
         self.lines |= {each.origin.line: each for each in script.lines}
-        if not self.parts or self.parts[-1].section != block.section:
-            self.parts.append(Part(block.line, block.section, {}, []))
-        if block.kind in packagefiles.READERS:
-            self._read_all(packagefiles.READERS[block.kind](block, self.source, self.page))
+        if not self.sections or self.sections[-1][1] != block.section:
+            self.sections.append((block.line, block.section))
+        if reader := packages.READERS.get(block.kind):
+            self._read(reader(block, self.source, self.page))
         else:
             self._read_script(script.statements)
         for inner in script.inner:
             self.read_block(inner._replace(section=block.section))
 
-    def _read_script(self, statements: tuple[Statement, ...]) -> None:
+    def _read_script(self, statements: Sequence[Statement]) -> None:
+        """A script with directives starts from nothing, and describes a job if it starts ranks."""
         batch = any(each.batch for each in statements)
         other = jobs.unsupported(statements)
-        before = len(self.values)
-        if batch:  # it starts from nothing
-            self.page.start_modules()
+        start, before = [modules.START] if batch else [], len(self.facts)
         resolved = map(self._resolved, _without_python(statements))
-        fields = self._read_all((each, self._read(each, other)) for each in resolved)
-        launches = any(each.key == at("launch.launcher") for each in self.values[before:])
-        for job in _jobs(fields):
-            for statement, read in jobs.job_values(job, self.page):
-                if launches if batch else recipe_table(statement) != "launch":
-                    self._keep(statement, read)
+        self._read((each, self._meaning(each, other)) for each in resolved)
+        read = self.facts[before:]
+        options = [each for each in read if isinstance(each, Value) and each.key[0] == OPTION]
+        self.facts[before:] = [*start, *(each for each in read if each.key[0] != OPTION)]
+        launches = any(each.key == _LAUNCHER for each in read)
+        of_launches = {each.origin for each in options if each.role == "launch"}
+        for job in _jobs(options):
+            scheduler = next((each.key[1] for each in job if each.key[1]), self.page.scheduler)
+            for fact in jobs.job_values(job, scheduler):
+                of_launch = fact.origin in of_launches
+                instead = Left(fact.origin, _OTHER_SCRIPT, True, "" if of_launch else "job")
+                if not launches if batch else of_launch:
+                    self.held.append((fact, instead))
                 else:
-                    self.held.append((statement, read))
-        if batch:
-            self.has_launched |= launches
-            self.page.start_modules()
+                    self.facts.append(fact)
+        self.has_launched |= batch and launches
+        self.facts += start
 
-    def _read_all(self, read: Iterable[tuple[Statement, Iterator[Read | Field]]]) -> list[Field]:
-        """Keep what commands mean; the options of batch systems mean something together."""
-        fields = list[Field]()
-        for statement, reads in read:
-            if self.read >= MOST_READ:
-                break
+    def _read(self, read: Iterable[tuple[Statement, Iterator[Fact]]]) -> None:
+        """Keep what commands mean."""
+        for statement, facts in read:
+            if self.room <= 0:
+                return
             self.commands += 1
-            self.read += 1
-            builds = self.page.builds_horovod
-            for each in islice(reads, MOST_READ - self.read):
-                self.read += 1
-                if isinstance(each, Field):
-                    fields.append(each)
-                else:
-                    self._keep(statement, each)
-            if self.page.builds_horovod > builds:
-                self.parts[-1].note_build(statement.origin.line)
-        return fields
-
-    def _keep(self, statement: Statement, read: Read) -> None:
-        if isinstance(read, Value) and not _is_stated(read):
-            computed = re.search(r"[$`]", statement.origin.text)
-            told = "only a shell knows" if computed else "the page does not state"
-            read = leave(f"{told} {'.'.join(read.key)}")
-        if isinstance(read, Value):
-            stated = SCRIPT if statement.batch else COMMAND
-            weight = stated if read.weight == COMMAND else read.weight
-            value = read._replace(origin=statement.origin, weight=weight)
-            if value.key == modulelines.LOAD:
-                self.page.add_module(value)
-            else:
-                self.values.append(value)
-                self._note_part(value)
-            return
-        table = recipe_table(statement)
-        placed = not read.understood or table == "job"
-        origin = read.origin if read.origin.line else statement.origin
-        left = read._replace(origin=origin, table=table if placed else "")
-        if left not in self.left[-5:]:
-            self.left.append(left)
-
-    def _note_part(self, value: Value) -> None:
-        """Another environment begins another part."""
-        creates = value.key == at("python.provider") and value.weight > INFERRED
-        if creates and self.parts[-1].creates:
-            self.parts.append(Part(value.origin.line, self.parts[-1].section, {}, []))
-        self.parts[-1].note(value)
+            self.room -= 1
+            for fact in islice(facts, self.room):
+                self.room -= 1
+                self.facts.append(_placed(fact, statement))
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""
@@ -210,7 +153,7 @@ class _Reader:
         )
         return statement._replace(words=tuple(chain.from_iterable(words)), variables=variables)
 
-    def _read(self, statement: Statement, unsupported: str) -> Iterator[Read | Field]:
+    def _meaning(self, statement: Statement, unsupported: str) -> Iterator[Fact]:
         if statement.directive and unsupported:
             yield leave(
                 f"hvdenv does not support {unsupported}: see docs/how-to/add-a-scheduler.md"
@@ -226,17 +169,36 @@ class _Reader:
                 yield leave(f"hvdenv does not know {statement.program}")
 
 
+def _placed(fact: Fact, statement: Statement) -> Fact:
+    """With the place that it comes from; without what is not a complete value."""
+    table = table_of(statement)
+    if isinstance(fact, Value) and not _is_stated(fact):
+        computed = re.search(r"[$`]", statement.origin.text)
+        told = "only a shell knows" if computed else "the page does not state"
+        fact = leave(f"{told} {'.'.join(fact.key)}")
+    if isinstance(fact, Left):
+        placed = not fact.understood or table == "job"
+        return fact._replace(origin=statement.origin, table=table if placed else "")
+    stated = Weight.SCRIPT if statement.batch else Weight.COMMAND
+    weight = {Weight.COMMAND: stated, Weight.INTERACTIVE: Weight.COMMAND}.get(
+        fact.weight, fact.weight
+    )
+    role = table if fact.key[0] == OPTION else fact.role
+    return fact._replace(origin=statement.origin, weight=weight, role=role)
+
+
 def _is_stated(value: Value) -> bool:
     """Whether a value is complete. Where none is a directory, it contains no variable."""
     text, key = str(value.value), value.key
-    variable = key == modulelines.LOAD or (key[0] in _PLAIN and key[-1] not in _FOLDERS)
-    return not (UNKNOWN in text or "$PWD" in text or (variable and "$" in text))
+    variable = key == LOAD or (key[0] in _PLAIN and key[-1] not in _FOLDERS)
+    unknown = UNKNOWN in text or "$PWD" in text or (variable and "$" in text)
+    return key[0] == OPTION or not unknown
 
 
-def _variables(statement: Statement) -> Iterator[Read]:
+def _variables(statement: Statement) -> Iterator[Fact]:
     """Variables alone, or those in front of Horovod's build or its ranks."""
-    table = recipe_table(statement)
-    if statement.variables and table not in ("environment.run", "packages", "launch"):
+    tables = ("environment.run", "packages", "launch")
+    if statement.variables and table_of(statement) not in tables:
         yield leave("its variables are for this command only")
         return
     for name, value in statement.variables:
@@ -253,23 +215,23 @@ def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
             yield statement
 
 
-def _jobs(fields: Sequence[Field]) -> Iterable[list[Field]]:
+def _jobs(options: Sequence[Value]) -> Iterable[list[Value]]:
     """A script is one job: its directives, and the ranks that it starts. So is each request.
 
     The ranks of a block that requests one allocation are in it.
     """
-    launched = [each for each in fields if each.field in jobs.LAUNCHER_FIELDS]
-    others = [each for each in fields if each not in launched]
-    requests = {each.statement.origin.line for each in others if not each.statement.directive}
-    found = dict[int, list[Field]]()
-    for each in fields:
-        line = each.statement.origin.line
-        if each.statement.directive or (each in launched and each.statement.batch):
+    of_script = {each.origin.line for each in options if each.origin.text.startswith("#")}
+    launched = [each for each in options if each.key[-1] in jobs.LAUNCHED]
+    requests = {each.origin.line for each in options if each not in launched} - of_script
+    found = dict[int, list[Value]]()
+    for each in options:
+        line = each.origin.line
+        if line in of_script or (each in launched and each.weight == Weight.SCRIPT):
             line = 0
         elif each in launched and len(requests) == 1:
             line = min(requests)
         # Without a job, it is the number of ranks of an example.
-        elif each.field == "ranks":
+        elif each.key[-1] == "ranks":
             continue
         found.setdefault(line, []).append(each)
     return found.values()

@@ -9,10 +9,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
-from hvdenv.drafting.values import Left, Origin
+from hvdenv.drafting.values import PLACEHOLDER, UNKNOWN, Left, Origin, shown, shown_whole
 from hvdenv.errors import UsageError
 from hvdenv.libraries import install_command
-from hvdenv.masking import clean, learn
+from hvdenv.masking import learn
 
 try:
     import tree_sitter_bash
@@ -20,10 +20,6 @@ try:
 except ImportError:  # some machines have no wheels of them
     tree_sitter_bash = None  # type: ignore[assignment]
 
-# In place of what only a shell knows, and of <what the reader fills in>. No value contains it.
-UNKNOWN = "\0"
-# Angle brackets would be redirections.
-_PLACEHOLDER = "HVDENV_PLACEHOLDER"
 _TO_FILL_IN = re.compile(r"<[A-Za-z][\w /.-]{0,60}>")
 
 _PROMPT = re.compile(
@@ -103,6 +99,19 @@ class Statement(NamedTuple):
         return self.words[0] if self.words else ""
 
 
+class Page:
+    """What earlier commands of a page mean for later ones.
+
+    Attributes:
+        scheduler: of the directives read so far, or implied by a program; empty if unknown.
+        repository, folder, tag: of the last clone.
+        of_image: whether it is a Dockerfile.
+    """
+
+    scheduler = repository = folder = tag = ""
+    of_image = False
+
+
 class Script(NamedTuple):
     """What a block of code contains.
 
@@ -128,17 +137,6 @@ class _Typed(NamedTuple):
     reason: str
 
 
-def shown_whole(text: str) -> str:
-    """A text of the page on one line, without control characters and secrets."""
-    return " ".join(clean(text.replace("\\\n", " ")).split()).replace(_PLACEHOLDER, "<...>")
-
-
-def shown(text: str) -> str:
-    """The same, cut."""
-    text = shown_whole(text)
-    return text if len(text) <= 160 else text[:157] + "..."
-
-
 def read_script(block: Block, source: str, known: Known, most: int) -> Script:
     """The statements of a block.
 
@@ -151,7 +149,7 @@ def read_script(block: Block, source: str, known: Known, most: int) -> Script:
     if block.kind in ("conda", "requirements"):
         return Script((), (), tuple(_lines(block, source, typed)))
     reader = _Reader(source, block.line)
-    found = reader.read([_TO_FILL_IN.sub(_PLACEHOLDER, each.code) for each in typed], most)
+    found = reader.read([_TO_FILL_IN.sub(PLACEHOLDER, each.code) for each in typed], most)
     if not any(each.batch or known(each.program) for each in found):
         found = [each for each in found if not each.words and each.variables]
     # The reader has learnt the secrets of the lines.
@@ -313,8 +311,8 @@ class _Reader:
     def _statement(self, node: Node, offset: int) -> Statement:
         words, variables = _parts(node)
         learn(variables)  # before the text is shown
-        words = [each.replace(_PLACEHOLDER, UNKNOWN) for each in words]
-        variables = [(name, value.replace(_PLACEHOLDER, UNKNOWN)) for name, value in variables]
+        words = [each.replace(PLACEHOLDER, UNKNOWN) for each in words]
+        variables = [(name, value.replace(PLACEHOLDER, UNKNOWN)) for name, value in variables]
         first, last = (offset + row for row in (node.start_point[0], node.end_point[0]))
         origin = self._origin(first, last, _text(node))
         return Statement(tuple(words), tuple(variables), origin)

@@ -1,20 +1,42 @@
-"""What commands and machines yield for a recipe: plain data."""
+"""What a line of a page, or a machine, says about a recipe: plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import NamedTuple
+
+from hvdenv.masking import clean
 
 Key = tuple[str, ...]
 Scalar = str | int | bool | dict[str, str]
 
-# How much a value counts where two differ. Equal weights are a conflict. What is open has a value
-# that recipes do not accept.
-OPEN, INFERRED, COMMAND, SCRIPT, GIVEN = range(5)
 
+class Weight:
+    """How much a value counts where two differ. Equal weights are a conflict.
+
+    What is open has a value that recipes do not accept.
+    """
+
+    OPEN, INFERRED, INTERACTIVE, COMMAND, SCRIPT, GIVEN = range(6)
+
+
+# In place of what only a shell knows, and of <what the reader fills in>. No value contains it.
+UNKNOWN = "\0"
 # Before an item of a list that a command excludes: HOROVOD_WITHOUT_GLOO=1. No value contains it.
 WITHOUT = "\1"
+# In code, angle brackets would be redirections.
+PLACEHOLDER = "HVDENV_PLACEHOLDER"
+
+
+def at(*parts: str) -> Key:
+    """A key: ``at("horovod.gpu", "operations")``. Only the first part is split."""
+    return (*parts[0].split("."), *parts[1:])
+
+
+# Keys of values that later stages replace: an option of a job, with its scheduler and its meaning, how a
+# site's scheduler differs, and that the page builds Horovod.
+OPTION, SITE, BUILD = "option", "site", at("horovod.build")
+LOAD = at("modules.load")
 
 
 class Origin(NamedTuple):
@@ -53,7 +75,7 @@ _UNKNOWN = Origin("")
 
 
 class Value(NamedTuple):
-    """A value of the recipe.
+    """A value for a key of the recipe, or for one of the stages above.
 
     Attributes:
         value: of a list: one item.
@@ -65,7 +87,7 @@ class Value(NamedTuple):
     key: Key
     value: Scalar
     origin: Origin = _UNKNOWN
-    weight: int = COMMAND
+    weight: int = Weight.COMMAND
     item: bool = False
     role: str = ""
 
@@ -88,8 +110,13 @@ class Left(NamedTuple):
     understood: bool = False
     table: str = ""
 
+    @property
+    def key(self) -> Key:
+        """That of no value."""
+        return ("",)
 
-Read = Value | Left
+
+Fact = Value | Left
 
 
 def leave(reason: str, understood: bool = False) -> Left:
@@ -104,22 +131,33 @@ class Found(NamedTuple):
         commands: how many commands were read.
     """
 
-    values: tuple[Value, ...] = ()
-    left: tuple[Left, ...] = ()
+    facts: tuple[Fact, ...] = ()
     lines: tuple[Left, ...] = ()
     commands: int = 0
 
+    @property
+    def values(self) -> list[Value]:
+        return [each for each in self.facts if isinstance(each, Value)]
+
 
 def joined(parts: Iterable[Found]) -> Found:
-    values, left, lines, commands = zip(Found(), *parts, strict=True)
-    return Found(
-        tuple(chain.from_iterable(values)),
-        tuple(chain.from_iterable(left)),
-        tuple(chain.from_iterable(lines)),
-        sum(commands),
-    )
+    whole = Found()
+    for each in parts:
+        facts, lines = (*whole.facts, *each.facts), (*whole.lines, *each.lines)
+        whole = Found(facts, lines, whole.commands + each.commands)
+    return whole
 
 
-def at(*parts: str) -> Key:
-    """A key: ``at("horovod.gpu", "operations")``. Only the first part is split."""
-    return (*parts[0].split("."), *parts[1:])
+def find(values: Iterable[Value], key: str) -> Value | None:
+    return next((each for each in values if each.key == at(key)), None)
+
+
+def shown_whole(text: str) -> str:
+    """A text of the page on one line, without control characters and secrets."""
+    return " ".join(clean(text.replace("\\\n", " ")).split()).replace(PLACEHOLDER, "<...>")
+
+
+def shown(text: str) -> str:
+    """The same, cut."""
+    text = shown_whole(text)
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,16 +1,19 @@
-"""Finds the ways to an environment that a page describes, such as "with conda" and "with pip"."""
+"""The ways to an environment that a page describes, such as "with conda" and "with pip"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import BOLD, Section
-from hvdenv.drafting.values import INFERRED, Key, Value, at
+from hvdenv.drafting.values import BUILD, Fact, Key, Left, Value, Weight, at
 
-_CREATES, _BUILDS = at("python.provider"), at("horovod.version")
-# What ways differ in.
+_CREATES = at("python.provider")
+# What ways differ in, and what describes a job.
 _TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
+_OF_JOBS = frozenset({"scheduler", "job", "launch"})
+# The table of lines that are about another way to an environment.
+OTHER_WAY = "another way"
 Lines = tuple[int, int]
 
 
@@ -27,22 +30,17 @@ class Part(NamedTuple):
     does: dict[Key, set[str]]
     lines: list[int]
 
-    def note(self, value: Value) -> None:
-        if value.weight > INFERRED and value.key[0] in _TABLES:
-            self.does.setdefault(value.key, set()).add(str(value.value))
-            self.lines.append(value.origin.line)
-
-    def note_build(self, line: int) -> None:
-        self.does.setdefault(_BUILDS, set())
-        self.lines.append(line)
-
     @property
     def creates(self) -> bool:
         return _CREATES in self.does
 
     @property
-    def frameworks(self) -> set[str]:
-        return {key[1] for key in self.does if key[0] == "frameworks"}
+    def builds(self) -> bool:
+        return BUILD in self.does or at("horovod.version") in self.does
+
+    @property
+    def installs(self) -> bool:
+        return self.builds or any(key[0] == "frameworks" for key in self.does)
 
     @property
     def gpu(self) -> dict[Key, set[str]]:
@@ -50,10 +48,6 @@ class Part(NamedTuple):
 
     def states_no_more_than(self, other: Part) -> bool:
         return all(values <= other.does.get(key, set()) for key, values in self.does.items())
-
-    @property
-    def installs(self) -> bool:
-        return bool(self.frameworks) or _BUILDS in self.does
 
 
 class Other(NamedTuple):
@@ -67,11 +61,57 @@ class Other(NamedTuple):
     lines: Lines
     instead: Lines
 
-    def has(self, value: Value) -> bool:
-        return self.lines[0] <= value.origin.line <= self.lines[1]
+    def has(self, fact: Fact) -> bool:
+        return self.lines[0] <= fact.origin.line <= self.lines[1]
 
 
-def find_others(parts: Sequence[Part], last: int) -> list[Other]:
+def of_first(
+    facts: Sequence[Fact], sections: Iterable[tuple[int, Section]], last: int
+) -> list[Fact]:
+    """The facts of the first way to an environment; those of others are left.
+
+    If its lines describe no job, those of others do.
+
+    Args:
+        sections: the lines at which sections of the page begin.
+        last: the last line of the page.
+    """
+    values = [each for each in facts if isinstance(each, Value)]
+    others = _find_others(_parts(values, sections), last)
+    of_jobs = [each for each in values if each.key[0] in _OF_JOBS]
+    jobs = {each.origin.line for each in of_jobs}
+    has_job = any(not any(other.has(each) for other in others) for each in of_jobs)
+    told = {
+        each: f"another way: `--lines {_lines_of(each, others, last, jobs)}` drafts it"
+        for each in others
+    }
+    found, left = list[Fact](), list[Left]()
+    for fact in facts:
+        other = next((each for each in others if each.has(fact)), None)
+        job = isinstance(fact, Value) and fact.key[0] in _OF_JOBS
+        if other is None or isinstance(fact, Left) or (job and not has_job):
+            found.append(fact)
+        elif fact.key != BUILD:
+            left.append(Left(fact.origin, told[other], table=OTHER_WAY))
+    return [*found, *sorted(left, key=lambda each: each.origin.line)]
+
+
+def _parts(values: Iterable[Value], sections: Iterable[tuple[int, Section]]) -> list[Part]:
+    """A part begins with a section, and where another environment is created."""
+    parts = [Part(line, section, {}, []) for line, section in sections]
+    for each in values:
+        if each.weight > Weight.INFERRED and each.key[0] in _TABLES:
+            above = (part for part in parts if part.first <= each.origin.line)
+            part = max(above, key=lambda part: part.first)
+            if each.key == _CREATES and part.creates:
+                part = Part(each.origin.line, part.section, {}, [])
+                parts.append(part)
+            part.does.setdefault(each.key, set()).add(str(each.value))
+            part.lines.append(each.origin.line)
+    return sorted(parts, key=lambda part: part.first)
+
+
+def _find_others(parts: Sequence[Part], last: int) -> list[Other]:
     """The ways that the draft does not follow: it follows the first one that installs something."""
     kept, others = list[Part](), list[Other]()
     for part in parts:
@@ -93,19 +133,10 @@ def find_others(parts: Sequence[Part], last: int) -> list[Other]:
 
 
 def _conflict(one: Part, other: Part) -> bool:
-    """Whether both create an environment, build Horovod, or install a framework in two ways."""
+    """Whether both create an environment or build Horovod, and not the same again."""
     if not other.creates and one.gpu == other.gpu and other.states_no_more_than(one):
-        return False  # to build it again, such as after a failure
-    if (one.creates and other.creates) or (_BUILDS in one.does and _BUILDS in other.does):
-        return True
-    for name in one.frameworks & other.frameworks:
-        versions, providers = (
-            [each.does.get(("frameworks", name, key), set()) for each in (one, other)]
-            for key in ("version", "provider")
-        )
-        if providers[0] != providers[1] or (all(versions) and not versions[0] & versions[1]):
-            return True
-    return False
+        return False  # such as after a failure
+    return (one.creates and other.creates) or (one.builds and other.builds)
 
 
 def _reach(part: Part, common: int, parts: Sequence[Part], last: int) -> Lines:
@@ -123,16 +154,16 @@ def _reach(part: Part, common: int, parts: Sequence[Part], last: int) -> Lines:
     return inside[0].first if headed else min(part.lines), end
 
 
-def lines_of(other: Other, others: Sequence[Other], last: int, of_jobs: set[int]) -> str:
+def _lines_of(other: Other, others: Sequence[Other], last: int, jobs: set[int]) -> str:
     """The lines that draft another way, with what the page says for all of them: ``1-7,20-31``.
 
     If no lines of a job are among them, those of the way that the draft follows are.
     """
     gone = [each.lines for each in others if each is not other] + [other.instead]
     kept = [n for n in range(1, last + 1) if not any(a <= n <= b for a, b in gone)]
-    if of_jobs.isdisjoint(kept):
+    if jobs.isdisjoint(kept):
         first, end = other.instead
-        kept = sorted([*kept, *(n for n in of_jobs if first <= n <= end)])
+        kept = sorted([*kept, *(n for n in jobs if first <= n <= end)])
     return ",".join(f"{first}-{end}" for first, end in _ranges(kept))
 
 

@@ -6,10 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tomlkit
 
-from hvdenv.drafting.combine import Choice, Draft
-from hvdenv.drafting.reader import OTHER_WAY
-from hvdenv.drafting.shell import shown, shown_whole
-from hvdenv.drafting.values import WITHOUT, Key, Left, Origin, Scalar, Value
+from hvdenv.drafting.draft import Choice, Draft
+from hvdenv.drafting.values import (
+    WITHOUT,
+    Key,
+    Left,
+    Origin,
+    Scalar,
+    Value,
+    shown,
+    shown_whole,
+)
+from hvdenv.drafting.ways import OTHER_WAY
 
 # Tables in the order of the shipped recipes.
 _TABLES = (

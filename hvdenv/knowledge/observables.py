@@ -346,7 +346,7 @@ _CUDA_OF_FOSSCUDA = {
     "2020a": "11.0",
     "2020b": "11.1",
 }
-_TOOLCHAIN = re.compile(r"(?:^|-)(foss|gompi|gfbf|intel|iimpi|fosscuda)[/-](20[0-9]{2}[ab])\b")
+_TOOLCHAIN = re.compile(r"(?:^|[-/])(foss|gompi|gfbf|intel|iimpi|fosscuda)[/-](20[0-9]{2}[ab])\b")
 # Spack's lower-case names say what built a module, which goes with others, too.
 _PART = re.compile(r"-(GCC|GCCcore|CUDA)-(\d[\d.]*)")
 _SAME = {"gcccore": "gcc", "cudatoolkit": "cuda"}
@@ -372,16 +372,20 @@ def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
 
 
 _MPI_MODULE = re.compile(
-    r"(?:^|-)(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi)2?(?:-|$)"
+    r"(?:^|-)(openmpi|hpcx|mpich|mvapich|cray-mpich|impi|intel-?mpi|spectrum-mpi|gompic?|iimpic?"
+    r"|fosscuda|intelcuda)\d?(?:[-_]|$)"
 )
 _MPI_OF_TOOLCHAINS = {"foss": "openmpi", "gompi": "openmpi", "intel": "intel", "iimpi": "intel"}
-_MPI_KINDS = {"hpcx": "openmpi", "impi": "intel", "intelmpi": "intel"}
+_MPI_KINDS = {
+    **dict.fromkeys(("hpcx", "gompi", "gompic", "fosscuda"), "openmpi"),
+    **dict.fromkeys(("impi", "intelmpi", "iimpi", "iimpic", "intelcuda"), "intel"),
+}
 
 
-def _mpis_named(recipe: Recipe) -> dict[str, str]:
+def mpis_named(modules: Iterable[str]) -> dict[str, str]:
     """The kinds of MPI among the modules, with their modules; with the toolchains of EasyBuild."""
     found: dict[str, str] = {}
-    for module in _modules(recipe):
+    for module in modules:
         # A part that begins with a number is a version: hdf5/1.14.3-openmpi-4.1.4.
         names = [part for part in module.lower().split("/") if part[:1].isalpha()]
         kinds = [each[1] for each in map(_MPI_MODULE.search, names) if each]
@@ -394,7 +398,7 @@ def _mpis_named(recipe: Recipe) -> dict[str, str]:
 def _modules_twice(recipe: Recipe) -> frozenset[str]:
     """What the modules name in two versions, or of two kinds."""
     versions = {name: _without_prefixes([*each]) for name, each in _versions_named(recipe).items()}
-    named = {**versions, "MPI:": sorted(_mpis_named(recipe))}
+    named = {**versions, "MPI:": sorted(mpis_named(_modules(recipe)))}
     return frozenset(
         f"{name} {' and '.join(each)}" for name, each in named.items() if len(each) > 1
     )
@@ -485,7 +489,7 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
     if mpi is None:
         return {"host_mpirun": host}
     # Not the one that a library was built with: hdf5/1.14.3-openmpi-4.1.4.
-    named, names = _mpis_named(recipe), "\n".join(_modules(recipe)).lower()
+    named, names = mpis_named(_modules(recipe)), "\n".join(_modules(recipe)).lower()
     found = re.search(r"(?m)^(?:[\w.+-]+/)?openmpi[/-](\d+\.\d+\.\d+)", names)
     toolchains = [each for kind, each in _TOOLCHAIN.findall(names) if kind in ("foss", "gompi")]
     module = found[1] if found else _TOOLCHAINS.get("".join(toolchains[:1]), ("", ""))[1]

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from hvdenv.drafting.combine import Draft, nested
-from hvdenv.drafting.node import Seen, drafted
+from hvdenv.drafting.draft import Draft, nested
+from hvdenv.drafting.here import Seen, of_host
 from hvdenv.drafting.values import Found
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Job, Partition
@@ -39,7 +39,7 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
     batch = BatchJob(
         job,
         check(job, dialect, partitions, where="{}".format),
-        command=(*OWN, "hvdenv.drafting.node", str(answer)),
+        command=(*OWN, "hvdenv.drafting.here", str(answer)),
     )
     record = submit_own(scheduler, dialect, batch, dry_run=dry_run)
     return _answered(record, answer) if record else None
@@ -60,4 +60,4 @@ def _answered(record: Submitted, answer: Path) -> Found:
         ) from error
     finally:
         answer.unlink(missing_ok=True)
-    return drafted(seen, compute=True)
+    return of_host(seen, compute=True)

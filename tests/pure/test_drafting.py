@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hvdenv.drafting import here
-from hvdenv.drafting.combine import Draft, combine
-from hvdenv.drafting.node import Seen
+from hvdenv.drafting.draft import Draft, combine
+from hvdenv.drafting.here import Seen
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.values import Found, Value
 from hvdenv.drafting.writer import write
@@ -22,7 +22,6 @@ from hvdenv.masking import plain
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
-from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
 from hvdenv.session import node
 from hvdenv.sites.jobs import Submitted
@@ -275,6 +274,12 @@ VALUES: dict[str, dict[str, Any]] = {
     "#BSUB -n 4 -R span[hosts=1]": {"job.nodes": 1, "job.ranks_per_node": 4},
     "#BSUB -n 8": {"job.nodes": 0, "job.ranks_per_node": 0},
     "#BSUB -J x[1-9]": {"job.name": "x"},
+    "#BSUB -nnodes 2\njsrun -n 12 -a 1 -c 7 -g 1 -r 6 python t.py": {
+        "job.nodes": 2, "job.ranks_per_node": 6, "job.cpus_per_rank": 7, "launch.launcher": "jsrun",
+        "launch.launchers.jsrun.command":
+            "jsrun -n {ranks} -r {ranks_per_node} -a 1[[ -c {cpus_per_rank}]] -g 1 {program}",
+    },
+    '#BSUB -gpu "num=4:mode=shared"': {"job.gpus_per_node": 4, "schedulers.site.like": "lsf"},
     "#PBS -l ncpus=48\n#PBS -l ngpus=4\nmpirun -np $N -H $(sort -u x) a": {
         "job.nodes": 0, "job.ranks_per_node": 0,
     },
@@ -325,6 +330,7 @@ NO_VALUES = {
     "module purge; module load a/1\nmodule unload b": "modules.unload",
     "module load pre/1, module load cmake/2": "modules",
     "export HOROVOD_NCCL_HOME=$PWD/env": "horovod.gpu",
+    "jsrun -n 2 -a 6 -r 1 python t.py": "job",
     "pip install torch": "frameworks",
     "#PBS -l select=2:ngpus=4": "job.gpu_option",
     "#PBS -l nodes=1:ppn=2+2:ppn=3": "job.nodes",
@@ -410,6 +416,7 @@ JOBS = {
             "frameworks.torch.version=2.0.1",
             "python.version===3.10.*",
             'horovod.controllers=["mpi"]',
+            "partitions.gpu.gpus=4",
         ),
         {"#BSUB -n 8", "#BSUB -R span[ptile=4]", "#BSUB -q gpu", "#BSUB -gpu num=4"},
         ("-nnodes",),
@@ -537,7 +544,7 @@ def test_files_that_a_page_names_as_modules_are_not_loaded(
     page.write_text("#!/bin/bash\n" + "".join(f"module load '{name}'\n" for name in names))
     asked: list[list[str]] = []
 
-    def drafted(seen: Seen, runner: Runner, report: here.Report, loads: list[str]) -> Found:
+    def drafted(seen: Seen, machine: here.Machine, loads: list[str]) -> Found:
         asked.append(loads)
         return Found()
 

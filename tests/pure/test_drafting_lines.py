@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.drafting.combine import combine
+from hvdenv.drafting.draft import combine
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.writer import write
 from hvdenv.schema import Table, parse_toml
@@ -197,6 +197,9 @@ REASONS = {
     "export CONDA_PKGS_DIRS=/x": "CONDA_PKGS_DIRS=/x: hvdenv has a cache of its own",
     "export HOROVOD_WITHOUT_TENSORFLOW=1": "the draft has no tensorflow",
     "conda create -n x python=3.9 -c pytorch": "a recipe does not: add conda-forge",
+    "#$ -g grp": '"-g {account}",  # page:2: #$ -g grp',
+    '#BSUB -gpu "num=4:mode=shared"': '"-gpu num={gpus_per_node}:mode=shared",  # page:2: #BSUB -gpu',
+    "#BSUB -n 8 -R span[ptile=4]": '"-n {ranks}",  # page:2: #BSUB -n 8 -R span[ptile=4]',
 }
 
 
@@ -238,13 +241,16 @@ def test_ways_of_a_page_are_not_merged() -> None:
     assert frameworks == ["tensorflow", "torch"]
 
 
+TWO = (
+    "python3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1\n",
+    "python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0\n",
+)
 ALTERNATIVES = {
     "tabs": '=== "pip"\n\n```\npip install torch==2.0.1\npip install horovod==0.28.1\n```\n\n=== "conda"\n\n'
     "```\nconda create -n h python=3.9 pytorch=1.13.1\npip install horovod==0.27.0\n```\n",
     "HTML": "<html><h2>A</h2><pre>python3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1</pre>"
     "<h2>B</h2>\n<pre>python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0</pre></html>",
-    "one script": "#!/bin/bash\npython3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1\n"
-    "python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0\n",
+    "one script": f"#!/bin/bash\n{TWO[0]}{TWO[1]}",
 }
 
 
@@ -317,6 +323,12 @@ def test_sections_for_different_ways(name: str) -> None:
     part = parse_toml(write(combine("x", read_page(text, name, ranges)), []))
     assert part == {**part, **other}
     assert "conda" not in part and "gpu" not in part.get("horovod", {})
+
+
+def test_a_job_of_another_way_describes_the_first_if_it_has_none() -> None:
+    job = "```\n```\n#SBATCH -p gpu\n#SBATCH -N 2\nsrun python t.py\n```\n"
+    found = parse_toml(drafted("# A\n```\n" + TWO[0] + "```\n# B\n```\n" + TWO[1] + job))
+    assert found["horovod"]["version"] == "0.28.1" and found["job"]["partition"] == "gpu"
 
 
 def test_building_again_is_no_other_way() -> None:

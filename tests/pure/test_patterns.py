@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvdenv.contents import packages
+from hvdenv.drafting import jobs
 from hvdenv.environments import activation
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
@@ -49,6 +50,7 @@ SECONDS = 0.1
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("contents/packages.py", "name"): lambda: _provided_names(),
     ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
+    ("drafting/jobs.py", "pattern"): lambda: [pattern for each in jobs.PARTS.values() for pattern in each],
     ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
     ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
     ("knowledge/events.py", "named.parts"): lambda: [each.parts for each in all_failures().texts.mention if each.parts],

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.drafting.answers import parse
-from hvdenv.drafting.combine import Missing
-from hvdenv.drafting.node import Seen
-from hvdenv.drafting.proposals import propose
+from hvdenv.drafting.draft import Missing
+from hvdenv.drafting.here import Seen
+from hvdenv.drafting.proposals import parse, propose
 from hvdenv.drafting.values import Found, Origin, at
 from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.facts import Facts, Interpreter

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
-from hvdenv.drafting.inferred import gpu_option, inferred, mpi_module
-from hvdenv.drafting.modulelines import LOAD
-from hvdenv.drafting.shell import shown_whole
-from hvdenv.drafting.values import GIVEN, OPEN, WITHOUT, Found, Key, Left, Value, at
+from hvdenv.drafting.modules import module_role
+from hvdenv.drafting.values import (
+    LOAD,
+    WITHOUT,
+    Found,
+    Key,
+    Left,
+    Origin,
+    Scalar,
+    Value,
+    Weight,
+    at,
+    find,
+    shown_whole,
+)
+from hvdenv.knowledge.observables import mpis_named
 from hvdenv.knowledge.patches import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.layers import decode_whole
@@ -16,6 +29,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import DEFAULTS
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Problem, Table, check_part, parse_toml
+from hvdenv.sites.modules import OFFERS, module_family
 
 _LAUNCHER = at("launch.launcher")
 _UNNAMED_PARTITION = ("partitions", "")
@@ -70,23 +84,18 @@ class Draft(NamedTuple):
 
 def combine(name: str, found: Found) -> Draft:
     """The draft of a recipe."""
-    left = list(found.left)
-    valid = list(_valid(_horovodrun(found.values), left))
+    left = [each for each in found.facts if isinstance(each, Left)]
+    valid = [*_valid([*_horovodrun(found.values)], left)]
     chosen, choices = _merged(valid, left)
-    chosen = list(_placed(chosen, left))
-    left += _without_python(chosen)
-    chosen += inferred(chosen, {str(each.value) for each in valid if each.item})
-    chosen += gpu_option(chosen, [each.origin.text for each in found.lines])
+    chosen = [*_placed(chosen, left)]
+    chosen += _inferred(chosen, {str(each.value) for each in valid if each.item})
+    chosen += _gpu_option(chosen, found.lines)
     alternatives = _alternatives(chosen, choices, valid)
     chosen = [each for each in chosen if each not in alternatives]
     choices += [Choice(each.key, (each,)) for each in alternatives]
     pending = {each.key for each in choices}
-    partition = _find(chosen, "job.partition")
-    described = any(
-        partition and each.key[1] == partition.value
-        for each in chosen
-        if each.key[0] == "partitions"
-    )
+    partition = str(getattr(find(chosen, "job.partition"), "value", ""))
+    described = any(each.key[:2] == ("partitions", partition) for each in chosen)
     return Draft(
         name=name,
         values=tuple(chosen),
@@ -94,13 +103,9 @@ def combine(name: str, found: Found) -> Draft:
         missing=tuple(each for each in _missing(name, chosen) if each.key not in pending),
         left=tuple(_every_line(chosen, choices, left, found)),
         commands=found.commands,
-        partition=str(partition.value) if partition and not described else "",
+        partition="" if described else partition,
         slurm=_is_slurm(chosen),
     )
-
-
-def _find(values: Iterable[Value], key: str) -> Value | None:
-    return next((each for each in values if each.key == at(key)), None)
 
 
 def nested(values: Iterable[Value]) -> Table:
@@ -116,35 +121,23 @@ def nested(values: Iterable[Value]) -> Table:
     return document
 
 
-def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
-    """horovodrun without --mpi and --gloo uses MPI if Horovod was built with it."""
-    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
-    mpi = "mpi" in controllers or mpi_module(values)
-    which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
-    for each in values:
-        plain = each.key == _LAUNCHER and each.value == "horovodrun-"
-        yield each._replace(value=f"horovodrun-{which}") if plain else each
-
-
-def _valid(values: Iterable[Value], left: list[Left]) -> Iterator[Value]:
+def _valid(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
     """Values that the recipe format accepts, and one way to start ranks; the others are left."""
-    values = list(values)
     images = {each.origin for each in values if each.key[0] == "container"}
     several = not {each.origin for each in values if each.key == _LAUNCHER} <= images
     for each in values:
-        plain = each
-        if each.key[:2] == _UNNAMED_PARTITION:
-            plain = plain._replace(key=("partitions", "x", *each.key[2:]))
-        if each.item and isinstance(each.value, str):
-            plain = plain._replace(value=each.value.removeprefix(WITHOUT))
+        key, value = each.key, each.value
+        if key[:2] == _UNNAMED_PARTITION:
+            key = ("partitions", "x", *key[2:])
+        if each.item and isinstance(value, str):
+            value = value.removeprefix(WITHOUT)
         try:
-            check_part(Recipe, nested([plain]))
+            check_part(Recipe, nested([each._replace(key=key, value=value)]))
         except Problem as problem:
             told = f"{each.value!r} does not fit {'.'.join(each.key)}: {problem.message}"
             left.append(Left(each.origin, told, table=each.table))
             continue
-        of_image = each.key[0] == "container" and each.key[1] not in ("base", "packages")
-        if of_image and several:
+        if several and key[0] == "container" and key[1] not in ("base", "packages"):
             told = "other commands of the page start ranks without an image"
             left.append(Left(each.origin, told))
         else:
@@ -168,14 +161,14 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
         most = max(each.weight for each in known.values())
         best = [each for each in known.values() if each.weight == most]
         for each in known.values():
-            if OPEN < each.weight < most:
+            if Weight.OPEN < each.weight < most:
                 told = f"{'.'.join(key)}: {best[0].origin.place} takes precedence over {each.value}"
                 left.append(Left(each.origin, told, table=each.table))
         if key[:2] == _UNNAMED_PARTITION and len(best) > 1:
             told = "the page's scripts are for different partitions"
             left += [Left(each.origin, told) for each in best]
         # A module that has a role has alternatives, if only to load none.
-        elif len(best) > 1 or (best[0].role and key == LOAD and most < GIVEN):
+        elif len(best) > 1 or (best[0].role and key == LOAD and most < Weight.GIVEN):
             choices.append(Choice((*key, slot) if slot else key, tuple(best)))
         elif not str(best[0].value).startswith(WITHOUT):
             merged.append(best[0]._replace(role=""))
@@ -184,13 +177,13 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
 
 def _placed(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
     """Values whose partition and launcher are known; the facts of a job's partition by its name."""
-    partition = _find(values, "job.partition")
+    partition = find(values, "job.partition")
     own = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
     for each in values:
-        if each.key[:2] == _UNNAMED_PARTITION and not partition:
-            left.append(Left(each.origin, f"no partition is known that has {each.value}"))
-        elif each.key[:2] == _UNNAMED_PARTITION and partition:
+        if each.key[:2] == _UNNAMED_PARTITION and partition:
             yield each._replace(key=("partitions", str(partition.value), *each.key[2:]))
+        elif each.key[:2] == _UNNAMED_PARTITION:
+            left.append(Left(each.origin, f"no partition is known that has {each.value}"))
         elif each.key == _LAUNCHER and each.value not in (*get_args(LauncherName), *own):
             told = f"hvdenv does not know the launcher {each.value}"
             if each.value == "horovodrun-":
@@ -198,15 +191,158 @@ def _placed(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
             left.append(Left(each.origin, told, table="launch"))
         else:
             yield each
-
-
-def _without_python(values: Iterable[Value]) -> Iterator[Left]:
-    """A note on channels that have no Python of their own."""
     channels = [each for each in values if each.key == at("conda.channels")]
     names = {str(each.value).rstrip("/").rpartition("/")[2] for each in channels}
     if channels and not names & _WITH_PYTHON:
         told = "conda adds its default channels to these, a recipe does not: add conda-forge"
-        yield Left(channels[0].origin, told, table="conda")
+        left.append(Left(channels[0].origin, told, table="conda"))
+
+
+def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
+    """horovodrun without --mpi and --gloo uses MPI if Horovod was built with it."""
+    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
+    mpi = "mpi" in controllers or _mpi_module(values)
+    which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
+    for each in values:
+        plain = each.key == _LAUNCHER and each.value == "horovodrun-"
+        yield each._replace(value=f"horovodrun-{which}") if plain else each
+
+
+# In the name of a module with Horovod, or as a module beside it.
+_FRAMEWORK_NAMES = {
+    "torch": re.compile(r"(?i)(?:-|^|/)PyTorch[-/](\d{1,4}(?:\.\d{1,4}){2,3})"),
+    "tensorflow": re.compile(r"(?i)(?:-|^|/)TensorFlow[-/](\d{1,4}(?:\.\d{1,4}){2,3})"),
+}
+_PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
+# In the last part of a module's name.
+_VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
+# After the name of an MPI, not of the compiler behind it: openmpi/4.0.5/gnu-10.2.0.
+_MPI_VERSION = re.compile(r"(?:-|/|/.*/)v?(\d+(?:\.\d+)+)")
+# Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
+_GPU_REQUEST = re.compile(r"\s(?:--gpus|--gres|--tres-|-G)")
+
+
+def _inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
+    """What follows from the values, where the sources do not state it.
+
+    Args:
+        items: of all lists; WITHOUT in front excludes one.
+    """
+    stated = {each.key: each for each in values}
+    builds = at("horovod.provider") not in stated and any(
+        key[:2] == ("horovod", "gpu") or key == at("horovod.version") for key in stated
+    )
+    found = [*_of_modules(values, builds=builds), *_of_horovod(values, items)]
+    first: dict[Key, Value] = {}
+    return [
+        each
+        for each in found
+        if each.item or (each.key not in stated and first.setdefault(each.key, each) is each)
+    ]
+
+
+def _loads(values: Iterable[Value]) -> Iterator[Value]:
+    """The modules that are loaded in the end."""
+    for each in values:
+        if each.key == LOAD:
+            yield each
+        elif isinstance(each.value, dict) and each.key == at("modules.swap"):
+            yield each._replace(key=LOAD, value=each.value["into"])
+
+
+def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
+    origin = each.origin._replace(text=why) if why else each.origin
+    return Value(at(key), value, origin, Weight.INFERRED, item=item)
+
+
+def _of_modules(values: Sequence[Value], *, builds: bool) -> Iterator[Value]:
+    provider = find(values, "python.provider")
+    venv = not provider or provider.value == "venv"
+    roles = {each: module_role(str(each.value)) for each in _loads(values)}
+    present = "Horovod" in roles.values() and not builds
+    for each, role in roles.items():
+        name = str(each.value)
+        version = _VERSION.search(name.rpartition("/")[2])
+        if present:
+            yield from _frameworks(each)
+        yield from _mpi(each, role)
+        if role == "Horovod" and present:
+            yield from _horovod_module(each, version[1] if version else "")
+        elif role == "Python" and _PYTHON.search(name) and venv:
+            yield _follows("python.from_modules", True, each)
+            if version and re.fullmatch(r"3\.\d{1,2}(?:\.\d{1,2})?", version[1]):
+                more = "" if version[1].count(".") == 2 else ".*"
+                yield _follows("python.version", f"=={version[1]}{more}", each)
+    for each in values:
+        if each.key in (at("modules.swap"), at("modules.unload")):
+            why = "it changes modules that are loaded by default"
+            yield _follows("modules.purge", "no", each, why)
+
+
+def _mpi(each: Value, role: str) -> Iterator[Value]:
+    why = "" if role == "MPI" else "the MPI of this toolchain of EasyBuild"
+    for kind in mpis_named([str(each.value)]):
+        yield _follows("mpi.kind", kind, each, why)
+        if kind == "cray-mpich":
+            yield _follows("mpi.cxx", "CC", each, "the wrapper of Cray's compilers")
+    found = OFFERS["MPI"].search(str(each.value))
+    version = _MPI_VERSION.match(str(each.value)[found.end(2) :]) if found else None
+    if found and version and found[2].lower() != "hpcx":  # it has versions of its own
+        yield _follows("mpi.version", version[1], each)
+
+
+def _horovod_module(each: Value, version: str) -> Iterator[Value]:
+    """A module with Horovod, and what EasyBuild's names state."""
+    name = str(each.value)
+    yield _follows("horovod.provider", "present", each)
+    # Others have versions of their own (open-ce), or only the first numbers.
+    if "horovod" in module_family(name) and version in releases():
+        yield _follows("horovod.version", version, each)
+    yield _follows("python.provider", "modules", each)
+    if python := re.search(r"-Python-(\d+\.\d+\.\d+)", name):
+        yield _follows("python.version", f"=={python[1]}", each)
+
+
+def _frameworks(each: Value) -> Iterator[Value]:
+    for framework, pattern in _FRAMEWORK_NAMES.items():
+        if found := pattern.search(str(each.value)):
+            yield _follows("horovod.frameworks", framework, each, item=True)
+            yield _follows(f"frameworks.{framework}.provider", "present", each)
+            yield _follows(f"frameworks.{framework}.version", found[1], each)
+
+
+def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
+    version = find(values, "horovod.version")
+    if version and version.value in releases():
+        hashed = releases()[str(version.value)].sha256
+        origin = Origin("the table of Horovod's releases")
+        yield Value(at("horovod.sha256"), hashed, origin, Weight.INFERRED)
+    built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
+    if not built:
+        return
+    mpi = _mpi_module(values) or find(values, "mpi.kind")
+    if mpi and not {"mpi", f"{WITHOUT}mpi"} & {*items}:
+        yield _follows("horovod.controllers", "mpi", mpi, item=True)
+    stated = find(values, "horovod.controllers")
+    if (mpi or stated) and not {"gloo", f"{WITHOUT}gloo"} & {*items}:
+        why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
+        yield _follows("horovod.controllers", "gloo", built, why, item=True)
+
+
+def _mpi_module(values: Iterable[Value]) -> Value | None:
+    loads = (each for each in _loads(values) if not each.role)
+    return next((each for each in loads if module_role(str(each.value)) == "MPI"), None)
+
+
+def _gpu_option(values: Sequence[Value], lines: Iterable[Left]) -> Iterator[Value]:
+    """For a script that uses GPUs but requests none: its partition or constraint implies them."""
+    directives = [each.origin.text for each in lines if each.origin.text.startswith("#SBATCH")]
+    sized = find(values, "job.ranks_per_node")
+    builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
+    requests = any(map(_GPU_REQUEST.search, directives))
+    if sized and sized.origin.text in directives and builds and not requests:
+        why = "the script requests no GPUs: its nodes have them"
+        yield _follows("job.gpu_option", "none", sized, why)
 
 
 def _alternatives(
@@ -230,14 +366,13 @@ def _alternatives(
 
 def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
     """What the loaded recipe would lack, and what a job of it needs."""
-    partition, gpus = _find(values, "job.partition"), _find(values, "job.gpus_per_node")
+    partition, gpus = find(values, "job.partition"), find(values, "job.gpus_per_node")
     if partition and gpus:
         of_nodes = ("partitions", str(partition.value), "gpus")
         if not any(each.key == of_nodes for each in values):
             # A job states the least that a node has, not how many it has.
             asks = ", or --here on the cluster" if _is_slurm(values) else ""
-            needs = f"GPUs of a node, {gpus.value} or more{asks}"
-            yield Missing(of_nodes, needs)
+            yield Missing(of_nodes, f"GPUs of a node, {gpus.value} or more{asks}")
     defaults = parse_toml(read_text(DEFAULTS, OWN))
     document = nested(values)
     given = {"format": 1, "name": name, "summary": "x", "status": "documented"}
@@ -246,7 +381,7 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         document[key] = {**below, **above} if isinstance(below, dict) else above or below
     if partition:
         document.setdefault("partitions", {}).setdefault(str(partition.value), {})
-    lines = {each.key: each.origin.place for each in values if each.weight == OPEN}
+    lines = {each.key: each.origin.place for each in values if each.weight == Weight.OPEN}
     for problem in decode_whole(document)[1]:
         path = tuple(str(part) for part in problem.path)
         if path[0] in _REQUIRED and len(path) == (2 if path[0] == "frameworks" else 1):
@@ -257,7 +392,7 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
 
 def _is_slurm(values: Iterable[Value]) -> bool:
     """Only Slurm tells --here what its nodes have."""
-    scheduler = _find(values, "scheduler")
+    scheduler = find(values, "scheduler")
     return scheduler is not None and scheduler.value == "slurm"
 
 
@@ -271,7 +406,7 @@ def _needs(path: Key, message: str) -> str:
 
 
 def _every_line(
-    values: Sequence[Value], choices: Sequence[Choice], left: Sequence[Left], found: Found
+    values: Sequence[Value], choices: Sequence[Choice], left: Iterable[Left], found: Found
 ) -> Iterator[Left]:
     """What the draft does not have as values, so that it names every line of the sources.
 
@@ -294,4 +429,4 @@ def _every_line(
             named.add(origin)
     lines = set[tuple[str, int]]().union(*(each.lines for each in named))
     kept += [each for each in found.lines if lines.isdisjoint(each.origin.lines)]
-    yield from (each._replace(reason=shown_whole(each.reason)) for each in kept)
+    yield from dict.fromkeys(each._replace(reason=shown_whole(each.reason)) for each in kept)
