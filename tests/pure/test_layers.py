@@ -6,12 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.cluster import JobOf
@@ -62,7 +61,6 @@ frameworks.torch.version = "2.2.0"
 [variants.gloo]
 horovod.controllers = ["gloo"]
 """
-TOGETHER = ["five", "gloo", "old", "same"]
 
 
 @pytest.fixture
@@ -70,58 +68,11 @@ def path(tmp_path: Path) -> Path:
     return write(tmp_path / "layers.toml", RECIPE)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return write(
-        tmp_path / "site.toml", '[frameworks.torch]\ncpu_index = "https://mirror.example/cpu"\n'
-    )
-
-
-def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
-    found = load_recipe(
-        str(path),
-        variants=["five"],
-        site=site,
-        overrides=['packages.numpy="<2"', "python.version=>=3.11"],
-    )
-    assert found.recipe.mpi is not None
-    assert found.recipe.mpi.version == "5.0.11"
-    assert found.recipe.frameworks["torch"].cpu_index == "https://mirror.example/cpu"
-    assert found.recipe.packages["numpy"] == "<2"
-    assert found.recipe.python.version == ">=3.11"
-    assert {
-        key: found.origins[key]
-        for key in (
-            "python.provider",
-            "summary",
-            "mpi.version",
-            "mpi.package",
-            "frameworks.torch.cpu_index",
-            "frameworks.torch.version",
-            "packages.numpy",
-            "packages.cffi",
-            "python.version",
-        )
-    } == {
-        "python.provider": "default",
-        "summary": "recipe",
-        "mpi.version": "variant five",
-        "mpi.package": "recipe",
-        "frameworks.torch.cpu_index": "site",
-        "frameworks.torch.version": "recipe",
-        "packages.numpy": "command line",
-        "packages.cffi": "default",
-        "python.version": "command line",
-    }
-    assert [str(each.path) for each in found.contents] == [found.file, str(site)]
-
-
 @pytest.mark.parametrize("depth", range(5))
 def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
     """One key, set by more and more layers."""
-    path.write_text(RECIPE + '\n[variants.numpy]\npackages.numpy = "==3"\n')
-    if depth >= 1:
-        path.write_text(path.read_text() + '\n[packages]\nnumpy = "==2"\n')
+    own = '\n[packages]\nnumpy = "==2"\n' if depth >= 1 else ""
+    path.write_text(f'{RECIPE}\n[variants.numpy]\npackages.numpy = "==3"\n{own}')
     site = write(tmp_path / "numpy.toml", '[packages]\nnumpy = "==4"\n')
     found = load_recipe(
         str(path),
@@ -132,6 +83,30 @@ def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
     assert found.recipe.packages["numpy"] == (">=1.23", "==2", "==3", "==4", "==5")[depth]
     layer = ("default", "recipe", "variant numpy", "site", "command line")[depth]
     assert found.origins["packages.numpy"] == layer
+    assert [each.path for each in found.contents] == ([path, site] if depth >= 3 else [path])
+
+
+def test_show_names_the_layer_of_each_value(path: Path, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    site = write(tmp_path / "site.toml", 'frameworks.torch.cpu_index = "https://mirror/cpu"\n')
+    words = ["show", str(path), "--variant", "five", "--set", "packages.numpy=<2"]
+    shown = json.loads(hvdenv(*words, "--site", str(site), "--json").out)
+    assert shown["recipe"]["mpi"]["version"] == "5.0.11"
+    assert shown["variants"] == ["five"]
+    layers = {
+        "packages.cffi": "default",
+        "mpi.package": "recipe",
+        "mpi.version": "variant five",
+        "frameworks.torch.version": "recipe",
+        "frameworks.torch.cpu_index": "site",
+        "packages.numpy": "command line",
+    }
+    assert {key: shown["origins"][key] for key in layers} == layers
+    lines = [" ".join(line.split()) for line in hvdenv(*words).out.splitlines()]
+    assert 'mpi.version = "5.0.11" # variant five' in lines
+    assert 'packages.numpy = "<2" # command line' in lines
+    assert any(line.endswith("# default") for line in lines)
+    shipped = hvdenv("show", "local").out
+    assert "deviation from: pip install horovod" in shipped and "because: " in shipped
 
 
 @pytest.mark.parametrize(
@@ -146,33 +121,29 @@ def test_variants_that_are_refused(path: Path, variants: list[str], said: str) -
         load_recipe(str(path), variants=variants)
 
 
-@given(st.permutations(TOGETHER), st.integers(0, 4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
-def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], count: int) -> None:
-    chosen = order[:count]
-    one, other = (load_recipe(str(path), variants=v) for v in (chosen, sorted(chosen) + chosen))
-    # Contents hold the status of the files, and reading may set the time of access.
-    assert one._replace(contents=(), setters={}, site=None) == other._replace(
-        contents=(), setters={}, site=None
-    )
+@pytest.mark.parametrize("count", range(1, 4))
+def test_the_order_of_variants_does_not_matter(path: Path, count: int) -> None:
+    for order in permutations(("five", "gloo", "old", "same"), count):
+        one, other = (load_recipe(str(path), variants=v) for v in (order, [*sorted(order), *order]))
+        # Contents hold the status of the files, and reading may set the time of access.
+        one, other = (each._replace(contents=(), setters={}, site=None) for each in (one, other))
+        assert one == other
 
 
 @pytest.mark.parametrize(
-    ("overrides", "gpus"),
+    ("override", "gpus"),
     [
-        ((), 8),
-        (("job.ranks_per_node=4",), 4),
-        (("job.ranks_per_node=16",), 8),
-        (("job.gpu_option=none",), None),
-        (("job.gpus_per_node=1",), 1),
+        ("job.nodes=1", 8),
+        ("job.ranks_per_node=4", 4),
+        ("job.ranks_per_node=16", 8),
+        ("job.gpu_option=none", None),
+        ("job.gpus_per_node=1", 1),
     ],
 )
-def test_gpus_follow_the_ranks(tmp_path: Path, overrides: tuple[str, ...], gpus: int) -> None:
-    path = write(
-        tmp_path / "gpus.toml",
-        'format = 1\nextends = "neuron"\nname = "gpus"\n[variants.any]\nwithout = ["job.gpus_per_node"]\n',
-    )
-    recipe = load_recipe(str(path), variants=["any"], overrides=overrides).recipe
+def test_gpus_follow_the_ranks(tmp_path: Path, override: str, gpus: int) -> None:
+    text = 'format = 1\nextends = "neuron"\nname = "gpus"\n'
+    path = write(tmp_path / "g.toml", f'{text}[variants.any]\nwithout = ["job.gpus_per_node"]\n')
+    recipe = load_recipe(str(path), variants=["any"], overrides=[override]).recipe
     assert recipe.job.gpus_per_node == gpus
 
 
@@ -214,22 +185,19 @@ def test_variants_that_change_only_jobs_share_the_environment(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("variants = 3", "6: variants: expected a table for each variant, found 3"),
-        ("[variants]\nx = 3", "7: variants.x: expected a table, found 3"),
-        ('[variants."a b"]\nmpi.version = "5.0.11"', "6: variants.a b: expected a name of a-z"),
-        ("[variants.x]\nwithout = 3", "7: variants.x.without: expected a list, found 3"),
-        ("[variants.x]\nmpi.version = 5", "7: mpi.version: expected a string, found 5"),
-        ("[variants.x]\nmpi = 5", "7: mpi: expected a table, found 5"),
-        ("[variants.x]\nmpi.versoin = '5.0.11'", '7: mpi.versoin: unknown key; did you mean "v'),
-        ("[variants.x.variants.y]\n", "6: variants: unknown key"),
+        ("variants = 3", "4: variants: expected a table for each variant, found 3"),
+        ("[variants.x]\nwithout = 3", "5: variants.x.without: expected a list, found 3"),
+        ("[variants.x]\nmpi = 5", "5: mpi: expected a table, found 5"),
+        ("[variants.x.variants.y]\n", "4: variants: unknown key"),
     ],
 )
-def test_variants_are_judged_also_if_nobody_takes_them(path: Path, text: str, message: str) -> None:
-    path.with_name("child.toml").write_text(
-        f'format = 1\nname = "child"\nextends = "{path}"\n\n\n{text}\n'
-    )
+def test_variants_are_judged_also_if_nobody_takes_them(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    """tests/cases/recipes and test_recipes.py have more that can be wrong."""
+    child = write(tmp_path / "child.toml", f'format = 1\nname = "c"\nextends = "local"\n{text}\n')
     with pytest.raises(RecipeError) as caught:
-        load_recipe(str(path.with_name("child.toml")))
+        load_recipe(str(child))
     assert f"child.toml:{message}" in str(caught.value)
 
 
@@ -295,22 +263,29 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_time_and_memory_for_a_recipe_are_bounded(name: str, tmp_path: Path) -> None:
-    (tmp_path / "large.toml").write_text(LARGE[name])
-    program = (
-        "import resource, sys; from hvdenv.cli.main import main\n"
-        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "sys.exit(main(['show', sys.argv[1]]))"
-    )
+# Each recipe in a process of its own, which is a fork because to import hvdenv takes longer.
+SHOW_EACH = """
+import os, resource, sys
+from hvdenv.cli.main import main
+for path in sys.argv[1:]:
+    if not os.fork():
+        resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        sys.stderr = open(path + ".said", "w")
+        sys.exit(main(["show", path]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def test_time_and_memory_for_a_recipe_are_bounded(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.toml", text) for name, text in LARGE.items()]
     shown = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "large.toml"],
-        text=True,
-        capture_output=True,
+        [sys.executable, "-c", SHOW_EACH, *paths], text=True, capture_output=True, check=True
     )
-    assert (shown.returncode, shown.stdout) == (2, ""), shown.stderr[-500:]
-    assert len(shown.stderr) < 5000
+    assert shown.stdout.split() == ["2"] * len(paths)
+    for path in paths:
+        said = Path(f"{path}.said").read_text()
+        assert said.startswith("error: ") and len(said) < 5000, said[-500:]
 
 
 def test_nothing_in_the_current_folder_shadows_a_shipped_name(
@@ -331,26 +306,22 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        *(
-            (each, r"2: \w+: a site file cannot set this")
-            for each in (
-                'name = "x"',
-                'horovod.version = "0.28.1"',
-                "format = 1",
-                "[variants.x]",
-                "sources = []",
-            )
-        ),
-        ('[mpi]\nversion = "4.x"', r"3: mpi\.version: "),
-        ('mpi = "4.1.8"', r"2: mpi: "),
+        ('modles = 1\nstatus = "x"', '2: modles: a site file cannot set this; did you mean "modules"?'),
+        ('modles = 1\nstatus = "x"', "3: status: a site file cannot set this"),
+        ("[variants.x]", "2: variants: a site file cannot set this"),
+        ('[mpi]\nversion = "4.x"', "3: mpi.version: expected a version"),
+        ('mpi = "4.1.8"', "2: mpi: expected a table"),
+        ("recipe_folders = ['/a', 'b', 'c']", "2: recipe_folders[1]: expected an absolute"),
+        ("recipe_folders = ['/a', 'b', 'c']", "2: recipe_folders[2]: expected an absolute"),
     ],
 )
 def test_what_is_wrong_in_a_site_file_is_said_of_that_file(
-    path: Path, site: Path, text: str, said: str
+    tmp_path: Path, text: str, said: str
 ) -> None:
-    site.write_text(f"# a site\n{text}\n")
-    with pytest.raises(RecipeError, match=f"^{site}:{said}"):
-        load_recipe(str(path), site=site)
+    site = write(tmp_path / "site.toml", f"# a site\n{text}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("local", site=site)
+    assert f"{site}:{said}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -358,24 +329,11 @@ def test_what_is_wrong_in_a_site_file_is_said_of_that_file(
     [
         ("mpi.version", UsageError, "it has no ="),
         ("=5", UsageError, "write KEY=VALUE"),
-        ("a b=5", UsageError, "write KEY=VALUE"),
         ("mpi.version=5.x", RecipeError, "--set: mpi.version: expected a version"),
         ("job.nodes=5.0", RecipeError, "--set: job.nodes: expected a whole number, found 5.0"),
-        (
-            "mpi.versoin=5.0.11",
-            RecipeError,
-            '--set: mpi.versoin: unknown key; did you mean "version"',
-        ),
+        ("mpi.versoin=5", RecipeError, '--set: mpi.versoin: unknown key; did you mean "version"'),
         ("mpi=5", RecipeError, "--set: mpi: expected a table, found 5"),
-        ("horovod.frameworks=torch", RecipeError, "--set: horovod.frameworks: expected a list"),
-        ("name=a;b", RecipeError, "--set: name: expected a name"),
-        ('name="a\\nb"', RecipeError, "--set: name: control characters"),
-        (
-            'environment.run.A="a\\nb"',
-            RecipeError,
-            "--set: environment.run.A: control characters are not allowed",
-        ),
-        ("format=2", RecipeError, "--set: format: expected one of"),
+        ('name="a\\nb"', RecipeError, "--set: name: control characters are not allowed"),
         ("variants.x.name=y", RecipeError, "--set: variants: unknown key"),
     ],
 )
@@ -386,47 +344,16 @@ def test_a_bad_override(path: Path, override: str, error: type[Exception], said:
 
 
 def test_overrides_are_toml_or_text(path: Path) -> None:
-    recipe = load_recipe(
-        str(path),
-        overrides=[
-            "mpi.version=5.0.11",
-            "job.time=00:10:00",
-            "job.verify={nodes = 1, time = '00:05:00'}",
-            "frameworks.torch.version=2.10",
-            "job.nodes=3",
-            'horovod.controllers=["gloo"]',
-            "python.version='==3.11.*'",
-        ],
-    ).recipe
-    assert recipe.mpi is not None
-    assert recipe.mpi.version == "5.0.11"
+    overrides = ["mpi.version=5.0.11", "frameworks.torch.version=2.10", "job.nodes=3"]
+    overrides += ["job.time=00:10:00", "job.verify={nodes = 1, time = '00:05:00'}"]
+    overrides += ['horovod.controllers=["gloo"]', "python.version='==3.11.*'"]
+    recipe = load_recipe(str(path), overrides=overrides).recipe
+    assert recipe.mpi and recipe.mpi.version == "5.0.11"
     assert (recipe.job.time, recipe.job.nodes) == ("00:10:00", 3)
     assert recipe.job.verify == JobOf(nodes=1, time="00:05:00")
     assert recipe.frameworks["torch"].version == "2.10"
     assert recipe.horovod.controllers == ("gloo",)
     assert recipe.python.version == "==3.11.*"
-
-
-def test_show_names_the_layer_of_each_value(path: Path, hvdenv: Hvdenv) -> None:
-    words = ["show", str(path), "--variant", "five", "--set", "packages.numpy=<2"]
-    shown = json.loads(hvdenv(*words, "--json").out)
-    assert shown["recipe"]["mpi"]["version"] == "5.0.11"
-    assert shown["variants"] == ["five"]
-    assert shown["origins"]["mpi.version"] == "variant five"
-    lines = hvdenv(*words).out.splitlines()
-    assert any(
-        line.split() == ["mpi.version", "=", '"5.0.11"', "#", "variant", "five"] for line in lines
-    )
-    assert any(
-        line.split() == ["packages.numpy", "=", '"<2"', "#", "command", "line"] for line in lines
-    )
-    assert any(line.endswith("# default") for line in lines)
-
-
-def test_show_prints_deviations_with_their_reason(hvdenv: Hvdenv) -> None:
-    shown = hvdenv("show", "local").out
-    assert "deviation from: pip install horovod" in shown
-    assert "because: " in shown
 
 
 CHILD = """\
@@ -448,40 +375,43 @@ without = ["mpi"]
 
 @pytest.fixture
 def child(path: Path) -> Path:
-    child = path.with_name("child.toml")
-    child.write_text(CHILD)
-    return child
+    return write(path.with_name("child.toml"), CHILD)
 
 
 def test_a_recipe_extends_another(path: Path, child: Path) -> None:
-    found = load_recipe(str(child))
+    found = load_recipe(str(child), overrides=["job.time=1:00:00"])
     assert found.recipe.name == "child"
     assert found.recipe.mpi and found.recipe.mpi.version == "4.1.7"
-    assert found.origins["mpi.version"] == "recipe"
     assert found.origins["mpi.package"] == "recipe layers"
-    assert found.recipe.frameworks["torch"].version == "2.13.0"
     assert {path, child} <= {each.path for each in found.contents}
+    assert re.fullmatch(rf"{path}:\d+: mpi.package", found.where("mpi.package"))
+    assert re.fullmatch(rf"{child}:\d+: mpi.version", found.where("mpi.version"))
+    assert found.where("job.time") == "--set: job.time"
+    assert found.where("scheduler") == f"{child}: scheduler"
+    assert {"old", "five", "gloo-only"} <= set(found.offered)
 
 
-def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:
-    for number in range(500):
-        text = f'format = 1\nname = "x"\nextends = "./{number + 1}.toml"\n'
-        (tmp_path / f"{number}.toml").write_text(text)
-    with pytest.raises(RecipeError, match="more than 20 recipes extend one another"):
-        load_recipe(str(tmp_path / "0.toml"))
-
-
-def test_variants_of_the_extended_recipe_are_offered_too(child: Path) -> None:
-    assert {"old", "five", "gloo-only"} <= set(load_recipe(str(child)).offered)
+def test_variants_of_both_recipes_can_be_chosen(child: Path) -> None:
     mpi = load_recipe(str(child), variants=["five"]).recipe.mpi
     assert mpi and mpi.version == "5.0.9"
     assert load_recipe(str(child), variants=["old"]).recipe.frameworks["torch"].version == "2.2.0"
+    without = load_recipe(str(child), variants=["gloo-only"])
+    assert without.recipe.mpi is None
+    assert not any(key.startswith("mpi") for key in without.origins)
 
 
-def test_a_variant_does_without_a_table(child: Path) -> None:
-    found = load_recipe(str(child), variants=["gloo-only"])
-    assert found.recipe.mpi is None
-    assert not any(key.startswith("mpi") for key in found.origins)
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('without = ["conda"]', 'no layer below this variant sets "conda"'),
+        ('without = ["mpi.nothing.there"]', 'no layer below this variant sets "mpi.nothing.there"'),
+    ],
+)
+def test_what_is_not_there_cannot_be_done_without(child: Path, line: str, message: str) -> None:
+    child.write_text(CHILD.replace('without = ["mpi"]', line))
+    with pytest.raises(RecipeError, match=message) as caught:
+        load_recipe(str(child), variants=["gloo-only"])
+    assert "variants.gloo-only.without" in caught.value.where
 
 
 @pytest.mark.parametrize(
@@ -496,43 +426,26 @@ def test_a_base_that_is_refused_is_named_where_it_is_extended(
         load_recipe(str(child))
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('without = ["conda"]', 'no layer below this variant sets "conda"'),
-        ('without = ["mpi.nothing.there"]', 'no layer below this variant sets "mpi.nothing.there"'),
-        ('without = "mpi"', "expected a list, found 'mpi'"),
-    ],
-)
-def test_what_is_not_there_cannot_be_done_without(child: Path, line: str, message: str) -> None:
-    child.write_text(CHILD.replace('without = ["mpi"]', line))
-    with pytest.raises(RecipeError, match=message) as caught:
-        load_recipe(str(child), variants=["gloo-only"])
-    assert "variants.gloo-only.without" in caught.value.where
+def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:
+    for number in range(500):
+        text = f'format = 1\nname = "x"\nextends = "./{number + 1}.toml"\n'
+        (tmp_path / f"{number}.toml").write_text(text)
+    with pytest.raises(RecipeError, match="more than 20 recipes extend one another"):
+        load_recipe(str(tmp_path / "0.toml"))
 
 
 def test_a_site_file_names_folders_with_recipes(path: Path, tmp_path: Path, hvdenv: Hvdenv) -> None:
-    site = write(tmp_path / "site.toml", f'recipe_folders = ["{path.parent}"]\n')
-    assert load_recipe("layers", site=site).recipe.summary == "every layer"
-    assert "layers" in {
-        row["name"] for row in json.loads(hvdenv("recipes", "--site", str(site), "--json").out)
-    }
+    folders = f'recipe_folders = ["{path.parent}", "{tmp_path}/gone"]\n'
+    site = str(write(tmp_path / "site/site.toml", folders))
+    gone = f"recipe_folders of the site file: {tmp_path}/gone is not a directory"
+    listed = hvdenv("recipes", "--site", site, "--json")
+    assert "layers" in {row["name"] for row in json.loads(listed.out)}
+    assert gone in listed.err
+    assert '"every layer"' in hvdenv("show", "layers", "--site", site).out
+    assert gone in hvdenv("show", "nosuch", "--site", site, code=2).err
     broken = write(path.parent / "broken.toml", 'name = "brok')
-    listed = hvdenv("recipes", "--site", str(site), code=2)
+    listed = hvdenv("recipes", "--site", site, code=2)
     assert "every layer" in listed.out and f"error: {broken}: not valid TOML" in listed.err
-    site.write_text("recipe_folders = ['here']\n")
-    with pytest.raises(
-        RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
-    ):
-        load_recipe("layers", site=site)
-
-
-def test_where_a_value_is_set(path: Path, child: Path) -> None:
-    found = load_recipe(str(child), overrides=["job.time=1:00:00"])
-    assert re.fullmatch(rf"{path}:\d+: mpi.package", found.where("mpi.package"))
-    assert re.fullmatch(rf"{child}:\d+: mpi.version", found.where("mpi.version"))
-    assert found.where("job.time") == "--set: job.time"
-    assert found.where("scheduler") == f"{child}: scheduler"
 
 
 # ---------------------------------------------------------------- directories of the user
@@ -570,29 +483,23 @@ def test_folders_are_expanded_in_one_pass_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("folder", "user", "said"),
     [
-        ("NONE", r"\$NONE is not set"),
-        ("ODD", "not a directory without"),
-        ("R", "not a directory without"),
+        ("$NONE/x", USER, r"\$NONE is not set"),
+        ("$ODD/x", USER, "not a directory without"),
+        ("$R/x", USER, "not a directory without"),
+        # LOGNAME and HOME may hold anything.
+        *(
+            (folder, USER._replace(**{field: name}), "no part of a directory")
+            for name in ("..", "a/b", "a\nb", "a'b", "$(id)", "a:b", "")
+            for folder, field in (("/s/{user}", "name"), ("{home}/x", "home"))
+        ),
     ],
 )
-def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
-    recipe = load_recipe("local", overrides=[f"places.environments='${name}/x'"]).recipe
+def test_what_does_not_stand_for_a_folder_is_refused(folder: str, user: User, said: str) -> None:
+    recipe = load_recipe("local", overrides=[f"places.environments='{folder}'"]).recipe
     with pytest.raises(UsageError, match=f"places.environments: .*{said}"):
-        expand(Recipe, recipe, USER)
-
-
-@pytest.mark.parametrize("name", ["..", "a/b", "a\nb", "a'b", "$(id)", "a:b", ""])
-def test_a_user_name_that_is_no_part_of_a_folder_is_refused(name: str) -> None:
-    """LOGNAME and HOME may hold anything."""
-    for folder, user in (
-        ("/s/{user}", USER._replace(name=name)),
-        ("{home}/x", USER._replace(home=name)),
-    ):
-        recipe = load_recipe("local", overrides=[f"places.environments='{folder}'"]).recipe
-        with pytest.raises(UsageError, match="no part of a directory"):
-            expand(Recipe, recipe, user)
+        expand(Recipe, recipe, user)
 
 
 @pytest.mark.needs("python3-dev")
@@ -601,33 +508,15 @@ def test_a_variable_that_is_not_set_stays_where_nothing_is_built(
 ) -> None:
     chosen = ("local", "--set", "places.environments='$HVDENV_TEST_SCRATCH/envs'")
     monkeypatch.setenv("HVDENV_TEST_SCRATCH", "/scratch/ann")
-    line = next(each for each in hvdenv("show", *chosen).out.split("\n") if "places.env" in each)
-    assert re.fullmatch(
-        r'.* = "/scratch/ann/envs" +# command line: \$HVDENV_TEST_SCRATCH/envs', line
-    )
-    monkeypatch.delenv("HVDENV_TEST_SCRATCH")
-    assert "\n/$HVDENV_TEST_SCRATCH/envs/local -> " in hvdenv("plan", *chosen).out
+    found = r' = "/scratch/ann/envs" +# command line: \$HVDENV_TEST_SCRATCH/envs\n'
+    assert re.search(found, hvdenv("show", *chosen).out)
     note = "note: $HVDENV_TEST_SCRATCH is not set on this machine; places.environments is shown as"
-    assert note in hvdenv("run", *chosen, "--dry-run", "--", "true").err
-    assert note in hvdenv("check", *chosen, "--offline").err
     monkeypatch.setenv("HVDENV_TEST_SCRATCH", "")
     assert note in hvdenv("check", *chosen, "--offline").err
     monkeypatch.delenv("HVDENV_TEST_SCRATCH")
+    assert "\n/$HVDENV_TEST_SCRATCH/envs/local -> " in hvdenv("plan", *chosen).out
+    assert note in hvdenv("run", *chosen, "--dry-run", "--", "true").err
+    assert note in hvdenv("check", *chosen, "--offline").err
     missing = "places.environments: $HVDENV_TEST_SCRATCH is not set"
     assert missing in hvdenv("run", *chosen, "--", "true", code=125).err
     assert missing in hvdenv("build", *chosen, code=2).err
-
-
-def test_recipe_folders_that_do_not_exist_are_named(hvdenv: Hvdenv, tmp_path: Path) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text(f'recipe_folders = ["{tmp_path}/gone"]\n')
-    for words, code in ((("recipes",), 0), (("show", "nosuch"), 2)):
-        said = hvdenv(*words, "--site", str(site), code=code).err
-        assert f"recipe_folders of the site file: {tmp_path}/gone is not a directory" in said
-
-
-def test_all_errors_of_a_site_file_are_named(hvdenv: Hvdenv, tmp_path: Path) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text('recipe_folders = ["a", "/b", "c"]\n')
-    said = hvdenv("recipes", "--site", str(site), code=2).err
-    assert "recipe_folders[0]" in said and "recipe_folders[2]" in said

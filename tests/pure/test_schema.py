@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from hvdenv.model import recipe as recipes
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import Pattern, Problem, decode, dotted, encode, line_of, parse_toml
+from hvdenv.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 
 
 def regex(kind: Any) -> str:
@@ -82,14 +82,8 @@ GOOD: dict[str, Any] = {"inner": {"flag": True}, "names": ["x"]}
     ("change", "said"),
     [
         ({"inner": {"flag": 1}}, "inner.flag: expected true or false, found 1"),
-        (
-            {"inner": {"flag": True, "number": True}},
-            "inner.number: expected a whole number, found true",
-        ),
-        (
-            {"inner": {"flag": True, "number": 1.0}},
-            "inner.number: expected a whole number, found 1.0",
-        ),
+        ({"rest": {"k": True}}, "rest.k: expected a whole number, found true"),
+        ({"rest": {"k": 1.0}}, "rest.k: expected a whole number, found 1.0"),
         ({"names": "x"}, "names: expected a list, found 'x'"),
         ({"names": ["x", 2]}, "names[1]: expected a string, found 2 (put it in quotes)"),
         ({"names": ["a\x00"]}, "names[0]: control characters are not allowed"),
@@ -99,7 +93,6 @@ GOOD: dict[str, Any] = {"inner": {"flag": True}, "names": ["x"]}
         ({"either": "X"}, "either: expected letters, found 'X'"),
         ({"either": 2.1}, "either: expected a string, found 2.1 (put it in quotes)"),
         ({"either": [{}]}, "either[0].flag: this key is required and missing"),
-        ({"rest": {"k": "v"}}, "rest.k: expected a whole number, found 'v'"),
         ({"rest": []}, "rest: expected a table, found []"),
         ({"inner": {"flag": True, "numbr": 1}}, 'inner.numbr: unknown key; did you mean "number"?'),
         ({"inner": {"flag": True, "zz": 1}}, "inner.zz: unknown key; known are flag, number"),
@@ -112,34 +105,23 @@ def test_what_does_not_fit(change: dict[str, Any], said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
-def test_a_document_that_is_no_table() -> None:
-    with pytest.raises(Problem, match="^expected a table, found 3$"):
-        decode(Outer, 3)
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(Problem, match="^expected a table, found ") as caught:
+        decode(Outer, "x" * 1000)
+    assert len(str(caught.value)) < 140
 
 
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
         lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+        max_leaves=8,
     )
 )
 def test_no_document_raises_anything_else(document: object) -> None:
     for kind in (Recipe, Outer):
         with pytest.raises(Problem):
             decode(kind, document)
-
-
-def test_a_long_value_is_cut_in_the_message() -> None:
-    with pytest.raises(Problem) as caught:
-        decode(Outer, {**GOOD, "inner": "x" * 1000})
-    assert len(str(caught.value)) < 140
-
-
-def test_dotted_paths_are_written_as_users_write_them() -> None:
-    assert (
-        dotted(("frameworks", "torch", "version", 1, "value"))
-        == "frameworks.torch.version[1].value"
-    )
 
 
 KEYS = st.from_regex("[a-z]{1,3}", fullmatch=True) | st.text(
@@ -223,18 +205,15 @@ def test_the_line_that_is_found_holds_the_key(document: dict[str, Any]) -> None:
     ("path", "line"),
     [
         (("a",), 1),
-        (("a", "b"), 1),
         (("a", "b", "no"), 1),
         (("c",), 2),
         (("c", "d"), 2),
-        (("c", "no"), 2),
-        (("e",), 3),
         (("e", "f"), 3),
         (("e", "g"), 4),
         (("t", "x", 2), 6),
-        (("l", 1, "y"), 12),
-        (("l", 1), 11),
         (("l", 0), 9),
+        (("l", 1), 11),
+        (("l", 1, "y"), 12),
         (("no",), 1),
     ],
 )
