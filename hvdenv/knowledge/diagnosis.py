@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import fsum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -285,9 +286,9 @@ def _order(found: Found) -> tuple[int, int, bool]:
 
 def _similar(lines: Iterable[str], failures: Failures) -> tuple[Similar, ...]:
     """At most two known failures, most of whose words, weighted by how rare they are, are in some lines."""
-    words = _words(lines)
+    words = frozenset[str]().union(*map(_words, lines))
     meanings = (*failures.events, *failures.causes)
-    known = [(_words((text,)), each) for each in meanings for text in each.texts]
+    known = [(_words(text), each) for each in meanings for text in each.texts]
     uses = Counter(word for theirs, _ in known for word in theirs)
     scores: dict[Similar, float] = {}
     for theirs, each in known:
@@ -302,5 +303,6 @@ def _similar(lines: Iterable[str], failures: Failures) -> tuple[Similar, ...]:
     return tuple(each for each in best if scores[each] >= SIMILAR)
 
 
-def _words(lines: Iterable[str]) -> frozenset[str]:
-    return frozenset(word for line in lines for word in _WORD.findall(line.lower()))
+@lru_cache(4096)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower()))

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections import Counter
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,13 +79,17 @@ def read(log: str | bytes) -> Diagnosis:
     return diagnose(io.BytesIO(log if isinstance(log, bytes) else log.encode()))
 
 
+# What several tests ask of the same cases.
+read_case = cache(read)
+
+
 def root_of(log: str | bytes) -> str:
     root = read(log).root
     return root.id if root else ""
 
 
 def check(case: Case) -> None:
-    diagnosis = read(case.log)
+    diagnosis = read_case(case.log)
     best = diagnosis.best
     assert (diagnosis.root.id if diagnosis.root else "") == case.cause
     assert not case.symptom or (best and best.id == case.symptom)
@@ -97,16 +102,18 @@ def check(case: Case) -> None:
 @pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
 def test_recorded_logs(case: Case) -> None:
     check(case)
-    assert read(case.log).rank == case.rank
+    assert read_case(case.log).rank == case.rank
 
 
-@pytest.mark.parametrize("theme", TOLD)
-def test_texts_of_others(theme: str) -> None:
-    for case in TOLD[theme]:
+def test_texts_of_others_and_each_cause_is_named_by_a_case() -> None:
+    for case in chain(*TOLD.values()):
         try:
             check(case)
         except AssertionError as error:
-            raise AssertionError(f"{case.cause}: {case.log}\n{read(case.log).found[:2]}") from error
+            found = read(case.log).found[:2]
+            raise AssertionError(f"{case.cause}: {case.log}\n{found}") from error
+    named = {each.id for case in ALL for each in read_case(case.log).found}
+    assert [each.id for each in KNOWN.causes if each.id not in named] == []
 
 
 # --- the data
@@ -150,43 +157,31 @@ def test_texts_name_slots_that_wordings_have() -> None:
 
 
 def test_wordings_are_found_by_rare_texts() -> None:
-    named = [
-        text for each in (*KNOWN.texts.context, *KNOWN.texts.mention) for text in each.wordings
-    ]
-    for text in [*named, *(text for each in MEANINGS for text in each.texts)]:
+    named = (*KNOWN.texts.context, *KNOWN.texts.mention)
+    texts = [text for each in named for text in each.wordings]
+    for text in (*texts, *(text for each in MEANINGS for text in each.texts)):
         assert len(anchor(text)) >= SHORTEST, text
         assert pattern(text)
 
 
-def test_each_cause_is_named_by_a_case() -> None:
-    found = {each.id for case in ALL for each in read(case.log).found}
-    assert [each.id for each in KNOWN.causes if each.id not in found] == []
-
-
 def test_no_more_is_known_than_one_can_own() -> None:
-    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in FOLDER.rglob("*.toml"))
-    cases = sum(
-        path.read_text(encoding="utf-8").count("\n") for path in (CASES / "failures").glob("*.toml")
-    )
+    def lines(*paths: Path) -> int:
+        return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
     assert len(KNOWN.causes) + len(KNOWN.families) + len(KNOWN.events) <= 400
-    assert lines <= 4600
-    assert cases <= 2500
+    assert lines(*FOLDER.rglob("*.toml")) <= 4600
+    assert lines(*(CASES / "failures").glob("*.toml")) <= 2500
 
 
-def test_most_remedies_begin_with_a_command() -> None:
-    remedies = [each.remedies for each in MEANINGS]
-    first = [each[0] for each in remedies if each]
+def test_families_have_names_and_remedies_and_most_remedies_begin_with_a_command() -> None:
+    for each in KNOWN.families:
+        assert each.headers or each.libraries or each.packages or each.modules, each.about
+        assert each.remedies("headers" if each.headers else "libraries", frozenset()), each.about
+    first = [each.remedies[0] for each in MEANINGS if each.remedies]
     assert sum(each.startswith("`") for each in first) >= 0.75 * len(first)
 
 
 # --- whether doctor knows more than the texts that it was written from
-
-
-@cache
-def _readings() -> tuple[tuple[Case, Reading], ...]:
-    """The cases in which a cause is named, with what is read from them."""
-    named = [case for case in ALL if case.cause]
-    return tuple((case, read_log(io.BytesIO(case.log.encode()))) for case in named)
 
 
 def _used_by(reading: Reading) -> set[str]:
@@ -202,22 +197,18 @@ def _still_named(reading: Reading, wordings: set[str], causes: set[str]) -> bool
 
 
 def test_leave_one_out() -> None:
-    """A cause is named without what was written for a case: its cause, and wordings of it alone."""
-    uses = Counter(text for _, reading in _readings() for text in _used_by(reading))
+    """A cause is named without what was written for a case, or for all texts of its project."""
+    readings = [(c, read_log(io.BytesIO(c.log.encode()))) for c in ALL if c.cause]
+    uses = Counter(text for _, reading in readings for text in _used_by(reading))
     named = [
         _still_named(reading, {text for text in _used_by(reading) if uses[text] == 1}, {case.cause})
-        for case, reading in _readings()
+        for case, reading in readings
     ]
     assert sum(named) >= 0.45 * len(named), f"{sum(named)} of {len(named)}"
-
-
-def test_leave_one_project_out() -> None:
-    """The same, without all that only texts of one project use."""
-    projects = {case.project for case, _ in _readings() if case.project}
     named = []
-    for project in sorted(projects):
-        own = [each for each in _readings() if each[0].project == project]
-        others = [each for each in _readings() if each[0].project != project]
+    for project in sorted({case.project for case, _ in readings if case.project}):
+        own = [each for each in readings if each[0].project == project]
+        others = [each for each in readings if each[0].project != project]
         wordings = {w for _, r in own for w in _used_by(r)} - {
             w for _, r in others for w in _used_by(r)
         }
@@ -256,42 +247,37 @@ def test_the_cause_follows_the_name(text: str, names: tuple[str, ...], others: s
     assert root_of(text.format("zzyzx.h" if names[0].endswith(".h") else "zzyzx")) != found[0].id
 
 
-def test_every_family_has_names_and_remedies() -> None:
-    for each in KNOWN.families:
-        assert each.headers or each.libraries or each.packages or each.modules, each.about
-        assert each.remedies("headers" if each.headers else "libraries", frozenset()), each.about
-
-
 # --- how logs come
 
 PLAIN = [case for case in ALL if case.cause and case.log.isascii() and not case.rank]
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "2026-11-21T10:00:00.1234567Z ",
-        "[2026-11-21 10:00:00] ",
-        "#12 34.56 ",
-        "##[error]",
-        "\x1b[31m",
-        "\x1b]0;title\x07",
-        "[1,0]<stderr>:",
-        "[3]<stderr>:",
-        " 3: ",
-        "[rank3]: ",
-        "[prterun-gpu32-100@1,0]<stderr>: ",
-        "Sat Nov 21 10:00:00 2026[3]<stderr>:",
-        "      │ ",
-        "  >> 643    ",
-        "<info> [2021-12-07 10:40:07] 30a87832 || ",
-        "Nov 23 10:15:30 gpu32 python[812]: ",
-        "[default3]:",
-    ],
+PREFIXES = (
+    "2026-11-21T10:00:00.1234567Z ",
+    "[2026-11-21 10:00:00] ",
+    "#12 34.56 ",
+    "##[error]",
+    "\x1b[31m",
+    "\x1b]0;title\x07",
+    "[1,0]<stderr>:",
+    "[3]<stderr>:",
+    " 3: ",
+    "[rank3]: ",
+    "[prterun-gpu32-100@1,0]<stderr>: ",
+    "Sat Nov 21 10:00:00 2026[3]<stderr>:",
+    "      │ ",
+    "  >> 643    ",
+    "<info> [2021-12-07 10:40:07] 30a87832 || ",
+    "Nov 23 10:15:30 gpu32 python[812]: ",
+    "[default3]:",
 )
-def test_prefixes_are_no_obstacle(prefix: str) -> None:
-    for case in PLAIN[::5]:
-        log = "\n".join(prefix + line for line in case.log.split("\n"))
+
+
+@pytest.mark.parametrize("number", range(len(PREFIXES)), ids=PREFIXES)
+def test_prefixes_are_no_obstacle(number: int) -> None:
+    """Each case with one of them."""
+    for case in PLAIN[number :: len(PREFIXES)]:
+        log = "\n".join(PREFIXES[number] + line for line in case.log.split("\n"))
         assert root_of(log) == case.cause, case.log
 
 
@@ -327,9 +313,9 @@ def test_the_first_of_several_ranks_is_not_known_where_memory_ran_out() -> None:
 def test_the_rank_that_tells_of_others_has_not_failed() -> None:
     """Rank 0 says who does not come; who begins a line there is no label of srun's."""
     case = RECORDED["stall"]
-    log = "\n".join("[1,0]<stderr>:" + line for line in case.log.split("\n"))
-    waits = read(log).best
-    assert waits and (waits.id, waits.rank, read(log).rank) == (case.cause or case.symptom, "", "")
+    found = read("\n".join("[1,0]<stderr>:" + line for line in case.log.split("\n")))
+    waits = found.best
+    assert waits and (waits.id, waits.rank, found.rank) == (case.cause or case.symptom, "", "")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be", "latin-1"])
@@ -341,11 +327,14 @@ def test_encodings_and_ends_of_lines(encoding: str, end: str) -> None:
     assert root_of(text.encode(encoding)) == "missing-header-cudnn"
 
 
-def test_progress_bars_and_garbage_around() -> None:
+def test_progress_bars_garbage_and_quotation_marks() -> None:
     bar = b"\r 10% |##   | 1/10" * 5000
     noise = bytes(range(256)) * 700
     line = b"\nfatal error: cudnn.h: No such file or directory\n"
     assert root_of(bar + noise + line + noise) == "missing-header-cudnn"
+    for begin, end in ("''", "\u2018\u2019", "`'", '""'):
+        said = f"x.cpp:1:10: fatal error: {begin}cudnn.h{end} file not found\n"
+        assert root_of(said) == "missing-header-cudnn"
 
 
 @pytest.mark.parametrize("before", [0, 1, 100, BLOCK - 30, BLOCK - 1, BLOCK, 3 * BLOCK + 17])
@@ -357,12 +346,6 @@ def test_it_does_not_matter_where_blocks_end(before: int, filler: bytes) -> None
     assert "cudnn.h" in diagnosis.root.cause
     assert diagnosis.root.number == log[:-5].count(b"\n") + 1
     assert diagnosis.lines == log.count(b"\n")
-
-
-@pytest.mark.parametrize("quotes", ["''", "\u2018\u2019", "`'", '""'])
-def test_any_quotation_marks(quotes: str) -> None:
-    name = f"{quotes[0]}cudnn.h{quotes[1]}"
-    assert root_of(f"x.cpp:1:10: fatal error: {name} file not found\n") == "missing-header-cudnn"
 
 
 def test_only_the_last_attempt_of_a_step_counts(tmp_path: Path) -> None:
@@ -405,76 +388,39 @@ def test_an_exception_counts_where_nothing_says_more() -> None:
     assert root_of(trace + "OSError: [Errno 28] No space left on device\n") == "disk-full"
 
 
-def test_the_advice_of_a_message_is_quoted() -> None:
-    log = (
-        "x.cc:3:5: fatal error: cudnn.h: No such file or directory\n"
-        "note: install the development files of cuDNN\n"
-    )
-    root = read(log).root
-    assert root
-    assert [(each.number, each.line) for each in root.quotes] == [
-        (2, "note: install the development files of cuDNN")
-    ]
+NAMES = "$HOME a|sh a&b x$(id) -rf a;b a\\ `id` a'b ~/$x git+http://h/x"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "$HOME",
-        "a|sh",
-        "a&b",
-        "x$(id)",
-        "-rf",
-        "a;b",
-        "a\\",
-        "`id`",
-        "a'b",
-        "~/$x",
-        "git+http://h/x",
-    ],
-)
+@pytest.mark.parametrize("name", NAMES.split())
 def test_a_command_does_nothing_else_with_a_name_of_the_log(name: str) -> None:
     """Anybody may have written a log; what does not fit is left out of what can be pasted."""
-    for text in (
-        HEADER,
-        LOADED,
-        LINKED,
-        PACKAGE,
-        "ssh: Could not resolve hostname {}: Name or service not known\n",
-        "/bin/sh: line 1: {}: command not found\n",
-        "ModuleNotFoundError: No module named '{}'\n",
-    ):
+    host = "ssh: Could not resolve hostname {}: Name or service not known\n"
+    command = "/bin/sh: line 1: {}: command not found\n"
+    module = "ModuleNotFoundError: No module named '{}'\n"
+    for text in (HEADER, LOADED, LINKED, PACKAGE, host, command, module):
         for found in read(text.format(name)).found:
             for command in re.findall("`[^`]*`", found.remedy):
                 assert name not in command, command
 
 
-def test_versions_of_the_log_are_asked_of_the_rules_of_check() -> None:
+def test_what_the_log_says_besides_is_used() -> None:
+    """The advice of a message, versions that rules of `check` are about, the package manager."""
+    note = "note: install the development files of cuDNN"
+    root = read(f"x.cc:3:5: fatal error: cudnn.h: No such file or directory\n{note}\n").root
+    assert root and [(each.number, each.line) for each in root.quotes] == [(2, note)]
     log = (
         "Using Python 3.13.1\nERROR: Could not find a version that satisfies the requirement"
         " torch==1.12.1 (from versions: 2.5.0, 2.6.0)\n"
         "ERROR: No matching distribution found for torch==1.12.1\n"
     )
     root = read(log).root
-    assert root and root.rules
-    assert "Python" in root.cause
-
-
-def test_the_package_manager_of_the_log_is_named_first() -> None:
-    missing = HEADER.format("uv.h")
-    for before, command in (
-        ("(base) /opt/miniforge3/bin/x\n", "`conda"),
-        ("4.18.0-553.el8.x86_64\n", "`sudo dnf"),
-    ):
-        found = read(before + missing).best
-        assert found and next(each for each in found.remedies if " install " in each).startswith(
-            command
-        )
-
-
-def test_lines_that_may_say_why_where_every_error_is_explained() -> None:
-    told, hint = "Fatal Python error: Segmentation fault\n", "thing: device 3 not found, going on\n"
-    assert [each.line for each in read(hint + told).errors] == [hint.strip(), told.strip()]
+    assert root and root.rules and "Python" in root.cause
+    conda, el8 = "(base) /opt/miniforge3/bin/x\n", "4.18.0-553.el8.x86_64\n"
+    for before, command in ((conda, "`conda"), (el8, "`sudo dnf")):
+        root = read(before + HEADER.format("uv.h")).root
+        assert root
+        first = next(each for each in root.remedies if " install " in each)
+        assert first.startswith(command)
 
 
 def test_what_is_said_where_nothing_is_known() -> None:
@@ -482,12 +428,13 @@ def test_what_is_said_where_nothing_is_known() -> None:
     assert diagnosis.root is None
     assert [place.number for place in diagnosis.errors] == [2, 3]
     assert diagnosis.rank == "1"
-    odd = "fatal: mpiexec or orterun: detected an attempt to be root\n"
-    assert read(odd).root is None
-    assert [each.id for each in read(odd).similar][:1] == ["mpirun-as-root"]
-
-
-def test_the_ruler_of_a_box_is_not_what_is_quoted() -> None:
+    # Lines that may say why, where every error is explained.
+    told, hint = "Fatal Python error: Segmentation fault\n", "thing: device 3 not found, going on\n"
+    assert [each.line for each in read(hint + told).errors] == [hint.strip(), told.strip()]
+    odd = read("fatal: mpiexec or orterun: detected an attempt to be root\n")
+    assert odd.root is None
+    assert [each.id for each in odd.similar][:1] == ["mpirun-as-root"]
+    # The ruler of a box is not what is quoted.
     ruler = "-" * 74
     found = read(f"fine\n{ruler}\nOpen MPI detected that the dog\nate it.\n{ruler}\n").found
     assert all(set(each.line) != {"-"} for each in found)
@@ -528,10 +475,10 @@ def test_texts_that_never_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [case.log for case in ALL[::50]]
-    expected = [read(log) for log in some]
+    some = [case.log for case in ALL[::100]]
+    expected = [read_case(log) for log in some]
     monkeypatch.setattr(logs, "BytesAhoCorasick", None)
-    monkeypatch.setattr(events, "_finder", events._finder.__wrapped__)
+    monkeypatch.setattr(events, "_finder", cache(events._finder.__wrapped__))
     assert [read(log) for log in some] == expected
 
 
@@ -549,22 +496,9 @@ def test_a_long_log_is_read_in_parts_and_takes_little_time() -> None:
     assert time.process_time() - began < 5
 
 
-PIECES: Any = st.sampled_from(
-    [
-        *(each.texts[0] for each in MEANINGS if each.texts),
-        "\n",
-        "\r",
-        "\x1b[",
-        "31m",
-        "{0}",
-        "\udcff",
-        "[1,0]<stderr>:",
-        "3: ",
-        "2026-11-21T10:00:00Z ",
-        ": ",
-        "x" * 2000,
-    ]
-)
+PREFIXED = ("[1,0]<stderr>:", "3: ", "2026-11-21T10:00:00Z ", ": ")
+ODD = ("\n", "\r", "\x1b[", "31m", "{0}", "\udcff", "x" * 2000)
+PIECES: Any = st.sampled_from([*(m.texts[0] for m in MEANINGS if m.texts), *PREFIXED, *ODD])
 
 
 @settings(max_examples=60, deadline=None)
