@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,22 @@ from hvdenv.knowledge.rules import (
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe
-from hvdenv.model.recipe import Conda, Gpu, Mpi, Recipe
+from hvdenv.model.recipe import Conda, Gpu, Recipe
 from hvdenv.plans.plan import choose_versions
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
+from hvdenv.session import build
 from hvdenv.session.judge import judge_recipe, refuse_blocked, suggest, told
 from hvdenv.session.prepare import choose_python, prepare
 from hvdenv.session.request import Gate, Request
 from tests.commands import Hvdenv
+from tests.files import write
 from tests.merge import patched
 from tests.shipped import CHOICES
 
 FOLDER = Path(__file__).parents[1] / "cases/rules"
-SHIPPED = Path(__file__).parents[1] / "cases/findings.toml"
+SHIPPED = FOLDER.with_name("findings.toml")
 RULES = {rule.id: rule for rule in all_rules()}
 
 
@@ -107,59 +109,41 @@ def _check_that_each_condition_counts(
         for name in (name for name, condition in rule.when.items() if condition != "none"):
             assert not applies(rule, {k: v for k, v in case.items() if k != name})
     # Each condition alone keeps the rule from a case that meets all others.
-    for name, condition, weaker in without_each_condition(rule):
-        wrong = spoilt(condition, hits[0].get(name))
-        near = [*misses, *([] if wrong is None else [{**hits[0], name: wrong}])]
-        kept = [case for case in near if not applies(rule, case) and applies(weaker, case)]
-        assert kept or condition == "any", condition
-
-
-def without_each_condition(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
     for name, conditions in rule.when.items():
         for condition in each_of(conditions):
             rest = tuple(each for each in each_of(conditions) if each != condition)
-            yield name, condition, rule._replace(when={**rule.when, name: rest})
+            weaker = rule._replace(when={**rule.when, name: rest})
+            wrong = spoilt(condition, hits[0].get(name))
+            near = [*misses, *([] if wrong is None else [{**hits[0], name: wrong}])]
+            kept = [case for case in near if not applies(rule, case) and applies(weaker, case)]
+            assert kept or condition == "any", condition
 
 
-def test_each_case_is_of_a_rule() -> None:
+def test_rules_say_all_and_block_for_good_reasons() -> None:
+    """A build is refused for what was run, read in a source or documented, and for nothing else."""
     assert list(CASES) == list(RULES)
-
-
-def test_rules_have_ids_of_their_own_and_say_all() -> None:
     assert len(RULES) == len(all_rules()) >= 100
     for rule in all_rules():
-        assert all(
-            rule._replace(when={"x": "any"}, rows=({},), edits=({"x": "y"},), values={"x": ()})
-        ), rule.id
+        may_lack = rule._replace(when={"x": "any"}, rows=({},), values={"x": ()})
+        assert all(may_lack._replace(edits=({"x": "y"},))), rule.id
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
-
-
-def test_what_is_only_said_does_not_block() -> None:
-    """A build is refused for what was run, read in a source or documented, and for nothing else."""
     unsure = {rule.id for rule in all_rules() if rule.certainty in ("reported", "general")}
     assert unsure
     assert not unsure & {rule.id for rule in all_rules() if rule.severity == "block"}
 
 
-def example(recipe: Recipe) -> Recipe:
-    """A recipe about which everything is known that rules ask about."""
-    return recipe._replace(
+MODULES = "cuda/12.4 nccl/2.18 cudnn/8.6 openmpi/4.1.4 python/3.11.1 aws-ofi-nccl rocm/6.0"
+
+
+@pytest.fixture
+def known(recipe: Recipe, facts: Facts, python: Interpreter) -> dict[str, Any]:
+    """Everything that rules ask about, of a recipe that has it all."""
+    example = recipe._replace(
         partitions={"ml": Partition(arch="ppc64le", glibc="2.28", cuda="12.4", capability="90")},
         scheduler="slurm",
         job=Job(partition="ml", gpus_per_node=4, cpus_per_rank=8),
         conda=Conda(("defaults",)),
-        modules=Modules(
-            load=(
-                "cuda/12.4",
-                "nccl/2.18",
-                "cudnn/8.6",
-                "openmpi/4.1.4",
-                "python/3.11.1",
-                "aws-ofi-nccl",
-                "rocm/6.0",
-            ),
-            build=("cmake/3.24", "gcc/12.2.0"),
-        ),
+        modules=Modules(load=tuple(MODULES.split()), build=("cmake/3.24", "gcc/12.2.0")),
         places=Storage(expires_days=30, environments="/scratch"),
         container=Container("ubuntu:22.04"),
         horovod=recipe.horovod._replace(
@@ -171,59 +155,34 @@ def example(recipe: Recipe) -> Recipe:
             for name, each in recipe.frameworks.items()
         },
     )
+    here = facts._replace(driver="535.1", memory=10**10, mpirun=Tool("/usr/bin/mpirun", "4.1.4"))
+    versions = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
+    seen = dict(observables(example, here, python, versions))
+    return {**seen, "nvcc": seen["nvcc"] or ""}
 
 
-def example_facts(facts: Facts) -> Facts:
-    return facts._replace(driver="535.1", memory=10**10, mpirun=Tool("/usr/bin/mpirun", "4.1.4"))
-
-
-VERSIONS = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
-# What each verb is said of.
-KINDS: dict[str, tuple[type, ...]] = {
-    "has": (frozenset,),
-    "lacks": (frozenset,),
+# What each verb is said of, if not of a text.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "has": frozenset,
+    "lacks": frozenset,
     "matches": (frozenset, str),
-    "is": (str,),
-    "is not": (str,),
-    "below": (int,),
-    "at least": (int,),
-    "allows": (str,),
-    "denies": (str,),
-    "outside": (str,),
-    "more than": (int,),
-    "differs from": (str,),
-    "newer than": (str,),
-    "another major than": (str,),
-    "newer major than": (str,),
+    "below": int,
+    "at least": int,
+    "more than": int,
 }
 
 
-def test_conditions_name_what_observables_has_and_fit_its_kind(
-    recipe: Recipe, facts: Facts, python: Interpreter
-) -> None:
-    known: dict[str, Any] = dict(
-        observables(example(recipe), example_facts(facts), python, VERSIONS)
-    )
-    known["nvcc"] = known["nvcc"] or ""
+def test_conditions_name_what_observables_has_and_fit_its_kind(known: dict[str, Any]) -> None:
     for rule in all_rules():
         for name, conditions in (pair for each in rule.alternatives() for pair in each.items()):
             assert name in known, (rule.id, name)
             for condition in each_of(conditions):
                 verb, _, operand = condition.rpartition(" ")
                 verb = "matches" if condition.startswith("matches ") else verb
-                if condition[0] in "<>=!~":
-                    assert isinstance(known[name], str), (rule.id, name)
-                elif condition not in ("any", "none"):
-                    assert isinstance(known[name], KINDS[verb]), (rule.id, name)
-                    if verb.endswith("than") or verb == "differs from":
-                        assert operand in known, (rule.id, operand)
-
-
-def test_the_cases_have_what_observables_has(
-    recipe: Recipe, facts: Facts, python: Interpreter
-) -> None:
-    known = observables(example(recipe), example_facts(facts), python, VERSIONS)
-    for rule in all_rules():
+                if condition not in ("any", "none"):
+                    assert isinstance(known[name], KINDS.get(verb, str)), (rule.id, name)
+                if verb.endswith("than") or verb == "differs from":
+                    assert operand in known, (rule.id, operand)
         for case in (*cases_of(rule, "hits"), *cases_of(rule, "misses")):
             for name, value in case.items():
                 assert isinstance(value, type(known[name])), (rule.id, name)
@@ -240,6 +199,12 @@ PYTHONS = [Interpreter(f"/{name}", f"3.{name}.1") for name in range(10, 14)]
 EDITED = [rule for rule in all_rules() if rule.edits]
 
 
+def write_recipe(path: Path, text: str) -> Path:
+    """A recipe named `mine` that extends `local`, if it does not say which one."""
+    base = "" if "extends = " in text else 'extends = "local"\n'
+    return write(path, f'format = 1\nname = "mine"\n{base}{text}')
+
+
 @pytest.mark.parametrize("rule", EDITED, ids=lambda rule: rule.id)
 def test_after_its_edit_a_rule_says_nothing_any_more(
     rule: Rule, facts: Facts, tmp_path: Path
@@ -249,24 +214,20 @@ def test_after_its_edit_a_rule_says_nothing_any_more(
     here = decode(Facts, {**encode(facts), **case.get("facts", {})})
     if "python" in case:
         here = here._replace(interpreters=(Interpreter("/p", case["python"]), *PYTHONS))
-    path, base = tmp_path / "mine.toml", 'extends = "local"\n'
-    text = case["recipe"] if "extends = " in case["recipe"] else base + case["recipe"]
-    path.write_text(f'format = 1\nname = "mine"\n{text}', encoding="utf-8")
+    path = write_recipe(tmp_path / "mine.toml", case["recipe"])
+    resolved = load_recipe(str(path))
     found = {each.id: each for each in judged(path, here)}
     assert rule.id in found, sorted(found)
-    told_of = told(found[rule.id], load_recipe(str(path)))
-    assert "\n  where: " in told_of, told_of
-    message = found[rule.id].message
-    for name, words in found[rule.id].values.items():
-        assert name.endswith("_provider") or all(
-            word.replace(">=0", "any") in message for word in words
-        ), message
-    mine = load_recipe(str(path))
-    changes = [propose(mine, edit) for edit in found[rule.id].edits]
+    hit = found[rule.id]
+    assert "\n  where: " in told(hit, resolved)
+    for name, words in hit.values.items():
+        named = all(word.replace(">=0", "any") in hit.message for word in words)
+        assert named or name.endswith("_provider"), hit.message
+    changes = [propose(resolved, edit) for edit in hit.edits]
     assert all(change.diff and not change.options for change in changes)
     assert any(rule.id not in left_after(change, path, here) for change in changes)
     if rule.severity != "note":
-        path.write_text(f'format = 1\nname = "mine"\n{text}', encoding="utf-8")
+        write_recipe(path, case["recipe"])
         assert rule.id not in after_all_suggestions(path, here, tmp_path / "facts.json")
 
 
@@ -279,12 +240,10 @@ def left_after(change: Change, path: Path, facts: Facts) -> set[str]:
         return {*RULES}
 
 
-def after_all_suggestions(
-    path: Path, facts: Facts, file: Path, overrides: tuple[str, ...] = ()
-) -> dict[str, str]:
+def after_all_suggestions(path: Path, facts: Facts, file: Path) -> set[str]:
     """What `check` reports once its suggestions are followed: each reports less, so they end."""
     file.write_text(json.dumps(encode(facts)), encoding="utf-8")
-    seen = [(len(RULES), 0)]
+    seen, overrides = [(len(RULES), 0)], tuple[str, ...]()
     while True:
         request = Request(Gate(), str(path), overrides=overrides, facts=file, anywhere=True)
         prepared = prepare(request, thorough=True)
@@ -294,7 +253,7 @@ def after_all_suggestions(
         seen.append(weight)
         change = suggest(request, prepared, rules).change
         if change is None:
-            return {rule.id: rule.severity for rule in rules}
+            return {rule.id for rule in rules}
         overrides = (*overrides, *change.options)
         if change.after:
             path = path if change.file else file.with_name("own.toml")
@@ -308,29 +267,37 @@ def judged(path: Path, facts: Facts) -> tuple[Rule, ...]:
     return judge(observables(resolved.recipe, facts, python, versions))
 
 
-ALL = ["+".join(filter(None, choice)) for choice in CHOICES]
+Check = Callable[..., str]
 
 
-def test_findings_of_the_shipped_recipes(
-    cases: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[Path, str], None]
-) -> None:
+@pytest.fixture
+def check(facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Calls `hvdenv check` for a machine with other facts; returns all output."""
+
+    def check(*words: str, code: int | None = 0, **changes: Any) -> str:
+        path = write(tmp_path / "facts.json", json.dumps(encode(facts._replace(**changes))))
+        ended = main(["check", *words, "--facts", str(path)])
+        said = "".join(capsys.readouterr())
+        expected = 3 if '"severity": "block"' in said else 0
+        assert ended == (expected if code is None else code), said
+        return said
+
+    return check
+
+
+def test_findings_of_the_shipped_recipes(check: Check, golden: Callable[[Path, str], None]) -> None:
     """Each finding of a shipped recipe is meant. `pytest tests/pure --regenerate` writes them anew."""
-    lines = []
-    for name in ALL:
-        recipe, _, variant = name.partition("+")
-        words = ["check", recipe, "--facts", str(cases / "facts.json"), "--json"]
-        code = main([*words, *(["--variant", variant] if variant else [])])
-        found = json.loads(capsys.readouterr().out)["findings"]
-        blocks = any(each["severity"] == "block" for each in found)
-        assert code == (3 if blocks else 0)
+    said = ""
+    for name, variant in CHOICES:
+        words = [name, "--json", *(["--variant", variant] if variant else [])]
+        found = json.loads(check(*words, code=None))["findings"]
         severities = {each["id"]: each["severity"] for each in found}
         assert severities.pop("horovod-end-of-life") == "note"
-        ids = ", ".join(f'"{severity}: {rule}"' for rule, severity in severities.items())
-        lines.append(f'"{name}" = [{ids}]')
-    said = (
-        "\n".join(lines).replace(', "', ',\n    "').replace('["', '[\n    "').replace('"]', '",\n]')
-    )
-    golden(SHIPPED, said + "\n")
+        listed = [f'"{severity}: {rule}"' for rule, severity in severities.items()]
+        rows = ",\n    ".join(listed)
+        said += f'"{"+".join(filter(None, (name, variant)))}" = ['
+        said += f"\n    {rows},\n]\n" if listed else "]\n"
+    golden(SHIPPED, said)
 
 
 OBSERVED = json.loads((FOLDER.parent / "observables.json").read_text(encoding="utf-8"))
@@ -353,53 +320,37 @@ def test_what_rules_see_of_a_recipe_and_a_machine(
     assert {name: plain.get(name) for name in names} == case["seen"]
 
 
-def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
-    found = judge(
-        observables(
-            recipe._replace(mpi=Mpi("openmpi", "5.0.11")),
-            facts._replace(disk_free=1, cxx=None),
-            python,
-            {"horovod": "0.28.1", "tensorflow": "2.18.1"},
-        )
-    )
-    severities = [rule.severity for rule in found]
-    assert severities == sorted(severities, key=["block", "warn", "note"].index)
-    assert [rule.id for rule in found if rule.severity == "block"] == ["no-compiler", "disk-low"]
+@pytest.mark.parametrize(
+    ("rule", "seen", "said"),
+    [
+        # Sentences with commas are not joined by commas, and values have the names of their keys.
+        (
+            "job-does-not-fit",
+            {"job_refused": frozenset({"a: 1, 2", "b: 3"})},
+            "own job: a: 1, 2; b: 3",
+        ),
+        ("needed-from-nowhere", {"unprovided": frozenset({"NCCL"})}, "does not find NCCL"),
+        ("static-nccl-with-stub-driver", {}, "horovod.gpu.nccl_link unset"),
+        ("no-mpirun-of-cray", {}, "launch.launcher is mpirun, but"),
+    ],
+)
+def test_texts_of_what_was_found(rule: str, seen: Observables, said: str) -> None:
+    (found,) = (e for e in judge({**cases_of(RULES[rule], "hits")[0], **seen}) if e.id == rule)
+    assert said in found.message + found.symptom
 
 
-def test_texts_of_what_was_found() -> None:
-    """Sentences with commas are not joined by commas, and values have the names of their keys."""
-    told = {
-        rule: judge({**cases_of(RULES[rule], "hits")[0], **more})
-        for rule, more in {
-            "job-does-not-fit": {"job_refused": frozenset({"a: 1, 2", "b: 3"})},
-            "needed-from-nowhere": {"unprovided": frozenset({"NCCL"})},
-            "static-nccl-with-stub-driver": {},
-            "horovod-release-is-old": {},
-            "no-mpirun-of-cray": {},
-        }.items()
-    }
-    found = {name: next(e for e in rules if e.id == name) for name, rules in told.items()}
-    assert found["job-does-not-fit"].message.endswith("own job: a: 1, 2; b: 3")
-    assert "does not find NCCL" in found["needed-from-nowhere"].symptom
-    assert "horovod.gpu.nccl_link unset" in found["static-nccl-with-stub-driver"].message
-    assert "status" not in found["horovod-release-is-old"].values
-    assert found["no-mpirun-of-cray"].message.startswith("launch.launcher is mpirun, but")
-
-
-Check = Callable[..., str]
-
-
-@pytest.fixture
-def check(facts: Facts, tmp_path: Path, hvdenv: Hvdenv) -> Check:
-    """Calls `hvdenv check` for a machine with other facts; returns all output."""
-
-    def check(*words: str, code: int = 0, **changes: Any) -> str:
-        path = tmp_path / "facts.json"
-        path.write_text(json.dumps(encode(facts._replace(**changes))))
-        return "".join(hvdenv("check", *words, "--facts", str(path), code=code))
-
-    return check
+def test_what_was_found_is_named() -> None:
+    variables = frozenset({"HOROVOD_GPU_ALLGATHER=MPI", "HOROVOD_WITH_TORCH=1", "NCCL_DEBUG=INFO"})
+    hits = {rule.id: rule for rule in judge({"run_variables": variables})}
+    found = hits["build-variables-at-run-time"]
+    assert found.message.endswith("HOROVOD_GPU_ALLGATHER=MPI, HOROVOD_WITH_TORCH=1")
+    names = ("HOROVOD_GPU_ALLGATHER", "HOROVOD_WITH_TORCH")
+    assert found.edits == ({f"environment.run.{name}": "" for name in names},)
+    assert "remove from the recipe: environment.run.HOROVOD_WITH_TORCH" in told(found)
+    # What was found in sets comes before words.
+    pytorch = frozenset({"PyTorch/2.0.1"})
+    (found,) = judge({"modules": pytorch, "torch_provider": "pip", "cxx": "g++"})
+    assert "(PyTorch/2.0.1)" in found.message
 
 
 def test_check_of_a_machine_where_nothing_stands_in_the_way(check: Check) -> None:
@@ -416,24 +367,26 @@ def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
     assert "[cpu-lacks-target-flags]" in said
     assert "hvdenv would refuse to build this" in said
     assert said.endswith(" the build would fail (2 blocks, 3 notes)\n")
-    found = json.loads(check("local", "--json", code=3, **short))["findings"]
-    assert {each["id"]: each["severity"] for each in found}["disk-low"] == "block"
+    words = ["local", "--json", "--set", "environment.run.HOROVOD_GPU_ALLGATHER=MPI"]
+    found = json.loads(check(*words, code=3, **short))["findings"]
+    severities = [each["severity"] for each in found]
+    assert set(severities) == {"block", "warn", "note"}
+    assert severities == sorted(severities, key=["block", "warn", "note"].index)
+    # What is allowed is passed.
+    found = json.loads(check("local", "--json", "--allow", "disk-low", disk_free=1))["findings"]
+    assert [each["id"] for each in found if each["allowed"]] == ["disk-low"]
 
 
 def test_check_reports_what_a_plan_would_refuse(check: Check) -> None:
-    said = check(
-        "local-cuda",
-        "--set",
-        "horovod.version=0.24.3",
-        "--set",
-        "horovod.gpu.nccl_link=shared",
-        code=3,
-    )
+    old = ("--set", "horovod.version=0.24.3", "--set", "horovod.gpu.nccl_link=shared")
+    said = check("local-cuda", *old, code=3)
     assert "torch's NCCL is requested together with another NCCL" in said
     assert "[plan-is-refused]" in said
 
 
-def test_allow_gets_past_a_rule_and_only_past_that(capsys: pytest.CaptureFixture[str]) -> None:
+def test_allow_gets_past_a_rule_and_only_past_that(
+    check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
     rules = (RULES["disk-low"], RULES["not-linux"], RULES["keras-3"])
     with pytest.raises(IncompatibleError) as caught:
         refuse_blocked(rules, ["disk-low"], quiet=False)
@@ -442,67 +395,29 @@ def test_allow_gets_past_a_rule_and_only_past_that(capsys: pytest.CaptureFixture
     assert RULES["disk-low"].message not in str(caught.value)
     refuse_blocked(rules, ["disk-low", "not-linux"], quiet=False)
     assert capsys.readouterr().err.count(told(RULES["keras-3"])) == 2
-
-
-def test_quiet_says_no_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     refuse_blocked((RULES["keras-3"],), [], quiet=True)
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "")
-
-
-def test_what_was_found_is_named() -> None:
-    variables = frozenset({"HOROVOD_GPU_ALLGATHER=MPI", "HOROVOD_WITH_TORCH=1", "NCCL_DEBUG=INFO"})
-    hits = {rule.id: rule for rule in judge({"run_variables": variables})}
-    found = hits["build-variables-at-run-time"]
-    assert found.message.endswith("HOROVOD_GPU_ALLGATHER=MPI, HOROVOD_WITH_TORCH=1")
-    names = ("HOROVOD_GPU_ALLGATHER", "HOROVOD_WITH_TORCH")
-    assert found.edits == ({f"environment.run.{name}": "" for name in names},)
-    assert "remove from the recipe: environment.run.HOROVOD_WITH_TORCH" in told(found)
-
-
-def test_what_was_found_in_sets_comes_before_words() -> None:
-    said: Observables = {
-        "modules": frozenset({"PyTorch/2.0.1"}),
-        "torch_provider": "pip",
-        "cxx": "g++",
-    }
-    (found,) = judge(said)
-    assert "(PyTorch/2.0.1)" in found.message
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(UsageError, match='disk-lo: no rule has [^"]*did you mean "disk-low'):
+        refuse_blocked((), ["disk-lo"], quiet=True)
+    assert "no rule has this name" in check("local", "--allow", "x-y", code=2)
+    # The build records it.
+    assert build._findings(rules[::2], ["disk-low"]) == (
+        {"rule": "disk-low", "severity": "block", "allowed": True},
+        {"rule": "keras-3", "severity": "warn"},
+    )
 
 
 def test_in_a_job_the_scheduler_chooses_the_gpus(
     hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert (
-        "note: CUDA_VISIBLE_DEVICES is set in this shell"
-        in hvdenv("check", "local", "--offline")[0]
-    )
+    note = "note: CUDA_VISIBLE_DEVICES is set in this shell"
+    assert note in hvdenv("check", "local", "--offline").out
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert "CUDA_VISIBLE_DEVICES" not in hvdenv("check", "local", "--offline")[0]
-
-
-def test_an_id_that_no_rule_has_cannot_be_allowed(check: Check) -> None:
-    with pytest.raises(UsageError, match="disk-lo: no rule has") as caught:
-        refuse_blocked((), ["disk-lo"], quiet=True)
-    assert 'did you mean "disk-low' in str(caught.value)
-    assert "no rule has this name" in check("local", "--allow", "x-y", code=2)
-
-
-def test_check_goes_past_what_is_allowed(check: Check) -> None:
-    check("local", "--json", code=3, disk_free=1)
-    said = check("local", "--json", "--allow", "disk-low", disk_free=1)
-    found = json.loads(said)["findings"]
-    assert {each["id"]: each["allowed"] for each in found}["disk-low"] is True
-    assert sum(each["allowed"] for each in found) == 1
+    assert "CUDA_VISIBLE_DEVICES" not in hvdenv("check", "local", "--offline").out
 
 
 MINE = """\
-# Mine.
-format = 1
-name = "mine"
-extends = "local"
-
 [launch]
 launcher = "horovodrun-mpi"  # as ever
 mca.pml = "ucx"
@@ -513,8 +428,7 @@ frameworks.torch.version = "2.2.2"
 
 
 def test_the_remedy_is_a_diff_of_the_recipe(check: Check, tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(MINE)
+    path = write_recipe(tmp_path / "mine.toml", MINE)
     said = check(str(path), "--variant", "new", code=3)
     assert f"--- {path}\n+++ {path}\n@@" in said
     assert '-launcher = "horovodrun-mpi"  # as ever\n+launcher = "mpirun"' in said
@@ -525,20 +439,8 @@ def test_the_remedy_is_a_diff_of_the_recipe(check: Check, tmp_path: Path) -> Non
     change = json.loads(check(str(path), "--variant", "new", "--json", code=3))["change"]
     assert change["diff"] in said
     assert change["options"] == []
-
-
-def test_the_remedy_keeps_the_syntax_of_toml_1_1(check: Check, tmp_path: Path) -> None:
-    """An inline table over several lines, with a comma after the last key."""
-    path = tmp_path / "mine.toml"
-    lines = 'launch = {\n    launcher = "horovodrun-mpi",\n    mca.pml = "ucx",\n}\n'
-    path.write_text('format = 1\nname = "mine"\nextends = "local"\n' + lines)
-    said = check(str(path), code=3)
-    assert f"where: {path}:4" in said
-    assert '-    launcher = "horovodrun-mpi",\n+    launcher = "mpirun",\n' in said
-
-
-def test_what_lies_over_the_recipe_is_mended_by_options(check: Check) -> None:
-    words = ["--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx"]
+    # What lies over the recipe is changed by options.
+    words = ("--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx")
     said = check("local", *words, code=3)
     assert "options that fix it: --set 'launch.launcher=\"mpirun\"'" in said
     assert "+++" not in said
@@ -546,12 +448,10 @@ def test_what_lies_over_the_recipe_is_mended_by_options(check: Check) -> None:
 
 def test_a_shipped_recipe_is_extended_and_not_changed(check: Check, tmp_path: Path) -> None:
     said = check("local", code=3, cpu_flags=("avx",))
-    start = said.index("as your own recipe")
-    text = said[start:].split("\n", 1)[1].rsplit("hvdenv would refuse to build this", 1)[0]
-    own = tmp_path / "own.toml"
-    own.write_text(text)
+    after = said[said.index("as your own recipe") :].split("\n", 1)[1]
+    text = after.rsplit("hvdenv would refuse to build this", 1)[0]
     assert parse_toml(text)["extends"] == "local"
-    check(str(own), cpu_flags=("avx",))
+    check(str(write(tmp_path / "own.toml", text)), cpu_flags=("avx",))
 
 
 def test_no_suggestion_leads_to_another_finding(check: Check) -> None:
@@ -560,17 +460,19 @@ def test_no_suggestion_leads_to_another_finding(check: Check) -> None:
     said = check(*words, code=3)
     assert '    in the recipe: horovod.controllers = ["mpi"]\n' in said
     assert "frameworks.torch.version = " not in said
-    said = check(*words, "--set", "launch.launcher=horovodrun-gloo", code=3)
+    gloo = ("--set", "launch.launcher=horovodrun-gloo")
+    said = check(*words, *gloo, code=3)
     assert '\n[horovod]\ncontrollers = ["mpi"]\n' in said
     assert "\noptions that fix it: --set 'launch.launcher=\"mpirun\"'\n" in said
-    words = [
-        each
-        for key in ("launch.launcher=horovodrun-gloo", "scheduler=slurm", "job.nodes=2")
-        for each in ("--set", key)
-    ]
-    assert 'recipe: launch.launcher = "srun" leads to: srun-with-plain-openmpi\n' in check(
-        "local", *words
-    )
+    said = check("local", *gloo, "--set", "scheduler=slurm", "--set", "job.nodes=2")
+    assert 'recipe: launch.launcher = "srun" leads to: srun-with-plain-openmpi\n' in said
+
+
+def proposed(path: Path, text: str, key: str, value: str) -> Change:
+    """A change of a recipe with a text."""
+    contents = (read_file(write(path, text), RECIPE),)
+    resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
+    return propose(resolved, {key: value})
 
 
 @pytest.mark.parametrize(
@@ -584,30 +486,16 @@ def test_no_suggestion_leads_to_another_finding(check: Check) -> None:
         ('[a.b]\nc = "x" # why\nd = 1\n', "a.b.c", '["y"]', '[a.b]\nc = ["y"] # why\nd = 1\n'),
         ('[a.b]\nc = "x"\nd = 1\n', "a.b.c", "", "[a.b]\nd = 1\n"),
         ('a = { b = "x", c = 1 }\n', "a.b", '"y"', 'a = { b = "y", c = 1 }\n'),
+        # TOML 1.1: an inline table over several lines, with a comma after the last key.
+        ('a = {\n  b = "x",\n  c.d = 1,\n}\n', "a.b", '"y"', 'a = {\n  b = "y",\n  c.d = 1,\n}\n'),
     ],
 )
 def test_an_edit_keeps_the_rest_of_the_text(
     tmp_path: Path, text: str, key: str, value: str, after: str
 ) -> None:
-    path = tmp_path / "r.toml"
-    path.write_text(text)
-    contents = (read_file(path, RECIPE),)
-    resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
-    assert propose(resolved, {key: value}).after == after
+    assert proposed(tmp_path / "r.toml", text, key, value).after == after
 
 
 def test_each_part_of_a_diff_names_its_table(tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
-    path.write_text('[a]\n# 1\n# 2\n# 3\n# 4\nb = "x"\n')
-    contents = (read_file(path, RECIPE),)
-    resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
-    assert "\n@@ -3,4 +3,4 @@ [a]\n # 2\n" in propose(resolved, {"a.b": '"y"'}).diff
-
-
-def test_the_build_records_what_was_allowed() -> None:
-    from hvdenv.session import build
-
-    assert build._findings((RULES["disk-low"], RULES["keras-3"]), ["disk-low"]) == (
-        {"rule": "disk-low", "severity": "block", "allowed": True},
-        {"rule": "keras-3", "severity": "warn"},
-    )
+    change = proposed(tmp_path / "r.toml", '[a]\n# 1\n# 2\n# 3\n# 4\nb = "x"\n', "a.b", '"y"')
+    assert "\n@@ -3,4 +3,4 @@ [a]\n # 2\n" in change.diff
