@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hvdenv.building.run_step import attempt, perform
@@ -15,12 +17,7 @@ from hvdenv.locks import lockfile
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.additions import (
-    Additions,
-    added_to,
-    parse,
-    refusal,
-)
+from hvdenv.plans.additions import Additions, added_to, parse, refusal
 from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
@@ -42,26 +39,21 @@ def chosen(*words: str, before: Additions | None = None, brought: str = "") -> A
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"),
+    ("words", "reason"),
     [
-        ("./a.whl", "Expected"),
-        ("-r", "Expected"),
-        ("", "Expected"),
-        ("tqdm=4", "Expected"),
-        ("tqdm @ https://example.org/tqdm.whl", "a URL"),
-        ("tqdm; python_version > '3'", "a condition"),
+        (["./a.whl"], "'./a.whl' .*Expected"),
+        (["-r"], "'-r' .*Expected"),
+        ([""], "'' .*Expected"),
+        (["tqdm @ https://example.org/tqdm.whl"], "'tqdm @ https://example.org/tqdm.whl'.*a URL"),
+        (["tqdm; python_version > '3'"], "tqdm; python_version > '3'.*a condition"),
+        (["a.b>1", "A_b<3"], "A_b is named twice"),
     ],
 )
-def test_what_is_no_package(word: str, reason: str) -> None:
+def test_what_is_no_package(words: list[str], reason: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse([word])
-    assert repr(word) in caught.value.message and reason in caught.value.message
+        parse(words)
+    assert re.search(reason, caught.value.message)
     assert "\n" not in caught.value.message
-
-
-def test_a_package_that_is_named_twice() -> None:
-    with pytest.raises(UsageError, match="A_b is named twice"):
-        parse(["a.b>1", "A_b<3"])
 
 
 def test_the_first_addition_keeps_all_that_is_there() -> None:
@@ -80,13 +72,19 @@ def test_what_is_there_is_not_added_unless_an_extra_may_bring_something() -> Non
     assert chosen("torch[optree]").requirements == ("torch[optree]",)
 
 
-@pytest.mark.parametrize("word", ["numpy>=2", "torch==2.9", "Horovod<0.28", "numpy[x]>=2"])
-def test_another_version_of_what_the_recipe_gives(word: str) -> None:
-    with pytest.raises(IncompatibleError) as caught:
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("numpy>=2", "numpy"),
+        ("torch==2.9", "torch"),
+        ("Horovod<0.28", "horovod"),
+        ("numpy[x]>=2", "numpy"),
+    ],
+)
+def test_another_version_of_what_the_recipe_gives(word: str, name: str) -> None:
+    with pytest.raises(IncompatibleError, match=f"the environment has {name} ") as caught:
         chosen(word)
-    assert caught.value.exit_code == 3
-    name = word.lower().split("[")[0].rstrip("<=>0123456789.")
-    assert caught.value.message.startswith(f"the environment has {name} {OWN[name]}")
+    assert caught.value.exit_code == 3 and OWN[name] in caught.value.message
 
 
 def test_what_was_added_before_stays_unless_it_is_named() -> None:
@@ -114,14 +112,10 @@ def test_a_conflict_is_said_in_the_words_of_uv() -> None:
     outcome = Outcome(Command(()), 1, UNSOLVED.format("numpy>=2 and\n   numpy==1.26.4"), 0.0)
     error = refusal(outcome, chosen("a"))
     assert (error.exit_code, error.where) == (3, "a")
-    assert (
-        error.detail == "No solution found cause: Because a depends on numpy>=2 and numpy==1.26.4"
-    )
+    said = "No solution found cause: Because a depends on numpy>=2 and numpy==1.26.4"
+    assert error.detail == said
     missing = Outcome(Command(()), 1, UNSOLVED.format("b and there is no b"), 0.0)
     assert refusal(missing, chosen("a")).exit_code == 5
-
-
-# In a plan
 
 
 def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Plan:
@@ -129,29 +123,22 @@ def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Pl
     return make_plan(maker._replace(additions=additions))
 
 
-def step(found: Plan, name: str) -> Step:
-    return next(each for each in found.steps if each.name == name)
-
-
 def test_what_is_installed_keeps_its_version(recipe: Recipe, facts: Facts) -> None:
     additions = chosen("tqdm>=4")._replace(new={"tqdm": "4.66.1", "rich": "13.0"})
-    found, plain = plan(recipe, facts, additions), plan(recipe, facts)
-    names = [each.name for each in found.steps]
+    found, plain = ({s.name: s for s in plan(recipe, facts, a).steps} for a in (additions, None))
+    names = list(found)
     after = names.index("installation") + 1
     assert names[after : after + 2] == ["additions-resolution", "additions"]
-    assert names[:after] + names[after + 2 :] == [each.name for each in plain.steps]
+    assert names[:after] + names[after + 2 :] == list(plain)
     for name in ("resolution", "additions-resolution"):
-        requested = step(found, name).requested
-        assert requested
-        assert requested.pins == additions.kept
+        requested = found[name].requested
+        assert requested and requested.pins == additions.kept
         # A package for CPUs has the same index as the framework that it goes with.
         assert "--cpu-index" in requested.sources
-    assert requested
-    assert requested.requirements == ("tqdm==4.66.1", "rich==13.0")
-    assert str(requested.listed) in step(found, "additions").commands[0].argv
-    base = step(plain, "resolution").requested
-    assert base
-    assert not base.pins
+    assert requested and requested.requirements == ("tqdm==4.66.1", "rich==13.0")
+    assert str(requested.listed) in found["additions"].commands[0].argv
+    base = plain["resolution"].requested
+    assert base and not base.pins
 
 
 def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Facts) -> None:
@@ -163,12 +150,9 @@ def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Fact
 
 
 def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
-    recipe = load_recipe("neuron").recipe
-    conda = next(
-        file.text
-        for file in step(plan(recipe, facts, chosen("tqdm")), "environment").files
-        if file.path.name == "conda.json"
-    )
+    steps = plan(load_recipe("neuron").recipe, facts, chosen("tqdm")).steps
+    (files,) = (step.files for step in steps if step.name == "environment")
+    (conda,) = (file.text for file in files if file.path.name == "conda.json")
     assert '"python=3.11.7=h955ad1f_0"' in conda
 
 
@@ -195,22 +179,22 @@ def test_an_attempt_ends_with_what_fails() -> None:
 
 
 def prepared_for(*words: str) -> tuple[Request, Prepared]:
-    request = read_request(make_parser("install").parse_args(["install", *words]))
+    words = ("install", "local", "--python", "3.11", *words)
+    request = read_request(make_parser("install").parse_args(words))
     return request, prepare(request, thorough=False)
 
 
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
-    request, prepared = prepared_for("local", "--python", "3.11", "tqdm")
+    request, prepared = prepared_for("tqdm")
     assert add_recorded_lock(request, prepared, GenerationRecord()) == prepared
-    folder = lockfile.lock_folder(
-        recipe_locks(request, prepared).root, make_resolution(prepared).inputs(())
-    )
+    inputs = make_resolution(prepared).inputs(())
+    folder = lockfile.lock_folder(recipe_locks(request, prepared).root, inputs)
     record = GenerationRecord(lock=LockUse(lockfile.read_lock(folder).digest))
     found = add_recorded_lock(request, prepared, record)
     assert found.locked and found.locked.folder == folder
     with pytest.raises(LockError, match="is not here, or was rewritten"):
         add_recorded_lock(request, prepared, GenerationRecord(lock=LockUse("0" * 64)))
-    request, other = prepared_for("local", "--python", "3.11", "--set", "packages.tqdm=>=4", "a")
+    request, other = prepared_for("--set", "packages.tqdm=>=4", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):
         add_recorded_lock(request, other, record)
 

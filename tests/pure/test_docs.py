@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {f"docs/generated/{name}": text for name, text in reference.pages().items()}
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
@@ -39,10 +39,6 @@ class Call(NamedTuple):
     page: str
     line: str
     words: tuple[str, ...]
-
-
-def outside_of_blocks(text: str) -> str:
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands(text: str) -> Iterator[str]:
@@ -82,9 +78,13 @@ def calls() -> Iterator[Call]:
 CALLS = list(calls())
 
 
-def test_calls_are_found() -> None:
-    pages = {"README.md", "docs/how-to/run-jobs.md", "docs/how-to/use-containers.md"}
-    assert {call.page for call in CALLS} >= pages
+parser = cache(make_parser)
+
+
+@cache
+def generated() -> dict[str, str]:
+    """The pages of the reference, by their names in docs/generated."""
+    return reference.pages()
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.page}: {call.line}")
@@ -94,7 +94,7 @@ def test_every_call_is_understood(call: Call, capsys: pytest.CaptureFixture[str]
         assert words[-1] != "--"
         words = words[: words.index("--")]
     try:
-        arguments = make_parser().parse_args(words)
+        arguments = parser().parse_args(words)
     except SystemExit as end:
         if end.code:
             pytest.fail(capsys.readouterr().err)
@@ -104,19 +104,20 @@ def test_every_call_is_understood(call: Call, capsys: pytest.CaptureFixture[str]
         load_recipe(recipe, variants=arguments.variant, overrides=arguments.overrides)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_reference_has_every_command_with_an_example(command: str) -> None:
-    section = GENERATED["docs/generated/commands.md"].split(f"\n## hvdenv {command}\n")[1]
-    assert f"  hvdenv {command}" in section.split("\n## ")[0]
+def test_calls_are_found() -> None:
+    pages = {"README.md", "docs/how-to/run-jobs.md", "docs/how-to/use-containers.md"}
+    assert {call.page for call in CALLS} >= pages
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     """Of the pages outside of the site too; Sphinx checks the anchors within it."""
-    for link in LINK.findall(outside_of_blocks(PAGES[page])):
+    outside_of_blocks = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    for link in LINK.findall(outside_of_blocks):
         if not re.match(r"[a-z]+:|#", link):
             target = (ROOT / page).parent / link.partition("#")[0]
-            assert target.exists() or os.path.relpath(target, ROOT) in GENERATED, link
+            made = os.path.relpath(target, ROOT / "docs/generated") in generated()
+            assert target.exists() or made, link
 
 
 def test_exit_codes() -> None:
@@ -125,46 +126,41 @@ def test_exit_codes() -> None:
     raised = {each.exit_code for each in own} | set(EXIT_CODES.values())
     # A shell reports 141 for a command that SIGPIPE ended.
     assert set(errors.MEANINGS) - {0} == raised - {0} | {errors.OWN_FAILURE, 141}
-    rows = re.findall(r"^\| ([0-9]+) \|", GENERATED["docs/generated/exit-codes.md"], re.MULTILINE)
+    rows = re.findall(r"^\| ([0-9]+) \|", generated()["exit-codes.md"], re.MULTILINE)
     assert [int(code) for code in rows] == sorted(errors.MEANINGS)
 
 
-def test_every_recipe_key_has_a_meaning() -> None:
-    page = GENERATED["docs/generated/recipe-keys.md"]
+def test_the_reference_has_every_command_key_and_recipe() -> None:
+    for command in COMMANDS:
+        section = generated()["commands.md"].split(f"\n## hvdenv {command}\n")[1]
+        assert f"  hvdenv {command}" in section.split("\n## ")[0]  # an example
+    page = generated()["recipe-keys.md"]
     rows = re.findall(r"^\| `(.+?)` \|.*\| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 100
     assert [key for key, meaning in rows if not meaning.strip()] == []
-
-
-def test_the_table_of_recipes() -> None:
-    page = GENERATED["docs/generated/recipes.md"]
+    page = generated()["recipes.md"]
     rows = re.findall(r"^\| \[`([a-z0-9-]+)`\]\(\S+\) \| (.+) \| (\w+) \|$", page, re.MULTILINE)
     recipes = [load_recipe(name).recipe for name in sorted(shipped_recipes())]
     assert rows == [(each.name, reference.plain(each.summary), each.status) for each in recipes]
 
 
-def test_all_pages_state_the_same_number_of_rules() -> None:
-    """Whole hundreds, so that not every new rule changes them."""
-    counts = re.findall(r"\b(\S+)\s+(\d+)\s\[?rules\b", "\n".join(PAGES.values()))
-    assert counts and {*counts} == {("over", str(len(all_rules()) // 100 * 100))}
-
-
 def test_every_rule_and_error_message_is_in_the_reference() -> None:
     for rule in all_rules():
-        assert f"### {rule.id}\n" in GENERATED["docs/generated/rules.md"]
+        assert f"### {rule.id}\n" in generated()["rules.md"]
+    for each in (*all_failures().causes, *all_failures().events):
+        page = generated()[f"errors/{each.id}.md"]
+        assert all(text in page for text in each.texts)
     for cause in all_failures().causes:
-        text = GENERATED[f"docs/generated/errors/{cause.id}.md"]
-        assert all(each in text for each in cause.texts)
-        assert all(reference.plain(each) in text for each in cause.remedies)
-    for event in all_failures().events:
-        text = GENERATED[f"docs/generated/errors/{event.id}.md"]
-        assert all(each in text for each in event.texts)
+        page = generated()[f"errors/{cause.id}.md"]
+        assert all(reference.plain(each) in page for each in cause.remedies)
 
 
-def test_labels_of_published_wheels_are_those_of_the_current_patches() -> None:
+def test_numbers_of_rules_and_labels_of_wheels() -> None:
+    """Of rules whole hundreds, so that not every new one changes them."""
+    counts = re.findall(r"\b(\S+)\s+(\d+)\s\[?rules\b", "\n".join(PAGES.values()))
+    assert counts and {*counts} == {("over", str(len(all_rules()) // 100 * 100))}
     pages = "".join(text for name, text in PAGES.items() if name.startswith("docs/"))
-    labels = set(re.findall(r"\+(hvdenv\.\d+)", pages))
-    assert labels == {f"hvdenv.{set_number()}"}
+    assert {*re.findall(r"\+(hvdenv\.\d+)", pages)} == {f"hvdenv.{set_number()}"}
 
 
 def test_targets_of_make() -> None:
@@ -175,18 +171,12 @@ def test_targets_of_make() -> None:
 
 def test_nothing_installs_a_package_of_hvdenvs_name_from_an_index() -> None:
     """No index has it, so anybody could publish one: files and wheels are named by their paths."""
-    texts = {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in (*(ROOT / "hvdenv").rglob("*.py"), *(ROOT / "hvdenv").rglob("*.toml"))
-    }
+    sources = (path for kind in ("py", "toml") for path in (ROOT / "hvdenv").rglob(f"*.{kind}"))
+    texts = {**PAGES, **{str(path): path.read_text(encoding="utf-8") for path in sources}}
     by_name = re.compile(
         r"\b(?:pip|pipx|uv)(?: \w+)? (?:install|download|add|wheel)\b[^\n;|`]*?[\s'\"]hvdenv(?:\[\w+\])?(?=['\"`\s]|$)",
         re.MULTILINE,
     )
-    found = [
-        f"{place}: {match[0]}"
-        for place, text in {**PAGES, **texts}.items()
-        for match in by_name.finditer(text)
-        if "--no-index" not in match[0]
-    ]
-    assert found == []
+    for place, text in texts.items():
+        found = [match[0] for match in by_name.finditer(text)]
+        assert [each for each in found if "--no-index" not in each] == [], place

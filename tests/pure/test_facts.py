@@ -22,7 +22,9 @@ from hvdenv.model.facts import (
 from hvdenv.model.observe import ask_interpreter, declared, observe, own_interpreter
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from tests.files import EXECUTABLE, write
+from tests.files import EXECUTABLE, programs, write
+
+NVCC = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n"
 
 
 @pytest.mark.parametrize(
@@ -35,11 +37,7 @@ from tests.files import EXECUTABLE, write
         ("cmake", "cmake3 version 3.17.5\n", "3.17.5"),
         ("mpirun", "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org\n", "4.1.4"),
         ("mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\n", "2021.9"),
-        (
-            "nvcc",
-            "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n",
-            "12.4",
-        ),
+        ("nvcc", NVCC, "12.4"),
         ("nvcc", "", ""),
     ],
 )
@@ -47,55 +45,21 @@ def test_versions_in_the_answers_of_programs(fact: str, output: str, version: st
     assert parse_version(fact, output) == version
 
 
-def test_cpuinfo() -> None:
-    x86 = "processor\t: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 avx\n\nprocessor\t: 1\nflags\t\t: fpu\n"
-    assert parse_cpuinfo(x86) == ("Some CPU @ 2GHz", ("avx", "avx2", "fpu"))
-    arm = "processor\t: 0\nFeatures\t: fp asimd\n"
-    assert parse_cpuinfo(arm) == ("", ("asimd", "fp"))
-    power = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n"
-    assert parse_cpuinfo(power) == ("POWER9, altivec supported", ())
-    assert parse_cpuinfo("") == ("", ())
-
-
-def test_the_driver() -> None:
-    said = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc version 12.2.0\n"
-    assert parse_driver(said) == "535.129.03"
-    opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
-    assert parse_driver(opened) == "580.65.06"
-    assert parse_driver("") == ""
-
-
-def test_memory_is_what_the_control_group_leaves() -> None:
-    meminfo = "MemTotal:        1000 kB\nMemFree:          10 kB\n"
-    assert parse_memory(meminfo) == 1_024_000
-    assert parse_memory(meminfo, "max\n") == 1_024_000
-    assert parse_memory(meminfo, "500\n") == 500
-    assert parse_memory("", "") is None
-
-
-def test_nvcc_is_found_where_builds_look_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvcc = write(
-        tmp_path / "nvcc",
-        "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n",
-        EXECUTABLE,
-    )
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {"nvcc": str(nvcc)})
-    assert observe(tmp_path, Runner(), thorough=True).nvcc == Tool(str(nvcc), "13.0")
-    monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {})
-    assert observe(tmp_path, Runner(), thorough=True).nvcc is None
-
-
-def test_variables_are_told_by_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy:3128")
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
-    monkeypatch.setenv("SOMETHING_ELSE", "1")
-    told = observe(tmp_path, Runner(), thorough=True)
-    assert {"HTTP_PROXY", "HOROVOD_FUSION_THRESHOLD"} <= set(told.variables)
-    assert "SOMETHING_ELSE" not in told.variables
-    assert "secret" not in repr(told)
+@pytest.mark.parametrize(
+    ("text", "model", "flags"),
+    [
+        (
+            "model name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 avx\n\nprocessor\t: 1\nflags\t\t: fpu\n",
+            "Some CPU @ 2GHz",
+            ("avx", "avx2", "fpu"),
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", "", ("asimd", "fp")),
+        ("cpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported", ()),
+        ("", "", ()),
+    ],
+)
+def test_cpuinfo(text: str, model: str, flags: tuple[str, ...]) -> None:
+    assert parse_cpuinfo(text) == (model, flags)
 
 
 QUOTA = """\
@@ -112,10 +76,7 @@ Disk quotas for user u (uid 1000):
         ("/home  1000  4000  0  0  10  0  0  0", 3_072_000),
         ("/home  1000  0  0  0  10  0  0  0", None),
         ("/home  6000*  4000  5000  0  10  0  0  0", 0),
-        (
-            "/home  1000  0  5000  0  10  0  0  0\n       /scratch  1000  0  2000  0  10  0  0  0",
-            1_024_000,
-        ),
+        ("/a  1000  0  5000  0  1  0  0  0\n       /b  1000  0  2000  0  1  0  0  0", 1_024_000),
         ("none", None),
     ],
 )
@@ -123,19 +84,45 @@ def test_quota(line: str, left: int | None) -> None:
     assert parse_quota(QUOTA.format(line)) == left
 
 
-def test_declared_facts_survive_a_round_trip(facts: Facts, tmp_path: Path) -> None:
-    path = write(tmp_path / "facts.json", json.dumps(encode(facts._replace(origin="observed"))))
-    assert declared(path) == facts
+def test_the_driver_and_the_memory_that_the_control_group_leaves() -> None:
+    closed = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n"
+    )
+    assert parse_driver(f"{closed}GCC version:  gcc version 12.2.0\n") == "535.129.03"
+    opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+    assert parse_driver(opened) == "580.65.06"
+    assert parse_driver("") == ""
+    meminfo = "MemTotal:        1000 kB\nMemFree:          10 kB\n"
+    assert parse_memory(meminfo) == parse_memory(meminfo, "max\n") == 1_024_000
+    assert parse_memory(meminfo, "500\n") == 500
+    assert parse_memory("", "") is None
+
+
+def test_this_machine_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy:3128")
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    seen = observe(tmp_path / "not" / "yet" / "there", Runner(), thorough=True)
+    assert seen.origin == "observed"
+    assert seen.cores >= 1
+    assert seen.disk_free is not None
+    assert seen.interpreters[0] == own_interpreter()
+    assert ask_interpreter(own_interpreter().path, Runner()) == own_interpreter()
+    assert all(isinstance(each, Interpreter) for each in seen.interpreters)
+    # Variables by name only.
+    assert {"HTTP_PROXY", "HOROVOD_FUSION_THRESHOLD"} <= set(seen.variables)
+    assert "SOMETHING_ELSE" not in seen.variables
+    assert "secret" not in repr(seen)
+    # What is seen here can be declared elsewhere.
+    path = write(tmp_path / "facts.json", json.dumps(encode(seen)))
+    assert declared(path) == seen._replace(origin="declared")
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"coers": 8}, 'coers: unknown key; did you mean "cores"?'),
-        (
-            {"interpreters": [{"path": "/p", "version": "3.x"}]},
-            "interpreters[0].version: expected a version",
-        ),
+        ({"interpreters": [{"path": "/p", "version": "3.x"}]}, "interpreters[0].version: expected"),
         ({"cxx": {"path": "/usr/bin/g++", "version": "twelve"}}, "cxx.version: expected a version"),
         (b"{", "not valid JSON: "),
         (b"\xff", "not valid JSON: "),
@@ -144,11 +131,10 @@ def test_declared_facts_survive_a_round_trip(facts: Facts, tmp_path: Path) -> No
     ],
 )
 def test_declared_facts_that_are_wrong(
-    cases: Path, tmp_path: Path, change: dict[str, Any] | bytes, said: str
+    facts: Facts, tmp_path: Path, change: dict[str, Any] | bytes, said: str
 ) -> None:
     if isinstance(change, dict):
-        whole = {**json.loads((cases / "facts.json").read_text()), **change}
-        change = json.dumps(whole).encode()
+        change = json.dumps({**encode(facts), **change}).encode()
     path = tmp_path / "facts.json"
     path.write_bytes(change)
     with pytest.raises(RecipeError) as caught:
@@ -156,26 +142,22 @@ def test_declared_facts_that_are_wrong(
     assert str(caught.value).startswith(f"{path}: {said}")
 
 
-def test_an_interpreter_answers_for_itself() -> None:
-    own = own_interpreter()
-    asked = ask_interpreter(own.path, Runner())
-    assert asked == own
+# As a Python that was compiled without libffi; here it only says so.
+LACKING = """\
+#!{}
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name == {!r} else find(name)
+exec(sys.argv[3])
+"""
 
 
 @pytest.mark.parametrize("lacking", ["_ctypes", "_ssl", "zlib", "ensurepip", "venv"])
 def test_an_interpreter_that_lacks_a_module_is_not_complete(tmp_path: Path, lacking: str) -> None:
-    """As one that was compiled without libffi; here it only says so."""
-    program = write(
-        tmp_path / "python",
-        f"#!{sys.executable}\n"
-        "import importlib.util, sys\n"
-        "find = importlib.util.find_spec\n"
-        f"importlib.util.find_spec = lambda name: None if name == {lacking!r} else find(name)\n"
-        "exec(sys.argv[3])\n",
-        EXECUTABLE,
-    )
-    asked = ask_interpreter(str(program), Runner())
-    assert asked == Interpreter(str(program), own_interpreter().version, complete=False)
+    path = tmp_path / "python"
+    program = str(write(path, LACKING.format(sys.executable, lacking), EXECUTABLE))
+    expected = Interpreter(program, own_interpreter().version, complete=False)
+    assert ask_interpreter(program, Runner()) == expected
 
 
 @pytest.mark.parametrize("program", ["/none", "/bin/false", "/bin/echo"])
@@ -183,32 +165,22 @@ def test_what_is_no_interpreter(program: str) -> None:
     assert ask_interpreter(program, Runner()) is None
 
 
-def test_this_machine_is_observed(tmp_path: Path) -> None:
-    seen = observe(tmp_path / "not" / "yet" / "there", Runner(), thorough=False)
-    assert seen.origin == "observed"
-    assert seen.cores >= 1
-    assert seen.disk_free is not None
-    assert seen.interpreters[0] == own_interpreter()
-    assert all(isinstance(each, Interpreter) for each in seen.interpreters)
-    # What is seen here can be declared elsewhere.
-    path = write(tmp_path / "facts.json", json.dumps(encode(seen)))
-    assert declared(path) == seen._replace(origin="declared")
-
-
-def test_versions_of_programs_are_asked_at_the_same_time(
+def test_programs_are_found_where_builds_look_for_them_and_asked_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each program waits for the other one to start."""
-    for name, other in (("gcc", "g++"), ("g++", "gcc")):
-        program = tmp_path / name
-        program.write_text(
-            f"#!/bin/sh\ncd {tmp_path}\n: > {name}.started\n"
-            f"until [ -e {other}.started ]; do sleep 0.01; done\necho 12.2.0\n"
-        )
-        program.chmod(0o755)
+    """Each compiler waits for the other one to start."""
+    wait = f"cd {tmp_path}; : > {{}}.started; until [ -e {{}}.started ]; do sleep 0.01; done; echo 12.2.0"
+    compilers = {"gcc": wait.format("gcc", "g++"), "g++": wait.format("g++", "gcc")}
+    programs(tmp_path, **compilers)
+    programs(tmp_path / "cuda", nvcc="echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+    nvcc = str(tmp_path / "cuda/nvcc")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    seen = observe(tmp_path, Runner(), thorough=False)
-    assert [seen.cc, seen.cxx] == [Tool(str(tmp_path / each), "12.2.0") for each in ("gcc", "g++")]
+    monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {"nvcc": nvcc})
+    seen = observe(tmp_path, Runner(), thorough=True)
+    assert [seen.cc, seen.cxx] == [Tool(str(tmp_path / each), "12.2.0") for each in compilers]
+    assert seen.nvcc == Tool(nvcc, "13.0")
+    monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {})
+    assert observe(tmp_path, Runner(), thorough=True).nvcc is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
@@ -216,21 +188,18 @@ def test_interpreters_of_another_user_are_not_found_but_on_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`sudo -E` keeps another user's HOME."""
-    folder = tmp_path / ".pyenv/versions/3.99.1/bin"
-    folder.mkdir(parents=True)
-    program = write(folder / "python3.99", "#!/bin/sh\n", EXECUTABLE)
+    folder = programs(tmp_path / ".pyenv/versions/3.99.1/bin", **{"python3.99": ""})
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "/usr/bin")
 
-    def found() -> bool:
+    def found(path: str) -> bool:
+        monkeypatch.setenv("PATH", path)
         interpreters = observe(tmp_path, Runner(), thorough=False).interpreters
-        return str(program) in [each.path for each in interpreters]
+        return str(folder / "python3.99") in [each.path for each in interpreters]
 
-    assert found()
-    os.chown(program, 12345, 12345)
-    assert not found()
-    monkeypatch.setenv("PATH", f"/usr/bin:{folder}")
-    assert found()
+    assert found("/usr/bin")
+    os.chown(folder / "python3.99", 12345, 12345)
+    assert not found("/usr/bin")
+    assert found(f"/usr/bin:{folder}")
 
 
 def test_folders_that_may_not_be_looked_into_are_passed_over(

@@ -18,7 +18,6 @@ import pytest
 from hvdenv.building import lookup
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
-from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import scratch
 from hvdenv.masking import forgotten, mask
@@ -28,6 +27,8 @@ from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.runner import Runner
 from hvdenv.session.progress import Silent
+from tests.commands import Hvdenv
+from tests.files import write
 from tests.standalone import load
 
 pip_sources, uv_pip, index_page = map(load, ("pip_sources", "uv_pip", "index_page"))
@@ -35,14 +36,18 @@ pip_sources, uv_pip, index_page = map(load, ("pip_sources", "uv_pip", "index_pag
 FAILED = "error: No solution found when resolving dependencies\n  cause: "
 CONCLUDED = "we can conclude that your requirements are unsatisfiable."
 NO_TORCH = f"{FAILED}Because there is no version of torch==2.99.0 and you require torch==2.99.0, {CONCLUDED}"
+NO_BUILD = (
+    "hint: Wheels are required for `{}` because building from source is disabled for all packages"
+)
 OLD_PYTHON = (
     f"{FAILED}Because all of:\n{'  numpy>=1.23.0,<=1.23.4' * 30}\n"
     f"have no wheels with a matching Python implementation tag and you require numpy>=1.23, {CONCLUDED}\n\n"
-    "hint: Wheels are required for `numpy` because building from source is disabled for all packages"
+    + NO_BUILD.format("numpy")
 )
+OLD_FILES = "numpy-1.21.6.tar.gz >=3.7\nnumpy-1.24.0.zip >=3.12"
 ARCHIVE = (
     f"{FAILED}Because wheel==0.40 has no usable wheels and you require wheel==0.40, {CONCLUDED}\n\n"
-    "hint: Wheels are required for `wheel` because building from source is disabled for all packages"
+    + NO_BUILD.format("wheel")
 )
 NO_NETWORK = (
     "error: Failed to fetch: `https://pypi.org/simple/torch/`\n"
@@ -57,13 +62,11 @@ GOOD = "numpy==2.2.6\ntorch==2.13.0+cpu\n"
 class Recorded(Runner):
     """Answers of uv one after the other, and the source archives that indexes have."""
 
-    def __init__(self, answers: list[tuple[int, str]], versions: str, silent: str) -> None:
+    def __init__(self, answers: tuple[tuple[int, str], ...], versions: str, silent: str) -> None:
         super().__init__()
-        self.answers, self.versions, self.asked = answers, versions, list[Command]()
-        self.silent = silent
+        self.answers, self.versions, self.silent = [*answers], versions, silent
 
     def run(self, command: Command, **_: Any) -> Outcome:
-        self.asked.append(command)
         code, output = 0, ""
         if "/uv_pip.py" in command.argv[1]:
             code, output = self.answers.pop(0)
@@ -73,73 +76,56 @@ class Recorded(Runner):
         return Outcome(command, code, output, 0.0, timed_out=code == -9)
 
 
-Ask = Callable[..., tuple[Availability, Recorded]]
+Ask = Callable[..., Availability]
 
 
 @pytest.fixture
 def ask(facts: Facts, tmp_path: Path) -> Ask:
-    def answered(
-        *answers: tuple[int, str], versions: str = "", silent: str = ""
-    ) -> tuple[Availability, Recorded]:
+    def answered(*answers: tuple[int, str], versions: str = "", silent: str = "") -> Availability:
         resolved = load_recipe("local")
         steps = steps_of(resolved.recipe, facts, Interpreter("python3", "3.11.7"), tmp_path)
-        runner = Recorded([*answers], versions, silent)
         questions = Questions(
             maker=Resolution(*steps),
             work=tmp_path,
             cache=tmp_path,
-            runner=runner,
+            runner=Recorded(answers, versions, silent),
             progress=Silent(),
             end=time.monotonic() + 60,
             where=resolved.where,
         )
-        return look_up(questions), runner
+        return look_up(questions)
 
     return answered
 
 
 @pytest.mark.parametrize(
-    ("answers", "versions", "wrong", "told"),
+    ("answers", "wrong", "told"),
     [
-        ([(0, GOOD)], "", "", "Python packages: 2 agree for Python 3.11.7 on x86_64"),
-        ([(1, NO_TORCH)], "", "local.toml:13: frameworks.torch.version: Because there is no", ""),
-        (
-            [(1, OLD_PYTHON)],
-            "numpy-1.21.6.tar.gz >=3.7\nnumpy-1.24.0.zip >=3.12",
-            "packages.numpy: no file for Python 3.11.7 on",
-            "",
-        ),
-        (
-            [(1, ARCHIVE), (0, GOOD)],
-            "wheel-0.40.tar.gz ",
-            "",
-            "wheel: only its source archive fits",
-        ),
-        ([(1, NO_INDEX)], "", "", "Python packages: pip is configured to use no index"),
-        ([(2, NO_NETWORK)], "", "", "Python packages: Failed to fetch: `https://pypi.org"),
-        ([(-9, "")], "", "", "Python packages: no answer in time"),
+        ([(0, GOOD)], "", "Python packages: 2 agree for Python 3.11.7 on x86_64"),
+        ([(1, NO_TORCH)], "local.toml:13: frameworks.torch.version: Because there is no", ""),
+        ([(1, OLD_PYTHON)], "packages.numpy: no file for Python 3.11.7 on", ""),
+        ([(1, ARCHIVE), (0, GOOD)], "", "wheel: only its source archive fits"),
+        ([(1, NO_INDEX)], "", "Python packages: pip is configured to use no index"),
+        ([(2, NO_NETWORK)], "", "Python packages: Failed to fetch: `https://pypi.org"),
+        ([(-9, "")], "", "Python packages: no answer in time"),
     ],
 )
 def test_answers_of_indexes(
-    ask: Ask,
-    answers: list[tuple[int, str]],
-    versions: str,
-    wrong: str,
-    told: str,
+    ask: Ask, answers: list[tuple[int, str]], wrong: str, told: str
 ) -> None:
-    found, _ = ask(*answers, versions=versions)
+    """Neither an answer that is missing, nor one that is bad, is the other."""
+    versions = "wheel-0.40.tar.gz " if answers[0][1] == ARCHIVE else OLD_FILES
+    found = ask(*answers, versions=versions)
     (said,) = found.wrong.get("packages_refused", {""})
-    assert (wrong in said) == bool(wrong or not said), said
+    assert wrong in said and bool(said) == bool(wrong), said
     assert told in "\n".join((*found.looked_up, *found.not_looked_up))
-    # Neither an answer that is missing, nor one that is bad, is the other.
-    assert bool(said) == bool(wrong)
 
 
 def test_builds_do_without_an_index_of_cpu_builds_that_does_not_answer(ask: Ask) -> None:
-    found, _ = ask((0, GOOD), silent=SILENT)
+    found = ask((0, GOOD), silent=SILENT)
     assert found.not_looked_up == (SILENT.strip().removeprefix("hvdenv: "),)
-    assert ask((1, NO_TORCH), silent=SILENT)[0].wrong
-    (told,) = ask((2, f"warning: none\n{NO_NETWORK}"), silent=SILENT)[0].not_looked_up
+    assert ask((1, NO_TORCH), silent=SILENT).wrong
+    (told,) = ask((2, f"warning: none\n{NO_NETWORK}"), silent=SILENT).not_looked_up
     assert told.startswith("Python packages: Failed to fetch: `https://pypi.org")
 
 
@@ -157,59 +143,65 @@ def test_platforms(machine: str, glibc: str, tag: str) -> None:
     assert platform(machine, glibc) == tag
 
 
-def sources(tmp_path: Path, *words: str, **variables: str) -> Any:
-    """What pip_sources.py finds with a pip.conf of the user and with these variables."""
+Sources = Callable[..., Any]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    """What pip_sources.py finds with some variables and, once a call wrote it, a pip.conf of the user."""
     environ = {
         "XDG_CONFIG_HOME": str(tmp_path),
         "XDG_CONFIG_DIRS": str(tmp_path / "none"),
         "HOME": "/none",
     }
-    with mock.patch.dict(os.environ, {**environ, **variables}, clear=True):
-        return pip_sources.Sources(pip_sources.parser_of_sources().parse_args([*words]))
+
+    def found(*words: str, conf: str | None = None, **variables: str) -> Any:
+        if conf is not None:
+            write(tmp_path / "pip/pip.conf", conf)
+        elif not (tmp_path / "pip").exists():
+            variables["PIP_CONFIG_FILE"] = os.devnull  # not that of this machine
+        with mock.patch.dict(os.environ, {**environ, **variables}, clear=True):
+            return pip_sources.Sources(pip_sources.parser_of_sources().parse_args([*words]))
+
+    return found
 
 
-@pytest.fixture
-def pip_conf(tmp_path: Path) -> Path:
-    (tmp_path / "pip").mkdir()
-    return tmp_path / "pip/pip.conf"
+def variables_of(found: Any) -> dict[str, str]:
+    """What uv gets to hear."""
+    with mock.patch.dict(os.environ, {}, clear=True):
+        variables: dict[str, str] = uv_pip.variables(found)
+    return variables
 
 
-def test_where_pip_is_configured_to_look(tmp_path: Path, pip_conf: Path) -> None:
-    links = tmp_path / "links"
-    links.mkdir()
-    pip_conf.write_text(
+def test_where_pip_is_configured_to_look(tmp_path: Path, sources: Sources) -> None:
+    (links := tmp_path / "links").mkdir()
+    assert sources().indexes == ["https://pypi.org/simple"]
+    conf = (
         "[global]\nindex-url = https://a:b@mirror/simple\nextra-index-url =\n  https://x\n  https://y\n"
         f"no-index = true\n[install]\nno-index = false\nfind-links = {links} /gone https://z/links.html\n"
     )
-    found = sources(tmp_path, "--extra-index-url", "https://recipe")
-    assert found.indexes == [
-        "https://a:b@mirror/simple",
-        "https://x",
-        "https://y",
-        "https://recipe",
-    ]
+    found = sources("--extra-index-url", "https://recipe", conf=conf)
+    configured = ["https://a:b@mirror/simple", "https://x", "https://y"]
+    assert found.indexes == [*configured, "https://recipe"]
     # pip passes over a directory that is not there, and uv would stop.
     assert found.links == [str(links), "https://z/links.html"]
-    assert sources(tmp_path, PIP_NO_INDEX="1").indexes == []
-    assert sources(tmp_path, "--no-index").indexes == []
+    assert sources(PIP_NO_INDEX="1").indexes == []
+    assert sources("--no-index").indexes == []
     # Empty variables change nothing.
-    assert sources(tmp_path, PIP_FIND_LINKS="", PIP_INDEX_URL="").links == found.links
-    assert sources(tmp_path, PIP_INDEX_URL="").indexes == found.indexes[:-1]
-    assert sources(tmp_path, PIP_FIND_LINKS=f"file://{links} file:///gone").links == [str(links)]
-    default = sources(tmp_path, PIP_CONFIG_FILE=os.devnull)
-    assert default.indexes == ["https://pypi.org/simple"]
+    assert sources(PIP_FIND_LINKS="", PIP_INDEX_URL="").links == found.links
+    assert sources(PIP_INDEX_URL="").indexes == configured
+    assert sources(PIP_FIND_LINKS=f"file://{links} file:///gone").links == [str(links)]
+    assert sources(PIP_CONFIG_FILE=os.devnull).indexes == ["https://pypi.org/simple"]
 
 
-def test_a_netrc_need_not_be_the_private_one_at_home(tmp_path: Path) -> None:
+def test_a_netrc_need_not_be_the_private_one_at_home(tmp_path: Path, sources: Sources) -> None:
     for name, user in (("named", "al"), (".netrc", "bo")):
-        (tmp_path / name).write_text(f"machine mirror login {user} password hunter2\n")
-        (tmp_path / name).chmod(0o644)
-    given = {"HOME": str(tmp_path)}
+        write(tmp_path / name, f"machine mirror login {user} password hunter2\n", 0o644)
     for variables, sent in (
-        (given | {"NETRC": f"{tmp_path}/named"}, "YWw6aHVudGVyMg=="),
-        (given, "Ym86aHVudGVyMg=="),
+        ({"NETRC": f"{tmp_path}/named"}, "YWw6aHVudGVyMg=="),
+        ({"HOME": str(tmp_path)}, "Ym86aHVudGVyMg=="),
     ):
-        found = sources(tmp_path, **variables)
+        found = sources(**variables)
         with mock.patch.dict(os.environ, variables):
             request = found.request_of("https://mirror/x")
         assert request.unredirected_hdrs["Authorization"] == f"Basic {sent}"
@@ -217,9 +209,8 @@ def test_a_netrc_need_not_be_the_private_one_at_home(tmp_path: Path) -> None:
         assert not found.request_of("http://mirror/x").unredirected_hdrs
 
 
-def test_an_index_that_shows_no_list_of_packages_answers(tmp_path: Path) -> None:
-    given = {"PIP_INDEX_URL": "http://i/simple", "PIP_FIND_LINKS": "http://l/page.html"}
-    found = sources(tmp_path, PIP_CONFIG_FILE=os.devnull, **given)
+def test_an_index_that_shows_no_list_of_packages_answers(sources: Sources) -> None:
+    found = sources(PIP_INDEX_URL="http://i/simple", PIP_FIND_LINKS="http://l/page.html")
     with mock.patch.object(found, "open", side_effect=HTTPError("", 403, "", Message(), None)) as o:
         assert not found.leave_out_silent()
     assert [call.args[0] for call in o.mock_calls] == ["http://i/simple/", "http://l/page.html"]
@@ -228,42 +219,33 @@ def test_an_index_that_shows_no_list_of_packages_answers(tmp_path: Path) -> None
     assert (found.indexes, found.links) == ([], [])
 
 
-def test_each_server_is_verified_as_it_is_configured(tmp_path: Path) -> None:
+def test_each_server_is_verified_as_it_is_configured(tmp_path: Path, sources: Sources) -> None:
     """A redirect of a trusted host does not make the other server trusted."""
     given = {"PIP_INDEX_URL": "https://me:geheim@mirror/simple", "PIP_TRUSTED_HOST": "old:81"}
-    given |= {"PIP_CONFIG_FILE": os.devnull, "REQUESTS_CA_BUNDLE": "/gone.pem"}
     with pytest.raises(SystemExit, match="no certificates"):
-        sources(tmp_path, **given)
-    found = sources(tmp_path, **given | {"REQUESTS_CA_BUNDLE": ""})
-    modes = [
-        found.context_of(url).verify_mode for url in ("https://old:81/", "https://me:x@mirror/")
-    ]
+        sources(**given, REQUESTS_CA_BUNDLE="/gone.pem")
+    found = sources(**given, REQUESTS_CA_BUNDLE="")
+    modes = [found.context_of(url).verify_mode for url in ("https://old:81/", "https://me:x@m/")]
     assert modes == [ssl.CERT_NONE, ssl.CERT_REQUIRED]
     # Certificates matter for https only.
-    plain = sources(tmp_path, **given | {"PIP_INDEX_URL": "http://mirror/simple"})
+    plain = sources(PIP_INDEX_URL="http://mirror/simple", REQUESTS_CA_BUNDLE="/gone.pem")
     assert plain.pip["cert"] == "/gone.pem"
+    # pip's own setting comes first.
+    bundle, other = (str(write(tmp_path / name, "")) for name in ("ca.pem", "other.pem"))
+    assert sources(REQUESTS_CA_BUNDLE=bundle).pip["cert"] == bundle
+    assert sources(REQUESTS_CA_BUNDLE=bundle, PIP_CERT=other).pip["cert"] == other
 
 
-def test_certificates_of_requests_are_those_of_pip(tmp_path: Path) -> None:
-    (bundle := tmp_path / "ca.pem").write_text("")
-    variables = {"REQUESTS_CA_BUNDLE": str(bundle), "PIP_CONFIG_FILE": os.devnull}
-    assert sources(tmp_path, **variables).pip["cert"] == str(bundle)
-    (other := tmp_path / "other.pem").touch()
-    assert sources(tmp_path, **variables, PIP_CERT=str(other)).pip["cert"] == str(other)
-
-
-def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
-    pip_conf.write_text(
+def test_uv_goes_where_pip_would(tmp_path: Path, sources: Sources) -> None:
+    conf = (
         "[global]\nindex-url = https://me:geheim-1@mirror/simple\nproxy = http://proxy:3128\n"
         f"trusted-host =\n  mirror\n  other:81\ncert = ~/ca.pem\nclient-cert = {tmp_path}/me.pem\n"
         "constraint = /c.txt\ntimeout = 6.5\n"
     )
     for name in ("ca.pem", "me.pem"):
         (tmp_path / name).touch()
-    found = sources(tmp_path, HOME=str(tmp_path))
-    with mock.patch.dict(os.environ, {}, clear=True):
-        variables = uv_pip.variables(found)
-    assert variables == {
+    found = sources(HOME=str(tmp_path), conf=conf)
+    assert variables_of(found) == {
         "UV_NO_CONFIG": "1",
         "UV_SYSTEM_CERTS": "1",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
@@ -281,24 +263,20 @@ def test_uv_goes_where_pip_would(tmp_path: Path, pip_conf: Path) -> None:
     # Nothing that other users can list has a password.
     assert uv_pip.options(found, ["compile"]) == ["--constraint", "/c.txt"]
     assert uv_pip.options(found, ["install", "--require-hashes"]) == []
-    assert uv_pip.options(sources(tmp_path, PIP_NO_INDEX="1"), ["compile"])[0] == "--no-index"
-
-
-def test_the_main_index_comes_first(tmp_path: Path) -> None:
-    found = sources(
-        tmp_path, PIP_INDEX_URL="https://main", PIP_EXTRA_INDEX_URL="https://a https://b"
-    )
-    with mock.patch.dict(os.environ, {}, clear=True):
-        variables = uv_pip.variables(found)
+    none = sources(PIP_NO_INDEX="1", HOME=str(tmp_path))
+    assert uv_pip.options(none, ["compile"])[0] == "--no-index"
+    # The main index comes first.
+    several = {"PIP_INDEX_URL": "https://main", "PIP_EXTRA_INDEX_URL": "https://a https://b"}
+    variables = variables_of(sources(**several, conf=""))
     assert variables["UV_INDEX"] == "https://main https://a"
     assert variables["UV_DEFAULT_INDEX"] == "https://b"
 
 
 def test_the_password_of_an_index_is_sent_but_not_part_of_the_address(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], sources: Sources
 ) -> None:
     url = "http://alice:hunter%232@127.0.0.1:9/simple"
-    found = sources(tmp_path, PIP_EXTRA_INDEX_URL=f"{url} https://token@b")
+    found = sources(PIP_EXTRA_INDEX_URL=f"{url} https://token@b")
     assert found.request_of("https://b/x").unredirected_hdrs["Authorization"] == "Basic dG9rZW46"
     # Not without encryption, and to no other host.
     assert not found.request_of("http://b/x").unredirected_hdrs
@@ -310,32 +288,27 @@ def test_the_password_of_an_index_is_sent_but_not_part_of_the_address(
     with mock.patch.object(index_page, "read", return_value="<title>Log in</title>"):
         index_page.main("tiny", url)
     printed = capsys.readouterr().out
-    assert (
-        printed.startswith("hvdenv: http://127.0.0.1:9/simple answers") and "hunter" not in printed
-    )
+    assert printed.startswith("hvdenv: http://127.0.0.1:9/simple answers")
+    assert "hunter" not in printed
 
 
 def test_passwords_in_the_configuration_of_pip_are_masked(
-    tmp_path: Path, pip_conf: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
-    pip_conf.write_text(
-        "[global]\nextra-index-url =\n  https://x\n  https://alice:hunter2a@y/simple\n"
-    )
-    with forgotten(), scratch.folder(tmp_path, "build"):  # as each command that runs steps
-        assert mask("nonnumeric port: 'hunter2a@y'") == "nonnumeric port: '***@y'"
-    pip_conf.write_text("no section")
-    with forgotten(), scratch.folder(tmp_path, "build"):
-        assert mask("hunter2a") == "hunter2a"
+    urls = "extra-index-url =\n  https://x\n  https://alice:hunter2a@y/simple\n"
+    for text, masked in ((f"[global]\n{urls}", "port: '***@y'"), ("odd", "port: 'hunter2a@y'")):
+        write(tmp_path / "pip/pip.conf", text)
+        with forgotten(), scratch.folder(tmp_path, "build"):  # as each command that runs steps
+            assert mask("port: 'hunter2a@y'") == masked
 
 
-def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:
-    assert main(["check", "local", "--offline", "--facts", str(cases / "facts.json")]) == 0
-    said = capsys.readouterr().out
+def test_offline(hvdenv: Hvdenv, cases: Path) -> None:
+    said = hvdenv("check", "local", "--offline", "--facts", str(cases / "facts.json")).out
     assert "not looked up: packages: --offline" in said
     assert "no known problem" not in said
-    assert main(["check", "local", "--timeout", "0"]) == 2
+    hvdenv("check", "local", "--timeout", "0", code=2)
 
 
 def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
@@ -344,26 +317,19 @@ def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
     assert lookup._first_cause("one\nCaused by: two") == "one\nCaused by: two"
 
 
-def test_a_proxy_that_does_not_answer_is_named_without_its_password(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_proxies_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may be no URL, and has the port of its scheme. It is named without its password."""
     for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     assert lookup._proxies() == Availability()
-    monkeypatch.setenv("HTTPS_PROXY", "http://ann:secret@127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "localhost")
-    (dead,) = lookup._proxies().wrong["proxies_dead"]
-    assert dead.startswith("HTTPS_PROXY (127.0.0.1: ") and "secret" not in dead
-
-
-def test_a_proxy_may_be_no_url_and_has_the_port_of_its_scheme(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HTTP_PROXY", "http://[bad")
-    (dead,) = lookup._proxies().wrong["proxies_dead"]
-    assert dead.startswith("HTTP_PROXY (not a URL: ")
+    for value, said in (
+        ("http://ann:secret@127.0.0.1:9", "HTTP_PROXY (127.0.0.1: "),
+        ("http://[bad", "HTTP_PROXY (not a URL: "),
+    ):
+        monkeypatch.setenv("HTTP_PROXY", value)
+        (dead,) = lookup._proxies().wrong["proxies_dead"]
+        assert dead.startswith(said) and "secret" not in dead
     connect = mock.Mock()
     monkeypatch.setattr(socket, "create_connection", connect)
     ports = {"http://p": 80, "p": 80, "https://p": 443, "socks5h://p": 1080, "p:3128": 3128}
