@@ -14,8 +14,10 @@ import importlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 _INSIDE_RE = sys.version_info >= (3, 11)
 parser: Any = importlib.import_module("re._parser" if _INSIDE_RE else "sre_parse")
@@ -316,14 +318,13 @@ def judge(pattern: str, flags: int = 0, method: str = "search", length: int = UN
         length: of the text, in characters.
     """
     automaton = _Automaton(pattern, flags, method)
-    loops = [each for each in _components(automaton.follow) if _is_loop(automaton, each)]
+    loops, reach = _loops(automaton)
     words = [_Word(automaton.path_to(each), automaton.around(each)) for each in loops]
     best: list[tuple[int, tuple[_Word, ...]]] = []
-    # Components come in the order of a text.
     for loop in loops:
         entry: tuple[int, tuple[_Word, ...]] = (1, ())
         for before, (count, path) in enumerate(best):
-            if not _reaches(automaton, loops[before], loop):
+            if not loop <= reach[min(loops[before])]:
                 continue
             if word := _common_word(automaton, loops[before], loop):
                 words.append(_Word(automaton.path_to(loops[before]), word))
@@ -349,92 +350,54 @@ def _bound(automaton: _Automaton, loop: frozenset[int]) -> int:
     return max(automaton.bounds[state] for state in loop)
 
 
-def _is_loop(automaton: _Automaton, component: frozenset[int]) -> bool:
-    """It goes around, without the match being sure at some place of each round."""
-    open_ = component - automaton.sure
-    return any(
-        (len(each) > 1 or any(s in automaton.follow[s] for s in each))
-        for each in _components_of(automaton.follow, open_)
-    )
-
-
-def _components(follow: Sequence[Counter[int]]) -> list[frozenset[int]]:
-    return _components_of(follow, frozenset(range(len(follow))))
-
-
-def _components_of(follow: Sequence[Iterable[int]], states: frozenset[int]) -> list[frozenset[int]]:
-    """Strongly connected components among some states, in the order in which a text meets them."""
-    before: dict[int, list[int]] = {state: [] for state in states}
-    for state in states:
-        for each in states.intersection(follow[state]):
-            before[each].append(state)
-    components: list[frozenset[int]] = []
-    placed: set[int] = set()
-    for root in reversed(_by_end(follow, states)):
-        todo, component = [root], set()
-        while todo:
-            state = todo.pop()
-            if state not in placed:
-                placed.add(state)
-                component.add(state)
-                todo += before[state]
-        components += [frozenset(component)] if component else []
-    return components
-
-
-def _by_end(follow: Sequence[Iterable[int]], states: frozenset[int]) -> list[int]:
-    """States in the order in which a search in depth leaves them."""
-    order: list[int] = []
-    seen: set[int] = set()
-    for root in sorted(states - seen):
-        stack = [(root, iter(follow[root]))] if root not in seen else []
-        seen.add(root)
-        while stack:
-            state, following = stack[-1]
-            after = next((each for each in following if each in states and each not in seen), None)
-            if after is None:
-                order.append(state)
-                stack.pop()
-            else:
-                seen.add(after)
-                stack.append((after, iter(follow[after])))
-    return order
-
-
-def _reaches(automaton: _Automaton, one: frozenset[int], other: frozenset[int]) -> bool:
-    seen, todo = set(one), list(one)
+def _reached(follow: Mapping[T, Iterable[T]], starts: Iterable[T]) -> set[T]:
+    """What can be reached from some nodes of a graph, with at least one step."""
+    seen: set[T] = set()
+    todo = [each for start in starts for each in follow[start]]
     while todo:
-        for state in automaton.follow[todo.pop()]:
-            if state in other:
-                return True
-            if state not in seen:
-                seen.add(state)
-                todo.append(state)
-    return False
+        if (node := todo.pop()) not in seen:
+            seen.add(node)
+            todo += follow[node]
+    return seen
+
+
+def _loops(automaton: _Automaton) -> tuple[list[frozenset[int]], dict[int, set[int]]]:
+    """Components that go around, in the order in which a text meets them, and what states reach."""
+    follow = dict(enumerate(automaton.follow))
+    reach = {state: _reached(follow, [state]) for state in follow}
+    around = {
+        frozenset(each for each in reach[state] if state in reach[each])
+        for state in follow
+        if state in reach[state]
+    }
+    # Where a match is sure at some place of each round, nothing is tried again.
+    open_ = {loop: _within(automaton, loop - automaton.sure) for loop in around}
+    loops = [loop for loop in around if any(s in _reached(open_[loop], [s]) for s in open_[loop])]
+    # A loop reaches all that a later one does, and itself.
+    return sorted(loops, key=lambda loop: (-len(reach[min(loop)]), min(loop))), reach
+
+
+def _within(automaton: _Automaton, states: frozenset[int]) -> dict[int, list[int]]:
+    return {one: [each for each in automaton.follow[one] if each in states] for one in states}
 
 
 def _two_ways_around(automaton: _Automaton, loop: frozenset[int]) -> bool:
     """A text leads from a state back to it in two ways."""
-    follow, reads = automaton.follow, automaton.reads
-    if any(follow[one][other] > 1 for one in loop for other in loop):
+    follow, reads = _within(automaton, loop), automaton.reads
+    if any(automaton.follow[one][other] > 1 for one in loop for other in follow[one]):
         return True
-    pairs = [(a, b) for a in loop for b in loop]
-    number = {pair: index for index, pair in enumerate(pairs)}
-    following = [
-        [
-            number[c, d]
-            for c in follow[a]
-            if c in loop
-            for d in follow[b]
-            if d in loop and reads[c] & reads[d]
-        ]
-        for a, b in pairs
-    ]
-    for component in _components_of(following, frozenset(range(len(pairs)))):
-        kinds = {pairs[index][0] == pairs[index][1] for index in component}
-        if len(kinds) == 2:
-            return True
-    return False
+    # Pairs of states that one text leads to.
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {
+        (a, b): [(c, d) for c in follow[a] for d in follow[b] if reads[c] & reads[d]]
+        for a in loop
+        for b in loop
+    }
+    back: dict[tuple[int, int], list[tuple[int, int]]] = {pair: [] for pair in pairs}
+    for pair, after in pairs.items():
+        for each in after:
+            back[each].append(pair)
+    same = [(state, state) for state in loop]
+    return any(a != b for a, b in _reached(pairs, same) & _reached(back, same))
 
 
 def _common_word(automaton: _Automaton, one: frozenset[int], other: frozenset[int]) -> str:

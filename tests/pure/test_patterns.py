@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import builtins
+import importlib
 import io
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.contents import packages
 from hvdenv.drafting import jobs
-from hvdenv.environments import activation
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.logs import AFTER, BEFORE
@@ -30,6 +29,7 @@ from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
 from hvdenv.wheels import published
 from tests.patterns import Verdict, judge, pumped
+from tests.standalone import load
 
 ROOT = Path(__file__).parents[2]
 DIALECTS = dialect.shipped()
@@ -48,31 +48,25 @@ SECONDS = 0.1
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new
 # one has to be entered here.
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
-    ("contents/packages.py", "name"): lambda: _provided_names(),
+    ("contents/packages.py", "name"): lambda: _arguments("_provided", "contents/"),
     ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
     ("drafting/jobs.py", "pattern"): lambda: [pattern for each in jobs.PARTS.values() for pattern in each],
-    ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
-    ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
     ("knowledge/events.py", "named.parts"): lambda: [each.parts for each in all_failures().texts.mention if each.parts],
     ("knowledge/logs.py", "re.escape(anchor)"): list,  # fixed texts
     ("knowledge/failures.py", "start + first + ''.join(taken) + end"): list,  # below, for windows
-    ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
     ("knowledge/rules.py", "pattern"): lambda: _rule_patterns(),
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
-    ("masking.py", "f'(?<![\\\\w+/-]){re.escape(word)}(?![\\\\w+/-])={{0,2}}'"): lambda: [r"(?<![\w+/-])YWJj(?![\w+/-])={0,2}"],
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images.py", "each.pattern"): lambda: [each.pattern for each in images.DISTRIBUTIONS],
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
     ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
-    ("standalone/steps/pip_sources.py", "pattern"): lambda: [r"""^global\.([a-z-]+)=('.*'|".*")$"""],
     ("standalone/steps/conda_clone.py", "b'#!(' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+))(.*)'"): lambda: [r"#!(/a/(?:\S*/)?(\S+))(.*)"],
     ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
-    ("schema.py", "pattern.regex"): lambda: _of_types(),
-    ("cli/init.py", "get_args(ModuleName)[1].regex"): list,  # a type of the schema
-    ("environments/activation.py", "get_args(ModuleName)[1].regex"): list,  # a type of the schema
+    ("schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
     ("model/dialect.py", "pattern"): list,  # compiled only
+    ("standalone/ranks/datapath.py", "pattern"): lambda: [each.pattern for _, each in load("datapath")._VALUES],
     ("sites/batch.py", "pattern"): lambda: [e for d in DIALECTS.values() for e in d.times],
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],
     ("sites/allocation.py", "dialect.launch_host"): lambda: [d.launch_host for d in DIALECTS.values()],
@@ -98,164 +92,123 @@ class Use(NamedTuple):
     method: str
 
 
-class _Module:
+class Module:
     """The source of a module, and the values of expressions that are the same at any time."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.tree = ast.parse(path.read_text(encoding="utf-8"))
-        self.nodes = list(ast.walk(self.tree))
-        self.assigned = {
-            target.id: value
-            for node in self.tree.body
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value
-            for target, value in _pairs(node, node.value)
-            if isinstance(target, ast.Name)
-        }
-        self.imported = {
-            alias.asname or alias.name: (node.module, alias.name)
-            for node in self.nodes
-            if isinstance(node, ast.ImportFrom) and node.module
-            for alias in node.names
-        }
+        self.name = str(path.relative_to(ROOT / "hvdenv"))
+        self.nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+    @cached_property
+    def names(self) -> dict[str, Any]:
+        dotted = "hvdenv." + self.name.removesuffix(".py").replace("/", ".")
+        alone = self.name.startswith("standalone/")
+        return vars(load(Path(self.name).stem) if alone else importlib.import_module(dotted))
 
     def value(self, expression: ast.expr) -> Any:
-        """Raises: NameError where it is only known when the program runs."""
-        nodes = list(ast.walk(expression))
-        own = {each.id for each in nodes if isinstance(each, ast.Name) and _is_stored(each)}
-        own |= {each.arg for each in nodes if isinstance(each, ast.arg)}
-        names = {
-            each.id: self.constant(each.id)
-            for each in nodes
-            if isinstance(each, ast.Name)
-            and each.id not in own
-            and each.id != "re"
-            and not hasattr(builtins, each.id)
-        }
-        code = compile(ast.Expression(expression), str(self.path), "eval")
-        return eval(code, {"re": re, **names})
+        """None where it is only known when the program runs."""
+        if isinstance(expression, ast.Constant):
+            return expression.value
+        with suppress(NameError, AttributeError, TypeError):
+            return eval(ast.unparse(expression), dict(self.names))
+        return None
 
-    def constant(self, name: str) -> Any:
-        if name in self.assigned:
-            return self.value(self.assigned[name])
-        source, original = self.imported.get(name, ("", ""))
-        path = ROOT / (source.replace(".", "/") + ".py")
-        if source and source.startswith("hvdenv") and path.is_file():
-            return _module(path).constant(original)
-        raise NameError(name)
-
-
-def _pairs(
-    node: ast.Assign | ast.AnnAssign, value: ast.expr
-) -> Iterator[tuple[ast.expr, ast.expr]]:
-    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        yield from zip(target.elts, value.elts, strict=True)
-    else:
-        yield target, value
-
-
-def _is_stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
+    @cached_property
+    def calls(self) -> dict[str, list[ast.Call]]:
+        """By the function as it is written."""
+        found: dict[str, list[ast.Call]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                function = ast.unparse(node.func)
+                # A function of `re` is passed on nowhere else.
+                mapped = function == "map" and ast.unparse(node.args[0]) == "re.compile"
+                found.setdefault("map re" if mapped else function, []).append(node)
+        return found
 
 
 @cache
-def _module(path: Path) -> _Module:
-    return _Module(path)
+def _modules() -> tuple[Module, ...]:
+    return tuple(Module(path) for path in sorted((ROOT / "hvdenv").rglob("*.py")))
 
 
 @cache
-def _modules() -> tuple[_Module, ...]:
-    return tuple(_module(path) for path in sorted((ROOT / "hvdenv").rglob("*.py")))
-
-
-def _calls() -> Iterator[tuple[_Module, ast.Call, str]]:
-    """Every call of a function of `re`."""
+def _attributes() -> dict[str, list[tuple[Module, str]]]:
+    """What is done with constants, by their names."""
+    found: dict[str, list[tuple[Module, str]]] = {}
     for module in _modules():
         for node in module.nodes:
-            # Under its own name, so that none is overlooked.
-            if isinstance(node, ast.ImportFrom):
-                assert node.module != "re", module.path
-            if isinstance(node, ast.Import):
-                assert all(each.name != "re" or not each.asname for each in node.names), module.path
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                of = node.func.value
-                if isinstance(of, ast.Name) and of.id == "re" and node.func.attr != "escape":
-                    yield module, node, node.func.attr
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                found.setdefault(node.value.id, []).append((module, node.attr))
+    return {name: uses for name, uses in found.items() if name.isupper()}
 
 
 def _uses() -> Iterator[Use]:
-    for module, call, function in _calls():
-        place = f"{module.path.relative_to(ROOT / 'hvdenv')}"
-        flags = _flags(module, call, function)
-        methods = [function] if function != "compile" else _methods(module, call)
-        for pattern in sorted(set(_patterns(module, call, place))):
-            if isinstance(pattern, bytes):
-                pattern, flags = pattern.decode("latin-1"), flags | re.ASCII
-            yield from (Use(f"{place}:{call.lineno}", pattern, flags, each) for each in methods)
-
     for module in _modules():
-        yield from _mapped(module)
+        for function in (*METHODS, "compile"):
+            for call in module.calls.get(f"re.{function}", ()):
+                flags, place = _flags(module, call, function), f"{module.name}:{call.lineno}"
+                for pattern in _patterns(module, call):
+                    for method in [function] if function in METHODS else _methods(pattern, flags):
+                        if isinstance(pattern, bytes):
+                            yield Use(place, pattern.decode("latin-1"), flags | re.ASCII, method)
+                        else:
+                            yield Use(place, pattern, flags, method)
+        for call in module.calls.get("map re", ()):
+            for pattern in module.value(call.args[1]):
+                yield Use(f"{module.name}:{call.lineno}", pattern, 0, "search")
 
 
-def _mapped(module: _Module) -> Iterator[Use]:
-    """The patterns of ``map(re.compile, (...))``; a function of `re` is passed on nowhere else."""
-    called = {id(node.func) for node in module.nodes if isinstance(node, ast.Call)}
-    for node in module.nodes:
-        if isinstance(node, ast.Call) and ast.unparse(node).startswith("map(re.compile, "):
-            called.add(id(node.args[0]))
-            place = f"{module.path.relative_to(ROOT / 'hvdenv')}:{node.lineno}"
-            yield from (Use(place, each, 0, "search") for each in module.value(node.args[1]))
-    for node in module.nodes:
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "re":
-            known = node.attr not in (*METHODS, "compile") or id(node) in called
-            assert known, f"{module.path}:{node.lineno}: call re.{node.attr} itself"
+def test_functions_of_re_are_called_by_their_names() -> None:
+    """So that no pattern is overlooked."""
+    for module in _modules():
+        calls = [call for listed in module.calls.values() for call in listed]
+        called = {id(call.func) for call in calls}
+        called |= {id(call.args[0]) for call in module.calls.get("map re", ())}
+        for node in module.nodes:
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "re", module.name
+            if isinstance(node, ast.Import):
+                assert all(each.name != "re" or not each.asname for each in node.names), module.name
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "re":
+                known = node.attr not in (*METHODS, "compile") or id(node) in called
+                assert known, f"{module.name}:{node.lineno}: call re.{node.attr} itself"
 
 
-def _patterns(module: _Module, call: ast.Call, place: str) -> Iterable[Any]:
-    try:
-        return [module.value(call.args[0])]
-    except NameError:
-        made = MADE.get((place, ast.unparse(call.args[0])))
-        if made is None and place == "standalone/ranks/datapath.py":
-            return [each for _, each in module.value(_iterable(module, call))]
-        assert made is not None, (
-            f"{place}:{call.lineno}: the pattern {ast.unparse(call.args[0])} is only known at run"
-            " time: enter it in MADE"
-        )
-        return made()
+def _patterns(module: Module, call: ast.Call) -> Iterable[str | bytes]:
+    value = module.value(call.args[0])
+    if isinstance(value, (str, bytes)):
+        return [value]
+    text = ast.unparse(call.args[0])
+    made = MADE.get((module.name, text))
+    assert made, (
+        f"{module.name}:{call.lineno}: the pattern {text} is only known at run time: enter it in MADE"
+    )
+    return made()
 
 
-def _iterable(module: _Module, call: ast.Call) -> ast.expr:
-    """What a generator that compiles patterns goes through."""
-    for node in module.nodes:
-        if isinstance(node, ast.GeneratorExp) and call in ast.walk(node):
-            return node.generators[0].iter
-    raise AssertionError(ast.unparse(call))
-
-
-def _flags(module: _Module, call: ast.Call, function: str) -> int:
+def _flags(module: Module, call: ast.Call, function: str) -> int:
     at = FLAGS_AT.get(function, 1 if function == "compile" else 2)
     stated = [each.value for each in call.keywords if each.arg == "flags"]
     stated += call.args[at : at + 1]
     return int(module.value(stated[0])) if stated else 0
 
 
-def _methods(module: _Module, call: ast.Call) -> list[str]:
+def _methods(pattern: str | bytes, flags: int) -> list[str]:
     """How a pattern is used that was compiled; searched, if that is not plain."""
-    names = [name for name, value in module.assigned.items() if value is call]
-    if not names:
-        return ["search"]
-    used = [
-        node.attr
-        for each in _modules()
-        if each is module or names[0] in each.imported
-        for node in each.nodes
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == names[0]
-    ]
-    return sorted({each if each in METHODS else "search" for each in used}) or ["search"]
+    compiled = re.compile(pattern, flags)
+    used = {
+        method if method in METHODS else "search"
+        for name, uses in _attributes().items()
+        for module, method in uses
+        if module.names.get(name) == compiled
+    }
+    return sorted(used) or ["search"]
+
+
+def _arguments(function: str, folder: str = "") -> list[str]:
+    """What a function that makes patterns is called with."""
+    modules = [each for each in _modules() if each.name.startswith(folder)]
+    return [each.value(call.args[0]) for each in modules for call in each.calls.get(function, ())]
 
 
 def _rule_patterns() -> list[str]:
@@ -266,26 +219,6 @@ def _rule_patterns() -> list[str]:
         for conditions in alternative.values()
         for condition in each_of(conditions)
         if condition.startswith("matches ")
-    ]
-
-
-def _provided_names() -> list[str]:
-    """The patterns that `_provided` is called with."""
-    tree = _module(Path(packages.__file__))
-    return [
-        tree.value(node.args[0])
-        for node in tree.nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_provided"
-    ]
-
-
-def _of_types() -> list[str]:
-    """The patterns of every type that is read from a file."""
-    return [
-        module.value(node.args[0])
-        for module in _modules()
-        for node in module.nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Pattern"
     ]
 
 
@@ -400,7 +333,7 @@ def test_a_typo_is_refused_at_once(kind: Any, text: str) -> None:
 
 def test_patterns_of_types_are_those_of_javascript_too() -> None:
     """Editors check recipes by the published JSON Schema."""
-    for pattern in _of_types():
+    for pattern in _arguments("Pattern"):
         assert not re.search(r"\(\?(?![:=!])|\\[AZaQ]", pattern), pattern
 
 
