@@ -397,7 +397,8 @@ def _two_ways_around(automaton: _Automaton, loop: frozenset[int]) -> bool:
         for each in after:
             back[each].append(pair)
     same = [(state, state) for state in loop]
-    return any(a != b for a, b in _reached(pairs, same) & _reached(back, same))
+    ahead, behind = _reached(pairs, same), _reached(back, same)
+    return any(a != b for a, b in ahead & behind)
 
 
 def _common_word(automaton: _Automaton, one: frozenset[int], other: frozenset[int]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Recipe
 from hvdenv.schema import Problem, encode
 from tests.commands import Hvdenv
+from tests.files import write
 
 ROOT = Path(__file__).parents[2]
 PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))
@@ -118,9 +121,7 @@ def test_the_rows_that_ship() -> None:
     known = {each.name: each for each in all_wanted()}
     assert len({each.name for each in all_rows()}) == len(all_rows())
     for each in all_rows():
-        expected = {
-            (name, controller) for name in each.frameworks for controller in ("mpi", "gloo")
-        }
+        expected = product(each.frameworks, ("mpi", "gloo"))
         judged = {(one.framework, one.controller): one.status for one in each.judged}
         if each.verdict == "pass":
             assert each.failure is None and judged == dict.fromkeys(expected, "pass")
@@ -139,56 +140,51 @@ def test_the_page_has_every_row() -> None:
     assert f"$ hvdenv build local {options}    # allowed" in text
 
 
-def test_wanted_combinations(tmp_path: Path) -> None:
-    wanted = all_wanted()
-    assert len({each.name for each in wanted}) == len(wanted) >= 16
-    minor = {
-        (name, ".".join(version.split(".")[:2]))
-        for each in wanted
-        for name in ("torch", "tensorflow")
-        if (version := getattr(each, name))
-    }
-    torch = {"1.12", "1.13", "2.0", "2.1", "2.4", "2.6", "2.8", "2.13", "2.15"}
-    tensorflow = {"2.10", "2.11", "2.12", "2.13", "2.15", "2.16", "2.18", "2.20", "2.21"}
-    assert minor >= {("torch", each) for each in torch} | {("tensorflow", t) for t in tensorflow}
-    assert {each.python for each in wanted} >= {"3.8", "3.9", "3.10", "3.11", "3.12", "3.13"}
-    assert {each.mpi for each in wanted} >= {None, "openmpi", "mpich"}
-    for one in wanted:
-        path = tmp_path / "one.toml"
-        path.write_text(one.recipe, encoding="utf-8")
-        recipe = load_recipe(str(path)).recipe
-        assert set(recipe.horovod.frameworks) == {
-            name for name in ("torch", "tensorflow") if getattr(one, name)
-        }
-        assert one.mpi is None or (recipe.mpi and recipe.mpi.package == one.mpi)
-
-
 def test_check_reports_the_combination(
     monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, cases: Path
 ) -> None:
-    words = ["check", "local", "--variant", "torch", "--facts", str(cases / "facts.json")]
-    monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS[1:2])
-    told = hvdenv(*words).out
-    assert "never tried" in told and "nearest verified combination below (differs in torch" in told
-    monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS)
-    assert json.loads(hvdenv(*words, "--json").out)["combination"]["status"] == "proven"
+    def check(*words: str) -> dict[str, Any]:
+        facts = ("--facts", str(cases / "facts.json"))
+        found: dict[str, Any] = json.loads(hvdenv("check", *words, *facts, "--json").out)
+        return found
+
+    assert check("local-cuda")["combination"]["status"] == "built"
     # Its frameworks are not those of the index.
-    said = hvdenv("check", "neuron", "--facts", str(cases / "facts.json"), "--json", code=0)
-    assert "combination" not in json.loads(said.out)
-
-
-def test_a_build_for_gpus_is_known(hvdenv: Hvdenv, cases: Path) -> None:
-    said = hvdenv("check", "local-cuda", "--facts", str(cases / "facts.json"), "--json")
-    assert json.loads(said.out)["combination"]["status"] == "built"
+    assert "combination" not in check("neuron")
+    torch = ("local", "--variant", "torch")
+    monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS)
+    assert check(*torch)["combination"]["status"] == "proven"
+    monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS[1:2])
+    told = hvdenv("check", *torch, "--facts", str(cases / "facts.json")).out
+    assert "never tried" in told and "nearest verified combination below (differs in torch" in told
 
 
 # ---------------------------------------------------------------- the script
 
+TORCH = ("1.12", "1.13", "2.0", "2.1", "2.4", "2.6", "2.8", "2.13", "2.15")
+TENSORFLOW = ("2.10", "2.11", "2.12", "2.13", "2.15", "2.16", "2.18", "2.20", "2.21")
+
+
+def test_wanted_combinations(tmp_path: Path) -> None:
+    wanted = all_wanted()
+    assert len({each.name for each in wanted}) == len(wanted) >= 16
+    for versions, listed in (
+        ([each.torch for each in wanted], TORCH),
+        ([each.tensorflow for each in wanted], TENSORFLOW),
+    ):
+        assert {".".join(each.split(".")[:2]) for each in versions if each} >= {*listed}
+    assert {each.python for each in wanted} >= {"3.8", "3.9", "3.10", "3.11", "3.12", "3.13"}
+    assert {each.mpi for each in wanted} >= {None, "openmpi", "mpich"}
+    for one in wanted:
+        recipe = load_recipe(str(write(tmp_path / "one.toml", one.recipe))).recipe
+        frameworks = {"torch": one.torch, "tensorflow": one.tensorflow}
+        assert {*recipe.horovod.frameworks} == {name for name, each in frameworks.items() if each}
+        assert one.mpi is None or (recipe.mpi and recipe.mpi.package == one.mpi)
+
 
 def test_the_recipe_of_a_combination() -> None:
-    wanted = Wanted(
-        "x", "3.9", torch="2.1.2", mpi="mpich", mpi_version="4.3.2", set={"packages.numpy": '"<2"'}
-    )
+    mpich: dict[str, Any] = {"mpi": "mpich", "mpi_version": "4.3.2"}
+    wanted = Wanted("x", "3.9", torch="2.1.2", set={"packages.numpy": '"<2"'}, **mpich)
     assert wanted.recipe.splitlines()[3:] == [
         'python.version = "==3.9.*"',
         'horovod.frameworks = ["torch"]',
@@ -201,14 +197,15 @@ def test_the_recipe_of_a_combination() -> None:
 
 
 def test_the_worst_finding_counts() -> None:
-    findings = [
-        {"subject": "torch over MPI", "status": "pass"},
-        {"subject": "alltoall, torch over MPI", "status": "fail"},
-        {"subject": "torch over MPI", "status": "skip"},
-        {"subject": "torch over Gloo", "status": "pass"},
-        {"subject": "tensorflow over Gloo", "status": "unproven"},
-        {"subject": "tensorflow over MPI", "status": "skip"},
+    found = [
+        ("torch over MPI", "pass"),
+        ("alltoall, torch over MPI", "fail"),
+        ("torch over MPI", "skip"),
+        ("torch over Gloo", "pass"),
+        ("tensorflow over Gloo", "unproven"),
+        ("tensorflow over MPI", "skip"),
     ]
+    findings = [{"subject": subject, "status": status} for subject, status in found]
     assert script.judged_of(("torch", "tensorflow"), findings) == (
         Judged("torch", "mpi", "fail"),
         Judged("torch", "gloo", "pass"),
@@ -225,114 +222,92 @@ def test_failures_that_are_the_machines_fault_exist() -> None:
 STAND_IN = """\
 import json, os, sys, time
 answer = json.loads(open({answers!r}).read())[sys.argv[1]]
-open({log!r}, "a").write(sys.argv[1] + "\\n")
 assert os.path.isdir(os.environ["HVDENV_HOME"])
-time.sleep(answer.get("sleep", 0))
-print(json.dumps(answer["prints"]))
-sys.exit(answer.get("code", 0))
+time.sleep(answer.pop("sleep", 0))
+code = answer.pop("code", 0)
+print(json.dumps(answer))
+sys.exit(code)
 """
-
-
-class StandIn:
-    """A program in place of hvdenv, and a data file of its own."""
-
-    def __init__(self, folder: Path, facts: Facts, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.file, self.log = folder, folder / "rows.json", folder / "log"
-        self.file.write_text('{"rows": []}', encoding="utf-8")
-        program = folder / "hvdenv.py"
-        program.write_text(
-            STAND_IN.format(answers=str(folder / "answers.json"), log=str(self.log)),
-            encoding="utf-8",
-        )
-        (folder / "homes").mkdir()
-        (folder / "hvdenv.json").write_text(
-            json.dumps({"observed": {"packages": {"numpy": "1.26.4", "six": "1"}}}),
-            encoding="utf-8",
-        )
-        patch.setattr(script, "PROGRAM", (sys.executable, "-I", "-S", str(program)))
-        patch.setattr(script, "FILE", self.file)
-        patch.setattr(sys, "argv", ["combinations.py"])
-        patch.setattr("tempfile.tempdir", str(folder / "homes"))
-        self.answers: dict[str, dict[str, Any]] = {
-            "show": {"prints": {"recipe": encode(load_recipe("local", variants=["torch"]).recipe)}},
-            "plan": {"prints": {
-                "facts": encode(facts), "python": {"version": "3.10.13"},
-                "versions": {"horovod": "0.28.1", "torch": "1.12.1"},
-                "wheel_inputs": {"patches": {"cmake4-gloo": "x"}},
-            }},
-            "build": {"prints": {"generation": str(folder)}},
-            "verify": {"prints": {
-                "verdict": "pass", "seconds": 4.5, "environment": {"torch": "1.12.1+cu102"},
-                "findings": [{"check": "allreduce", "subject": "torch over MPI", "status": "pass", "message": ""}],
-            }},
-            "doctor": {"prints": {"subject": [""], "causes": [], "symptoms": [], "errors": []}},
-        }  # fmt: skip
-
-    def answer(self, command: str, prints: dict[str, Any], **other: Any) -> None:
-        self.answers[command] = {"prints": {**self.answers[command]["prints"], **prints}, **other}
-
-    def run(self) -> int:
-        """Try the next combination."""
-        text = json.dumps(self.answers)
-        (self.folder / "answers.json").write_text(text, encoding="utf-8")
-        code = script.main()
-        assert not list((self.folder / "homes").iterdir())
-        return code
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return combinations.read(self.file.read_text(encoding="utf-8"))
-
-    @property
-    def commands(self) -> list[str]:
-        """The commands that were called."""
-        return self.log.read_text(encoding="utf-8").splitlines()
+Try = Callable[..., tuple[int, str, tuple[Row, ...]]]
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, facts: Facts, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    return StandIn(tmp_path, facts, monkeypatch)
+def try_next(
+    tmp_path: Path,
+    facts: Facts,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Try:
+    """Tries the next combination with other answers of a program in place of hvdenv.
+
+    Returns the exit code, what was printed, and all rows.
+    """
+    rows = write(tmp_path / "rows.json", '{"rows": []}')
+    text = STAND_IN.format(answers=str(tmp_path / "answers.json"))
+    program = (sys.executable, "-I", "-S", str(write(tmp_path / "hvdenv.py", text)))
+    (homes := tmp_path / "homes").mkdir()
+    packages = {"observed": {"packages": {"numpy": "1.26.4", "six": "1"}}}
+    write(tmp_path / "hvdenv.json", json.dumps(packages))
+    monkeypatch.setattr(script, "PROGRAM", program)
+    monkeypatch.setattr(script, "FILE", rows)
+    monkeypatch.setattr(sys, "argv", ["combinations.py"])
+    monkeypatch.setattr("tempfile.tempdir", str(homes))
+    fine = {"check": "allreduce", "subject": "torch over MPI", "status": "pass", "message": ""}
+    answers: dict[str, dict[str, Any]] = {
+        "show": {"recipe": encode(load_recipe("local", variants=["torch"]).recipe)},
+        "plan": {
+            "facts": encode(facts),
+            "python": {"version": "3.10.13"},
+            "versions": {"horovod": "0.28.1", "torch": "1.12.1"},
+            "wheel_inputs": {"patches": {"cmake4-gloo": "x"}},
+        },
+        "build": {"generation": str(tmp_path)},
+        "verify": {
+            "verdict": "pass",
+            "seconds": 4.5,
+            "environment": {"torch": "1.12.1+cu102"},
+            "findings": [fine],
+        },
+        "doctor": {"subject": [""], "causes": [], "symptoms": [], "errors": []},
+    }
+
+    def attempt(**changes: dict[str, Any]) -> tuple[int, str, tuple[Row, ...]]:
+        now = {command: {**each, **changes.get(command, {})} for command, each in answers.items()}
+        write(tmp_path / "answers.json", json.dumps(now))
+        code = script.main()
+        assert not list(homes.iterdir())
+        return code, capsys.readouterr().out, combinations.read(rows.read_text(encoding="utf-8"))
+
+    return attempt
 
 
-def test_a_row_is_made_of_what_the_commands_print(stand_in: StandIn) -> None:
-    assert stand_in.run() == 0
-    assert stand_in.commands == ["show", "plan", "build", "verify"]
-    (made,) = stand_in.rows
-    first = all_wanted()[0]
-    assert (made.name, made.settings) == (first.name, first.settings)
+def test_a_row_is_made_of_what_the_commands_print(try_next: Try) -> None:
+    code, _, (made,) = try_next()
+    first, second = all_wanted()[:2]
+    assert (code, made.name, made.settings) == (0, first.name, first.settings)
     assert made.frameworks == {"torch": "1.12.1+cu102"} and made.packages == {"numpy": "1.26.4"}
     assert (made.mpi, made.mpi_version, made.python) == ("openmpi", "4.1.8", "3.10.13")
     assert (made.verify_seconds, made.verdict) == (4.5, "pass")
     assert made.judged == (Judged("torch", "mpi", "pass"),)
     assert made.patches == ("cmake4-gloo",) and made.failure is None
-    assert stand_in.run() == 0  # the next one
-    assert [each.name for each in stand_in.rows] == [each.name for each in all_wanted()[:2]]
+    assert [each.name for each in try_next()[2]] == [first.name, second.name]
 
 
-def test_the_row_of_a_build_that_failed_has_the_cause(stand_in: StandIn) -> None:
-    stand_in.answer("build", {}, code=5)
+def test_the_row_of_a_failure_has_the_cause_or_the_findings(try_next: Try) -> None:
     cause = {"id": "torch-wants-cxx17", "cause": "no C++17", "line": "x.cc: C++17"}
-    stand_in.answer(
-        "doctor", {"subject": ["the build of P stopped at the step wheel"], "causes": [cause]}
-    )
-    assert stand_in.run() == 0
-    (made,) = stand_in.rows
-    assert (made.verdict, made.verify_seconds, made.judged) == ("not built", 0.0, ())
+    told = {"subject": ["the build of P stopped at the step wheel"], "causes": [cause]}
+    code, _, (made,) = try_next(build={"code": 5}, doctor=told)
+    assert (code, made.verdict, made.verify_seconds, made.judged) == (0, "not built", 0.0, ())
     assert made.failure == Failure("wheel", "no C++17", "torch-wants-cxx17", ("x.cc: C++17",))
-
-
-def test_the_row_of_a_verify_that_failed_has_the_findings(stand_in: StandIn) -> None:
     bad = {"check": "training", "subject": "torch over Gloo", "status": "fail", "message": "wrong"}
-    stand_in.answer("verify", {"verdict": "fail", "findings": [bad]}, code=1)
-    stand_in.answer("doctor", {}, code=1)
-    assert stand_in.run() == 0
-    (made,) = stand_in.rows
+    wrong = {"code": 1, "verdict": "fail", "findings": [bad]}
+    code, _, (_, made) = try_next(verify=wrong, doctor={"code": 1})
     assert made.verdict == "fail" and made.judged == (Judged("torch", "gloo", "fail"),)
     assert made.failure == Failure("verify", "", "", ("training torch over Gloo: wrong",))
 
 
 @pytest.mark.parametrize(
-    ("command", "other", "why"),
+    ("command", "answer", "why"),
     [
         ("build", {"code": 3}, "`hvdenv build` exited with 3"),
         ("build", {"sleep": 600}, "timed out"),
@@ -341,18 +316,11 @@ def test_the_row_of_a_verify_that_failed_has_the_findings(stand_in: StandIn) -> 
     ],
 )
 def test_faults_of_the_machine_give_no_row(
-    stand_in: StandIn,
-    command: str,
-    other: dict[str, Any],
-    why: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    try_next: Try, command: str, answer: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in.answer(command, {}, **other)
-    stand_in.answer("doctor", {"causes": [{"id": "disk-full", "cause": "full", "line": ""}]})
-    if "sleep" in other:
-        monkeypatch.setattr(script, "BUILD_SECONDS", 1.0)
-    assert stand_in.run() == 1
-    printed = capsys.readouterr().out
+    if "sleep" in answer:
+        monkeypatch.setattr(script, "BUILD_SECONDS", 0.2)
+    full = {"causes": [{"id": "disk-full", "cause": "full", "line": ""}]}
+    code, printed, rows = try_next(**{command: answer, "doctor": full})
+    assert (code, rows) == (1, ())
     assert "no row" in printed and why in printed
-    assert stand_in.rows == ()

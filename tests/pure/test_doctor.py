@@ -202,7 +202,12 @@ def test_a_log_in_a_pipe_is_read_and_waited_for_aloud(
             assert hvdenv("doctor", code=code).out.startswith(said)
     monkeypatch.setattr(doctor_command, "_WAIT_SECONDS", 0.01)
     reading, writing = os.pipe()
-    late = threading.Timer(0.3, lambda: (os.write(writing, FULL.encode()), os.close(writing)))
+
+    def write_late() -> None:
+        with open(writing, "w") as log:
+            log.write(FULL)
+
+    late = threading.Timer(0.3, write_late)
     late.start()
     with open(reading) as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)

@@ -306,7 +306,10 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('modles = 1\nstatus = "x"', '2: modles: a site file cannot set this; did you mean "modules"?'),
+        (
+            'modles = 1\nstatus = "x"',
+            '2: modles: a site file cannot set this; did you mean "modules"?',
+        ),
         ('modles = 1\nstatus = "x"', "3: status: a site file cannot set this"),
         ("[variants.x]", "2: variants: a site file cannot set this"),
         ('[mpi]\nversion = "4.x"', "3: mpi.version: expected a version"),
@@ -490,9 +493,9 @@ def test_folders_are_expanded_in_one_pass_and_nothing_else() -> None:
         ("$R/x", USER, "not a directory without"),
         # LOGNAME and HOME may hold anything.
         *(
-            (folder, USER._replace(**{field: name}), "no part of a directory")
+            (folder, User(name, name, {}), "no part of a directory")
             for name in ("..", "a/b", "a\nb", "a'b", "$(id)", "a:b", "")
-            for folder, field in (("/s/{user}", "name"), ("{home}/x", "home"))
+            for folder in ("/s/{user}", "{home}/x")
         ),
     ],
 )

@@ -92,6 +92,14 @@ class Use(NamedTuple):
     method: str
 
 
+def _written(function: ast.expr) -> str:
+    """A name, or one of a module."""
+    module = function.value if isinstance(function, ast.Attribute) else None
+    if isinstance(module, ast.Name) and isinstance(function, ast.Attribute):
+        return f"{module.id}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 class Module:
     """The source of a module, and the values of expressions that are the same at any time."""
 
@@ -119,9 +127,9 @@ class Module:
         found: dict[str, list[ast.Call]] = {}
         for node in self.nodes:
             if isinstance(node, ast.Call):
-                function = ast.unparse(node.func)
+                function = _written(node.func)
                 # A function of `re` is passed on nowhere else.
-                mapped = function == "map" and ast.unparse(node.args[0]) == "re.compile"
+                mapped = function == "map" and _written(node.args[0]) == "re.compile"
                 found.setdefault("map re" if mapped else function, []).append(node)
         return found
 
