@@ -1,4 +1,4 @@
-"""Ranks of torch on two hosts: what is right is proven, and the known traps are named."""
+"""Ranks on two hosts: what is right is proven, and the known traps are named."""
 
 from __future__ import annotations
 
@@ -29,25 +29,33 @@ def told_of(cluster: Cluster) -> Launch:
 
 
 def start(
-    installation: Installation, runner: Runner, launcher: str, launch: Launch = ON_BOTH
+    installation: Installation,
+    runner: Runner,
+    launcher: str,
+    launch: Launch = ON_BOTH,
+    framework: str = "torch",
 ) -> rank_run.RankRun:
-    """Ranks of torch, as verify starts them; nothing else is looked at."""
+    """Ranks as verify starts them; nothing else is looked at."""
     setup = Setup(installation, runner, launch=launch, launchers=(launcher,))
     controller = "Gloo" if launcher == "horovodrun-gloo" else "MPI"
     mpi = inspection.host_mpi(setup, SECONDS)
-    return rank_start.start_ranks(setup, SECONDS, mpi, "torch", controller)
+    return rank_start.start_ranks(setup, SECONDS, mpi, framework, controller)
 
 
 @pytest.mark.parametrize(
-    ("launcher", "how"), [("mpirun", "btl self, tcp"), ("horovodrun-gloo", "TCP on {interface}")]
+    ("launcher", "framework", "how"),
+    [
+        ("mpirun", "torch", "btl self, tcp"),
+        ("horovodrun-gloo", "tensorflow", "TCP on {interface}"),
+    ],
 )
 def test_right_ranks_behind_a_proxy_that_nobody_answers_at(
-    original: Installation, cluster: Cluster, launcher: str, how: str
+    original: Installation, cluster: Cluster, launcher: str, framework: str, how: str
 ) -> None:
     """Launchers and ranks see it and do not use it: it is no reason to fail."""
     nowhere = tuple((name, "http://127.0.0.1:9") for name in ("http_proxy", "HTTP_PROXY"))
     launch = told_of(cluster)._replace(variables=nowhere)
-    run = start(original, Runner(cluster.environ), launcher, launch)
+    run = start(original, Runner(cluster.environ), launcher, launch, framework)
     judgement = rank_judgement.judge_run(run)
     assert judgement.status == "pass", judgement
     assert "2 ranks on gpu32, gpu33 agree" in judgement.message
