@@ -16,7 +16,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.verification import inspection
 from hvdenv.verification.bench import measure_yardstick
 from hvdenv.verification.setup import Effort, Setup
-from hvdenv.verification.verify import EXERCISES, verify
+from hvdenv.verification.verify import verify
 from tests.real.doctored import TIMEOUT, found
 from tests.standin import Cluster
 
@@ -35,7 +35,6 @@ def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> N
             runner,
             expectation,
             launchers=("mpirun",),
-            exercises=EXERCISES,
             effort=Effort(0.2, str(tmp_path)),
             seconds=5 * TIMEOUT,
         ),

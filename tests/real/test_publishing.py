@@ -9,12 +9,15 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator
+from email.parser import Parser
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from hvdenv import __version__
 from tests.support.bundle import install_from, make_bundle
 from tests.support.modulesystems import KINDS, Kind, install
 from tests.support.needs import need
@@ -133,6 +136,31 @@ def people(place: Path) -> Iterator[People]:
             subprocess.run(["userdel", name], check=False)
         for group in groups:
             subprocess.run(["groupdel", group], check=False)
+
+
+def test_the_bundle_is_all_that_is_needed(people: People) -> None:
+    """hvdenv gets onto a machine that has no package index."""
+    hvdenv = people.stranger.hvdenv
+    assert hvdenv("--version").stdout == f"hvdenv {__version__}\n"
+    assert "\nlocal " in f"\n{hvdenv('recipes').stdout}"
+    assert "horovod.version" in hvdenv("show", "local").stdout
+
+
+def test_the_wheel_has_what_steps_and_users_need(place: Path) -> None:
+    (wheel,) = (place / "bundle").glob("hvdenv-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        fields = Parser().parsestr(archive.read(metadata).decode())
+    assert fields["Requires-Python"] == ">=3.10"
+    needed = {
+        "hvdenv/recipes/local.toml",
+        "hvdenv/examples/pytorch_mnist.py",
+        "hvdenv/model/defaults.toml",
+        "hvdenv/standalone/ranks/rank.py",
+    }
+    assert needed <= names
+    assert wheel.name == f"hvdenv-{__version__}-py3-none-any.whl"
 
 
 def shared_folder(people: People, name: str) -> Path:

@@ -203,6 +203,7 @@ without = ["horovod.gpu"]
 """
 
 
+@pytest.mark.optin  # srun starts ranks of modules in test_tutorial.py, too
 def test_alvis_in_an_allocation(alvis: Site) -> None:
     """As the document does it: srun starts what the modules bring, on two nodes."""
     recipe = alvis.recipe("alvis-cpu", WITHOUT_NCCL.format(minor=alvis.minor))
@@ -299,7 +300,9 @@ def test_thetagpu_on_two_hosts(site: Site, thetagpu: str, conda: Path) -> None:
     hvdenv("build", *recipe)
     assert files(conda) == before
     hosts = ",".join(f"{host}:2" for host in HOSTS)
-    verified = hvdenv("verify", *recipe, "--quick", "--hosts", hosts)
+    verified = hvdenv(
+        "verify", *recipe, "--quick", "--hosts", ",".join(f"{host}:1" for host in HOSTS)
+    )
     rows = table(verified.stdout)
     assert (rows["PyTorch"], rows["MPI"]) == ("XXX", "XXX")
     ran = hvdenv(

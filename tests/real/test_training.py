@@ -118,6 +118,7 @@ def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     assert int(output) == 10
 
 
+@pytest.mark.optin  # the same fault as above, on the way that test_collectives.py goes as well
 def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runner) -> None:
     """All the way from the files of Horovod to the finding."""
     fault = "def broadcast_parameters(*args, **kwargs): pass"
