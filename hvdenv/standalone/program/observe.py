@@ -31,7 +31,7 @@ sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "ranks")]
 import events  # noqa: E402
 import in_tensorflow  # noqa: E402
 import in_torch  # noqa: E402
-from recorder import HOOKS, collectives, hook, on, recorder  # noqa: E402
+from recorder import HOOKS, Function, collectives, hook, on, recorder  # noqa: E402
 from source import Program  # noqa: E402
 
 # The program may have modules of these names.
@@ -92,10 +92,10 @@ def opened(event: str, words: Tuple[Any, ...]) -> None:
         recorder.guarded(recorder.renamed, words[0], words[1])
 
 
-@on("builtins", "print")
-def printed(*words: Any, **_: Any) -> None:
-    """The program prints, perhaps a metric."""
-    recorder.printed(" ".join(map(str, words)))
+def prints(original: Function, *words: Any, **named: Any) -> None:
+    """Called instead of print(): the text may be a metric."""
+    recorder.guarded(lambda: recorder.printed(" ".join(map(str, words))))
+    original(*words, **named)
 
 
 def run(argv: List[str]) -> None:
@@ -140,7 +140,7 @@ def main(
     recorder.short = bool(spec["short"])
     recorder.program = Program("", os.getcwd())
     sys.meta_path.insert(0, Importer())
-    hook(builtins, "print", next(ours for module, _, ours in HOOKS if module == "builtins"))
+    hook(builtins, "print", prints)
     if hasattr(sys, "addaudithook"):  # of Python 3.8
         sys.addaudithook(opened)
     recorder.emit(events.Stage("program"))

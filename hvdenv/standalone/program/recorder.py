@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import zlib
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
 import events
 from source import Program, caller
@@ -40,13 +40,8 @@ _METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
 _PATH_NAMES = "f", "filepath", "file_prefix", "save_path", "path"
 Function = Callable[..., Any]
-
-
-class Batch(NamedTuple):
-    """What a model or a loader has read: checksums of its arrays, and of its single samples."""
-
-    arrays: List[int]
-    samples: List[int]
+# What a model or a loader has read: checksums of its arrays, and of its single samples.
+Batch = Tuple[List[int], List[int]]
 
 
 class Optimizer:
@@ -225,10 +220,9 @@ class Recorder:
 
     def made(self, optimizer: Any) -> Optimizer:
         """The program makes an optimizer, or has made it."""
-        known = self.optimizers.get(id(optimizer))
-        return known or self.optimizers.setdefault(
-            id(optimizer), Optimizer(optimizer, self.program.site())
-        )
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = Optimizer(optimizer, self.program.site())
+        return self.optimizers[id(optimizer)]
 
     def trains(self, one: Optimizer, tensors: List[Any], names: List[str], **facts: Any) -> None:
         """Report an optimizer before its first step.
@@ -278,10 +272,10 @@ class Recorder:
         self._end_after_enough(one.steps)
 
     def _report_step(self, one: Optimizer, sums: List[int]) -> None:
-        facts, arrays = one.facts, [each for batch in self.batches for each in batch.arrays]
+        facts, arrays = one.facts, [each for read, _ in self.batches for each in read]
         if one.steps in (1, 2, self.wanted):
             facts["tensors"] = ["{:08x}".format(each) for each in sums[:MOST_NAMES]]
-        facts["samples"] = sorted(each for batch in self.batches for each in batch.samples)
+        facts["samples"] = sorted(each for _, samples in self.batches for each in samples)
         facts.update(batch=digest(arrays), after=digest(sums), source=self.fed)
         self.emit(events.Stage("training", "step {}".format(one.steps)))
         self.emit(events.TrainingStep(one.number, one.steps, **facts))
@@ -457,7 +451,7 @@ def batch_of(arrays: Iterable[Any]) -> Batch:
     tables = [each for each in found if each.ndim > 1]
     rows = zip(*(each for each in tables if len(each) == len(tables[0])))
     samples = sorted({zlib.crc32(b"".join(row.tobytes() for row in sample)) for sample in rows})
-    return Batch([checksum(each) for each in found], samples[:MOST_SAMPLES])
+    return [checksum(each) for each in found], samples[:MOST_SAMPLES]
 
 
 def checksum(array: Any) -> int:
