@@ -59,8 +59,7 @@ def uses(environment: Environment) -> Uses:
     A process that was started through the prefix and shows no generation counts as a
     user of every one: the link may have been switched since.
     """
-    users = []
-    unseen = 0
+    users, unseen, roots = [], 0, _roots(environment)
     for process in psutil.process_iter(["cmdline", "exe", "cwd", "name"]):
         if process.pid == os.getpid():
             continue
@@ -68,7 +67,7 @@ def uses(environment: Environment) -> Uses:
         arguments, *places = (process.info[each] for each in ("cmdline", "exe", "cwd"))
         unseen += bool(arguments) and None in places
         paths = [*(arguments or ()), *filter(None, places), *_mapped(process.pid)]
-        seen = [found for path in paths if (found := _inside(environment, path)) is not None]
+        seen = [found for path in paths if (found := _inside(roots, path)) is not None]
         if seen:
             users.append(User(process.pid, process.info["name"], max(seen)))
     return Uses(tuple(users), unseen)
@@ -84,17 +83,22 @@ def _mapped(pid: int) -> set[str]:
         return set()
 
 
-def _inside(environment: Environment, path: str) -> str | None:
+def _roots(environment: Environment) -> dict[str, bool]:
+    """How paths in an environment begin, and whether the name of a generation follows."""
+    parent = environment.prefix.parent
+    folders = {os.fspath(parent), os.path.realpath(parent)}
+    names = ((environment.store.name, True), (environment.prefix.name, False))
+    return {os.path.join(folder, name, ""): each for name, each in names for folder in folders}
+
+
+def _inside(roots: dict[str, bool], path: str) -> str | None:
     """The generation that a path is in, or empty if unknown; None if it is elsewhere."""
-    for name, generations in ((environment.store.name, True), (environment.prefix.name, False)):
-        parent = environment.prefix.parent
-        for folder in {os.fspath(parent), os.path.realpath(parent)}:
-            root = os.path.join(folder, name) + os.sep
-            # The prefix alone, with or without a slash, is an option of some command.
-            if path.rstrip(os.sep).startswith(root):
-                name = path[len(root) :].partition(os.sep)[0] if generations else ""
-                # Of ONE.sqsh.enter.py too, which stays in the command line of a launcher.
-                return name.partition(IMAGE)[0]
+    for root, generations in roots.items():
+        # The prefix alone, with or without a slash, is an option of some command.
+        if path.rstrip(os.sep).startswith(root):
+            name = path[len(root) :].partition(os.sep)[0] if generations else ""
+            # Of ONE.sqsh.enter.py too, which stays in the command line of a launcher.
+            return name.partition(IMAGE)[0]
     return None
 
 
@@ -197,7 +201,8 @@ def prune(
         complete = [identity for identity in _whole(environment) if identity != pointed]
         spared = {pointed, *complete[:keep]}
         old = [each for each in environment.identities() if each not in spared and not spare(each)]
-        cleared = _delete(environment, old, uses(environment), dry_run=dry_run)
+        found = uses(environment) if old else Uses((), 0)
+        cleared = _delete(environment, old, found, dry_run=dry_run)
         kept = () if dry_run else _clean(environment.store)
     return cleared._replace(kept=(*cleared.kept, *kept))
 
