@@ -89,22 +89,6 @@ def test_a_damaged_record_is_no_complete_generation(
     assert caught.value.remedy
 
 
-def test_what_a_build_left_is_removed_and_what_is_complete_is_not(
-    environment: Environment,
-) -> None:
-    digest = "1" * 64
-    assert generations.new_identity(environment, digest) == ONE
-    folder = generations.create(environment, ONE)
-    (folder / "venv").mkdir()
-    assert environment.begun(ONE)
-    assert generations.delete_unfinished(environment) == []
-    assert not folder.exists()
-    build(environment, ONE)
-    assert not environment.begun(ONE)
-    assert generations.delete_unfinished(environment) == []
-    assert generations.new_identity(environment, digest) == f"{ONE}-2"
-
-
 @pytest.mark.parametrize("kind", ["damaged", "active without a record", "no marker", "a link"])
 def test_what_may_be_in_use_or_is_not_ours_is_left_alone(
     environment: Environment, kind: str

@@ -18,12 +18,10 @@ from hvdenv.places import find_places
 from hvdenv.wheels import downloads
 from hvdenv.wheels.wheelcache import (
     Cache,
-    Kept,
     Taken,
     carry,
     describe,
     key,
-    least_recently_used,
     names,
     own,
     prune,
@@ -83,9 +81,15 @@ def test_other_inputs_have_another_key(one: dict[str, object], other: dict[str, 
     assert key(one) == key(dict(reversed(one.items())))
 
 
-def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path) -> None:
+def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path, tmp_path: Path) -> None:
     assert take([cache], INPUTS, target.parent) == Taken(None)
     entry = keep(cache, wheel)
+    # The first of two stays.
+    other = tmp_path / "other.whl"
+    other.write_bytes(b"other")
+    assert keep(cache, other) == entry
+    assert sorted(os.listdir(entry)) == ["entry.json", NAME]
+    assert os.listdir(entry.parent) == [key(INPUTS)]
     assert take([cache], dict(reversed(INPUTS.items())), target.parent) == Taken(entry)
     assert target.read_bytes() == wheel.read_bytes()
     assert target.stat().st_nlink == (entry / NAME).stat().st_nlink == 1
@@ -110,15 +114,6 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_the_first_of_two_stays(cache: Cache, wheel: Path, tmp_path: Path) -> None:
-    entry = keep(cache, wheel)
-    other = tmp_path / "other.whl"
-    other.write_bytes(b"other")
-    assert keep(cache, other) == entry
-    assert sorted(os.listdir(entry)) == ["entry.json", NAME]
-    assert os.listdir(entry.parent) == [key(INPUTS)]
 
 
 def flip(entry: Path) -> None:
@@ -350,12 +345,6 @@ def test_prune(used: Cache, words: tuple[str, ...], stay: list[int], hvdenv: Hvd
     assert (left(used), left_downloads()) == ([0, 1, 2], stay)
     hvdenv("wheels", "prune", *words)
     assert (left(used), left_downloads()) == (stay, stay)
-
-
-def test_prune_by_size_and_use() -> None:
-    entries = [Kept(Path(str(day)), 5, f"2026-01-0{day}T00:00:00+00:00") for day in (4, 1, 3, 2)]
-    found = least_recently_used(entries, largest=14, oldest="2026-01-02")
-    assert [each.path.name for each in found] == ["2", "1"]
 
 
 @pytest.mark.parametrize(
