@@ -1,7 +1,7 @@
 """Builds of a plan that installs nothing real: what is built, what is kept, and when.
 
-Python itself stands for pip: the first step makes an environment with one package in it,
-the second adds another. The files `broken` and `stopped` beside the prefix say how well.
+Scripts stand for pip: the first step makes an environment with one package in it, the second
+adds another. Files in the directory `switches` let a step fail.
 """
 
 from __future__ import annotations
@@ -33,49 +33,34 @@ DIGEST = "1" * 64
 
 # Stands for pip: the nth installation of a package has the version n.
 INSTALL = """
-import os, sys
-name, folder, switches = sys.argv[1:]
-content = "12345" if name == "second" or not os.path.exists(switches + "/broken") else "1"
-os.makedirs(folder, exist_ok=True)
-version = len([each for each in os.listdir(switches) if each.startswith(name)]) + 1
-open(f"{switches}/{name}-{version}", "w").close()
-about = f"{name}-{version}.dist-info"
-os.mkdir(f"{folder}/{about}")
-files = {f"{name}.py": content, f"{about}/METADATA": "x", f"{about}/RECORD": f"{name}.py,,5"}
-for path, text in files.items():
-    open(f"{folder}/{path}", "w").write(text)
-if os.path.exists(f"{switches}/stopped") and name == "second":
-    print("\\n".join(map(str, range(40))))
-    print(open(f"{switches}/stopped").read())
-    sys.exit(2)
+name=$1 folder=$2 switches=$3
+mkdir -p "$folder"
+version=$(($(ls "$switches" | grep -c "^$name") + 1))
+touch "$switches/$name-$version"
+about=$folder/$name-$version.dist-info
+mkdir "$about"
+printf 12345 > "$folder/$name.py"
+[ "$name" = second ] || [ ! -e "$switches/broken" ] || printf 1 > "$folder/$name.py"
+printf x > "$about/METADATA"
+printf "$name.py,,5" > "$about/RECORD"
+[ "$name" = first ] || [ ! -e "$switches/stopped" ] || { seq 0 39; cat "$switches/stopped"; exit 2; }
 """
-
-
 # "Compiles" a wheel, an empty one where it is told to.
 COMPILE = """
-import os, sys
-wheel, switches = sys.argv[1:]
-os.makedirs(os.path.dirname(wheel), exist_ok=True)
-open(wheel, "w").write("" if os.path.exists(f"{switches}/empty") else "extension")
+mkdir -p "$(dirname "$1")"
+if [ -e "$2/empty" ]; then : > "$1"; else printf extension > "$1"; fi
 """
-
 # Stands for hvdenv/standalone/steps/inspect_wheel.py.
 INSPECT = """
-import sys
-content = open(sys.argv[1]).read()
-print('{"frameworks": {}, "bytes": %d}' % len(content))
-sys.exit(not content)
+printf '{"frameworks": {}, "bytes": %d}' "$(wc -c < "$1")"
+[ -s "$1" ]
+"""
+# Stands for hvdenv/standalone/steps/check_requirements.py.
+LOOK = """
+[ ! -e "$1/open" ] || { echo tensorflow 2.15.1 requires 'six>=1.12', which is not installed; exit 1; }
 """
 STEPS = "environment frameworks stack wheel inspection tidy manifest record".split()
 ACCEPTED = ("modules.gcc/12",)
-
-
-# Stands for hvdenv/standalone/steps/check_requirements.py.
-LOOK = """
-import os, sys
-if os.path.exists(sys.argv[1] + "/open"):
-    sys.exit("tensorflow 2.15.1 requires six>=1.12, which is not installed")
-"""
 
 
 class Recorder(Silent):
@@ -111,23 +96,22 @@ class Site(NamedTuple):
         folder = venv / "lib/python3.11/site-packages"
         wheel = GENERATION / "build" / "wheel" / "x.whl"
 
-        def python(code: str, *words: object) -> tuple[Command]:
-            start = (sys.executable, "-I", "-S", "-c", code)
-            return (Command((*start, *map(str, words), str(self.switches))),)
+        def sh(script: str, *words: object) -> tuple[Command]:
+            return (Command(("sh", "-c", script, "sh", *map(str, words), str(self.switches))),)
 
         lookup, found = (Command(("echo", "{}")),), Wheel(wheel.parent, {})
         steps: tuple[Step, ...] = (
-            Step("environment", "", python(INSTALL, "first", folder)),
-            Step("frameworks", "", python(INSTALL, "second", folder)),
+            Step("environment", "", sh(INSTALL, "first", folder)),
+            Step("frameworks", "", sh(INSTALL, "second", folder)),
             Step("stack", "", lookup, effect="lookup", wheel=found),
-            Step("wheel", "", python(COMPILE, wheel), spared_by="stack"),
-            Step("inspection", "", python(INSPECT, wheel), effect="keep"),
+            Step("wheel", "", sh(COMPILE, wheel), spared_by="stack"),
+            Step("inspection", "", sh(INSPECT, wheel), effect="keep"),
             Step("tidy", "", effect="tidy"),
             Step("manifest", "", effect="manifest"),
             Step("record", "", effect="record"),
         )
         if self.locked:
-            closure = Step("requirements", "", python(LOOK), effect="closure")
+            closure = Step("requirements", "", sh(LOOK), effect="closure")
             steps = (*steps[:2], closure, *steps[2:])
         if self.present:
             steps = tuple(step for step in steps if step.name in ("environment", *STEPS[-2:]))
