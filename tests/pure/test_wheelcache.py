@@ -152,6 +152,7 @@ def rewrite(**changes: object) -> Callable[[Path], None]:
         lambda entry: os.truncate(entry / "entry.json", 2 << 20),
         rewrite(format=2),
         rewrite(inputs={**INPUTS, "source": "abd"}),
+        rewrite(key="0" * 64),
         rewrite(file="../../x.whl"),
         rewrite(sha256=None),
     ],
