@@ -377,11 +377,9 @@ def with_scheduler(facts: Sequence[Fact]) -> list[Fact]:
     if not marks:
         return kept
     like = marks[0].key[1]
-    of_like = (at("scheduler"), like)
-    kept = [
-        each._replace(value="site") if isinstance(each, Value) and each[:2] == of_like else each
-        for each in kept
-    ]
+    for place, each in enumerate(kept):
+        if isinstance(each, Value) and each[:2] == (at("scheduler"), like):
+            kept[place] = each._replace(value="site")
     kept.append(marks[0]._replace(key=at("schedulers.site.like"), value=like))
     changed = {
         begin: (mark, lines)

@@ -25,14 +25,6 @@ _HAVE_HOROVOD = re.compile(
 _NO_PROGRAM = leave("it starts no program with Horovod", understood=True)
 _SUBMITS = leave("hvdenv submits jobs itself", understood=True)
 _INTERACTIVE = leave("for an interactive job: hvdenv shell", understood=True)
-# Programs that request allocations. qsub belongs to several batch systems.
-REQUESTS = {
-    "salloc": "slurm",
-    "sbatch": "slurm",
-    "sinteractive": "slurm",
-    "bsub": "lsf",
-    "qsub": "",
-}
 
 
 def launch(statement: Statement, _: Page) -> Iterator[Fact]:
@@ -127,7 +119,7 @@ def srun(statement: Statement, _: Page) -> Iterator[Fact]:
 def request(statement: Statement, page: Page) -> Iterator[Fact]:
     """Options of an allocation on a command line."""
     name, *words = statement.words
-    scheduler = REQUESTS[name] or _system_of_qsub(words) or page.scheduler
+    scheduler = meaning_of(name, "request") or _system_of_qsub(words) or page.scheduler
     if scheduler:
         page.scheduler = page.scheduler or scheduler
         yield Value(at("scheduler"), scheduler, weight=Weight.INFERRED)
@@ -232,37 +224,30 @@ def _needless(statement: Statement, _: Page) -> Iterator[Fact]:
     yield leave(meaning_of(statement.program, "programs"), understood=True)
 
 
-EXPORTS = ("export", "declare", "local", "typeset")
-_LAUNCHERS = (
-    *(each for each in get_args(LauncherName) if not each.startswith("horovodrun-")),
-    *["mpiexec.hydra", "orterun", "horovodrun", "ibrun", "jsrun", "prun", "lrun", "mpirun_rsh"],
-    "torchrun",
-)
-_PROGRAMS: dict[str, Program] = {
-    **dict.fromkeys(tables()["programs"], Program("", _needless)),
-    **dict.fromkeys(_LAUNCHERS, Program("launch", launch)),
+_PROGRAMS = {
+    "launch": Program("launch", launch),
     "srun": Program("launch", srun),
-    **dict.fromkeys(REQUESTS, Program("job", request)),
-    **dict.fromkeys(("module", "ml"), Program("modules", modules.module)),
-    **dict.fromkeys(("source", "."), Program("modules", modules.source)),
-    **dict.fromkeys(("conda", "mamba", "micromamba"), Program("conda", packages.conda)),
-    **dict.fromkeys(("pip", "uv"), Program("packages", packages.pip)),
-    **dict.fromkeys(("python", "virtualenv"), Program("packages", packages.python)),
-    "FROM": Program("container", base_image),
-    **dict.fromkeys(
-        ("apt-get", "apt", "yum", "dnf", "microdnf", "zypper", "apk"),
-        Program("container", system_packages),
-    ),
+    "request": Program("job", request),
+    "module": Program("modules", modules.module),
+    "source": Program("modules", modules.source),
+    "conda": Program("conda", packages.conda),
+    "pip": Program("packages", packages.pip),
+    "python": Program("packages", packages.python),
+    "base_image": Program("container", base_image),
+    "system_packages": Program("container", system_packages),
     "git": Program("", packages.git),
-    **dict.fromkeys(("singularity", "apptainer"), Program("container", container)),
-    **dict.fromkeys(EXPORTS, Program("environment.run", _export)),
+    "container": Program("container", container),
+    "export": Program("environment.run", _export),
 }
 _VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
 
 
 def find_program(name: str) -> Program | None:
     found = _VERSIONED.fullmatch(name)
-    return _PROGRAMS.get(found[1] if found else name)
+    meaning = meaning_of(found[1] if found else name, "programs")
+    if not meaning and name in get_args(LauncherName):
+        meaning = "launch"
+    return _PROGRAMS.get(meaning, Program("", _needless)) if meaning else None
 
 
 def is_known(name: str) -> bool:

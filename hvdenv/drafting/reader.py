@@ -10,7 +10,7 @@ from itertools import chain, islice
 from hvdenv.drafting import jobs, modules, packages, ways
 from hvdenv.drafting.options import variable
 from hvdenv.drafting.pages import Block, Section, blocks
-from hvdenv.drafting.programs import EXPORTS, find_program, is_known, table_of
+from hvdenv.drafting.programs import find_program, is_known, table_of
 from hvdenv.drafting.shell import Page, Statement, read_script
 from hvdenv.drafting.values import (
     LOAD,
@@ -143,7 +143,7 @@ class _Reader:
             return _NAMED.sub(lambda found: self.variables.get(found[1], found[0]), text)
 
         variables = tuple((name, fill(value)) for name, value in statement.variables)
-        if not statement.words or statement.program in EXPORTS:
+        if table_of(statement) == "environment.run":
             plain = ((name, value) for name, value in variables if UNKNOWN not in value)
             self.variables |= {name: value for name, value in plain if len(value) < 500}
         # A shell splits the text of a variable that is a word of its own.

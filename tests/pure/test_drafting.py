@@ -26,6 +26,7 @@ from hvdenv.schema import encode, parse_toml
 from hvdenv.session import node
 from hvdenv.sites.jobs import Submitted
 from tests.commands import Hvdenv
+from tests.pure.test_drafting_lines import shown_values
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
@@ -33,15 +34,6 @@ DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
 
 def draft_of(page: str) -> Draft:
     return combine("x", read_page(page, "page"))
-
-
-def shown_values(draft: Draft) -> dict[str, Any]:
-    """Dotted keys; lists of items."""
-    values: dict[str, Any] = {}
-    for each in draft.values:
-        key = ".".join(each.key)
-        values[key] = [*values.get(key, ()), each.value] if each.item else each.value
-    return values
 
 
 def wrong_and_right(draft: Draft, recipe: str, deviating: set[str]) -> tuple[list[str], int]:
@@ -183,167 +175,6 @@ def test_code_is_found_in_every_kind_of_page(page: str) -> None:
     assert shown_values(draft_of(page))["modules.load"] == ["gcc/1"]
 
 
-VALUES: dict[str, dict[str, Any]] = {
-    "module load openmpi/4.0.5/gnu-10.2.0": {"mpi.version": "4.0.5"},
-    "module load mpi/openmpi/4.1.2/gcc-11.2": {"mpi.version": "4.1.2"},
-    "srun --mpi=pmix_v3 -n 8 python t.py": {"launch.srun_mpi": "pmix_v3"},
-    "module --force purge; ml PrgEnv-gnu/8 -darshan": {
-        "modules.purge": "force", "modules.load": ["PrgEnv-gnu/8"], "modules.unload": ["darshan"],
-    },
-    "V=1.13.1\npip install torch==${V}+cu117 -f https://download.pytorch.org/whl/torch_stable.html": {
-        "frameworks.torch.version": "1.13.1+cu117",
-        "frameworks.torch.find_links": ["https://download.pytorch.org/whl/torch_stable.html"],
-    },
-    "conda create -n x python=3.9 pytorch::pytorch==1.12.0 cudatoolkit=11.3 'nccl>=2.8'": {
-        "python.provider": "conda", "python.version": "==3.9.*", "conda.channels": ["pytorch"],
-        "conda.packages.cudatoolkit": "11.3.*", "conda.packages.nccl": ">=2.8",
-        "frameworks.torch.version": "1.12.0",
-    },
-    "module load Python/3.10.4-GCCcore-11.3.0 OpenMPI/4.1.4\npython3 -m venv --system-site-packages e": {
-        "python.version": "==3.10.4", "python.from_modules": True, "python.system_site_packages": True,
-        "mpi.kind": "openmpi", "mpi.version": "4.1.4",
-    },
-    "git clone -b v0.27.0 https://github.com/horovod/horovod\ncd horovod\nHOROVOD_WITHOUT_GLOO=1"
-    " HOROVOD_WITH_MPI=1 HOROVOD_NCCL_HOME=$EBROOTNCCL python setup.py install": {
-        "horovod.version": "0.27.0", "horovod.controllers": ["mpi"],
-        "horovod.gpu.nccl_home": "$EBROOTNCCL",
-        "horovod.sha256": "8a76a98266579de46a1b1cde53d5ec115fc163ffdaa65a8f771aee936e804b33",
-    },
-    "#SBATCH -N2 --ntasks=8 --gres=gpu:a100:4 -A phys -t 30 --nice=5": {
-        "scheduler": "slurm", "job.nodes": 2, "job.ranks_per_node": 4, "job.gpus_per_node": 4,
-        "job.requires": ["account"], "job.time": "00:30:00", "job.directives": ["--nice=5"],
-    },
-    "#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4:system=x,walltime=1:00:00 -l filesystems=home": {
-        "scheduler": "pbs", "job.nodes": 2, "job.ranks_per_node": 4, "job.cpus_per_rank": 16,
-        "job.gpus_per_node": 4, "job.select": "system=x", "job.time": "01:00:00",
-        "job.attributes.filesystems": "home",
-    },
-    "#SBATCH -N 2 -n 8 -p rtx\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod\nibrun -np 8 python t.py": {
-        "job.ranks_per_node": 4, "job.gpu_option": "none", "launch.launcher": "ibrun",
-        "launch.launchers.ibrun.command": "ibrun -n {ranks} {program}",
-    },
-    "horovodrun --gloo -np 4 --gloo-timeout-seconds 120 python t.py\nexport PMI_NO_PREINITIALIZE=1": {
-        "launch.horovodrun": ["--gloo-timeout-seconds=120"], "environment.run.PMI_NO_PREINITIALIZE": "1",
-    },
-    "mpirun --np 2 --host a:1,b:1 -N 1 /opt/bin/singularity exec --nv /x.sif python t.py": {
-        "job.nodes": 2, "job.ranks_per_node": 1, "container.image": "/x.sif",
-    },
-    "#SBATCH -N 2\nmodule load python/3.11\nHOROVOD_NCCL_LIB=/nccl/lib/ pip install horovod\n"
-    "mpirun -n 6 python t.py": {
-        "job.nodes": 2, "job.ranks_per_node": 3, "python.version": "==3.11.*",
-        "horovod.gpu.nccl_home": "/nccl",
-    },
-    f"#SBATCH -o /{'long/' * 30}%j -p gpu": {
-        "job.output": f"/{'long/' * 30}%j", "job.partition": "gpu",
-    },
-    "#PBS -l nodes=2:ppn=8:gpus=2,walltime=3600": {"job.gpus_per_node": 2, "job.time": "01:00:00"},
-    "#$ -pe mpi 8\n#$ -l h_rt=3600": {
-        "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
-    },
-    "#PBS -l select=2:ncpus=8:mpiprocs=4:mem=300gb": {"job.memory": "300G"},
-    "pip --no-cache-dir install torch==1.13.1": {"frameworks.torch.version": "1.13.1"},
-    "#SBATCH --ntasks=1": {"job.ranks_per_node": 1},
-    "module load gcc/9 openmpi/4.0.5\nmodule swap openmpi mpich/4.1.1\nml switch gcc/12": {
-        "modules.load": ["gcc/12", "mpich/4.1.1"], "mpi.kind": "mpich", "mpi.version": "4.1.1",
-    },
-    "module load a/1 openmpi/4\nmodule unload a\nmodule swap cray-mpich impi/2021.4": {
-        "modules.load": ["openmpi/4"], "mpi.kind": "openmpi",
-        "modules.swap": [{"out": "cray-mpich", "into": "impi/2021.4"}],
-    },
-    "module swap cray-mpich impi/2021.4": {"mpi.kind": "intel", "mpi.version": "2021.4"},
-    "srun -p a -A b --gres=gpu:a100:2 -N1 -n2 -c 8 -t 60 --mem=40G --pty bash": {
-        "job.partition": "a", "job.requires": ["account"], "job.gpus_per_node": 2, "job.nodes": 1,
-        "job.ranks_per_node": 2, "job.cpus_per_rank": 8, "job.time": "01:00:00", "job.memory": "40G",
-        "partitions.a.gpu": "a100",
-    },
-    "salloc -N 2 --gres=gpu:4\nsrun -n 8 python t.py": {
-        "job.nodes": 2, "job.ranks_per_node": 4, "job.gpus_per_node": 4,
-    },
-    "srun -N 9 --pty bash\nqsub -I -l select=2:ngpus=2 -q q": {
-        "job.partition": "q", "job.gpus_per_node": 2,
-    },
-    "#$ -pe mpi_16 64": {"job.nodes": 4, "job.ranks_per_node": 16},
-    "#$ -pe mpi_16 40": {"job.nodes": 0, "job.ranks_per_node": 16},
-    "#$ -pe mpi_8_tasks_per_node 32": {"job.nodes": 4, "job.ranks_per_node": 8},
-    "#$ -pe mpi_28_tasks_per_node 56\nmpirun -np 8 --map-by ppr:4:node a": {
-        "job.nodes": 2, "job.ranks_per_node": 4, "job.cpus_per_rank": 7,
-    },
-    '#BSUB -n 8 -R "span[ptile=4] rusage[mem=4000]"': {
-        "job.nodes": 2, "job.ranks_per_node": 4, "job.directives": ['-R "rusage[mem=4000]"'],
-    },
-    "#BSUB -n 4 -R span[hosts=1]": {"job.nodes": 1, "job.ranks_per_node": 4},
-    "#BSUB -n 8": {"job.nodes": 0, "job.ranks_per_node": 0},
-    "#BSUB -J x[1-9]": {"job.name": "x"},
-    "#BSUB -nnodes 2\njsrun -n 12 -a 1 -c 7 -g 1 -r 6 python t.py": {
-        "job.nodes": 2, "job.ranks_per_node": 6, "job.cpus_per_rank": 7, "launch.launcher": "jsrun",
-        "launch.launchers.jsrun.command":
-            "jsrun -n {ranks} -r {ranks_per_node} -a 1[[ -c {cpus_per_rank}]] -g 1 {program}",
-    },
-    '#BSUB -gpu "num=4:mode=shared"': {"job.gpus_per_node": 4, "schedulers.site.like": "lsf"},
-    "#PBS -l ncpus=48\n#PBS -l ngpus=4\nmpirun -np $N -H $(sort -u x) a": {
-        "job.nodes": 0, "job.ranks_per_node": 0,
-    },
-    "#SBATCH -N 2 --gres=gpu:4\nmpirun -np $((N * 4)) a": {"job.nodes": 2, "job.ranks_per_node": 0},
-    "module load TensorFlow/2.6.0-CUDA-11.5 OpenMPI/4.1.2 Horovod/0.24.3": {
-        "horovod.provider": "present", "horovod.version": "0.24.3", "horovod.frameworks": ["tensorflow"],
-        "frameworks.tensorflow.provider": "present", "frameworks.tensorflow.version": "2.6.0",
-    },
-    "module load miniconda3\nconda activate h": {"python.provider": "conda"},
-    "source activate h": {"python.provider": "conda"},
-    "conda activate h\npython3.9 -m venv h": {"python.provider": "venv"},
-    "apt-get install libopenmpi-dev\npip install horovod==0.28.1": {
-        "mpi.kind": "openmpi", "horovod.controllers": ["mpi", "gloo"],
-    },
-    "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
-    "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
-    "module load toolchain/intelcuda\nexport HOROVOD_WITH_MPI=1": {"mpi.kind": "intel"},
-    "module load a/1 b/1\nmodule load b/1\nmodule load a/1\nmodule load b/1": {
-        "modules.load": ["a/1", "b/1"],
-    },
-    "HOROVOD_WITH_MPI=1 pip install horovod==0.28.1\nmpirun -np 8 -H a:4,b:4 -x NCCL_DEBUG=INFO -x PATH"
-    " -mca pml ob1 -x NCCL_SOCKET_IFNAME=^lo singularity exec --nv -B /data x.sif python t.py": {
-        "launch.launcher": "mpirun", "job.nodes": 2, "job.ranks_per_node": 4,
-        "environment.run.NCCL_DEBUG": "INFO", "launch.exports": ["PATH"], "launch.mca.pml": "ob1",
-        "network.avoid": ["lo"], "container.image": "x.sif", "container.gpu": "nvidia",
-        "container.binds": ["/data"],
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("script", VALUES)
-def test_commands_mean_values(script: str) -> None:
-    found = shown_values(draft_of(f"#!/bin/bash\n{script}\n"))
-    assert found == {**found, **VALUES[script]}
-
-
-# Not values: other programs' variables, other numbers, what the page does not state.
-NO_VALUES = {
-    "LOG=/tmp/$NAME/$ID/logs": "environment",
-    "CC=x ./configure": "environment",
-    "module load hpcx/2.12": "mpi.version",
-    "module load openmpi/gnu-10.2.0": "mpi.version",
-    "module load open-ce/1.5.0": "horovod.version",
-    "export OMP_NUM_THREADS=$((8 / 2))": "environment",
-    "#SBATCH -p $QUEUE": "job.partition",
-    "TF_VERSION=2": "environment",
-    "ibrun2 python t.py": "launch",
-    "module purge; module load a/1\nmodule unload b": "modules.unload",
-    "module load pre/1, module load cmake/2": "modules",
-    "export HOROVOD_NCCL_HOME=$PWD/env": "horovod.gpu",
-    "jsrun -n 2 -a 6 -r 1 python t.py": "job",
-    "pip install torch": "frameworks",
-    "#PBS -l select=2:ngpus=4": "job.gpu_option",
-    "#PBS -l nodes=1:ppn=2+2:ppn=3": "job.nodes",
-    "HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_MPI=1 pip install horovod": "horovod.controllers.gloo",
-}
-
-
-@pytest.mark.parametrize("script", NO_VALUES)
-def test_what_is_not_stated_is_no_value(script: str) -> None:
-    found = shown_values(draft_of(f"#!/bin/bash\n{script}\n"))
-    assert not any(key.startswith(NO_VALUES[script]) for key in found)
-
-
 SCRIPTS = """```
 #SBATCH -p test
 python t.py
@@ -379,46 +210,33 @@ OPTIONS="-hostfile $SGE_JOB_HOSTLIST -np $N -map-by ppr:4:node -mca pml ob1"
 mpirun $OPTIONS python3 train.py
 ```
 """
-OF_PBS = (
+GIVEN = (
     "horovod.version=0.28.1",
     'horovod.frameworks=["torch"]',
     "frameworks.torch.version=2.0.1",
     "python.version===3.10.*",
-    "partitions.gpuvolta.gpus=4",
-    "horovod.gpu.operations=nccl",
     'horovod.controllers=["mpi"]',
-    "mpi.kind=openmpi",
 )
+OF_PBS = ("mpi.kind=openmpi", "horovod.gpu.operations=nccl", "partitions.gpuvolta.gpus=4")
+PBS_SCRIPT = (CASES / "pages" / "pbs.sh").read_text()
+SLOTS = (
+    "#!/bin/bash\n#BSUB -n 8\n#BSUB -R span[ptile=4]\n#BSUB -q gpu\n#BSUB -gpu num=4\n"
+    "module load openmpi/4.1.4\nmpirun -np 8 python3 t.py\n"
+)
+# The page, further values, directives of its job, and options that are in none.
 JOBS = {
-    "types of nodes": (CLUSTER, (), {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"}, ("-q", "-P", "-pe")),
+    "types of nodes": (CLUSTER, (), "-l rt_F=2|-g grp|-cwd", ("-q", "-P", "-pe")),
     "sizes of the whole job": (
-        (CASES / "pages" / "pbs.sh").read_text(),
-        OF_PBS,
-        {
-            "#PBS -q gpuvolta",
-            "#PBS -P grp",
-            "#PBS -l ncpus=96",
-            "#PBS -l ngpus=8",
-            "#PBS -l mem=760GB",
-            "#PBS -l walltime=01:00:00",
-            "#PBS -l jobfs=100GB",
-            "#PBS -l wd",
-            "#PBS -l storage=gdata/ab12+scratch/ab12",
-        },
+        PBS_SCRIPT,
+        (*GIVEN, *OF_PBS),
+        "-q gpuvolta|-P grp|-l ncpus=96|-l ngpus=8|-l mem=760GB|-l walltime=01:00:00|-l jobfs=100GB|-l wd"
+        "|-l storage=gdata/ab12+scratch/ab12",
         ("-l select", "-A"),
     ),
     "slots of LSF": (
-        "#!/bin/bash\n#BSUB -n 8\n#BSUB -R span[ptile=4]\n#BSUB -q gpu\n#BSUB -gpu num=4\n"
-        "module load openmpi/4.1.4\nmpirun -np 8 python3 t.py\n",
-        (
-            "horovod.version=0.28.1",
-            'horovod.frameworks=["torch"]',
-            "frameworks.torch.version=2.0.1",
-            "python.version===3.10.*",
-            'horovod.controllers=["mpi"]',
-            "partitions.gpu.gpus=4",
-        ),
-        {"#BSUB -n 8", "#BSUB -R span[ptile=4]", "#BSUB -q gpu", "#BSUB -gpu num=4"},
+        SLOTS,
+        (*GIVEN, "partitions.gpu.gpus=4"),
+        "-n 8|-R span[ptile=4]|-q gpu|-gpu num=4",
         ("-nnodes",),
     ),
 }
@@ -428,7 +246,7 @@ JOBS = {
 def test_the_job_of_a_draft_is_that_of_the_page(
     page: str,
     given: tuple[str, ...],
-    wanted: set[str],
+    wanted: str,
     others: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -442,18 +260,17 @@ def test_the_job_of_a_draft_is_that_of_the_page(
     lines = hvdenv("job", "./fenn.toml", "--account", "grp", "--", "python3", "t.py").out.split(
         "\n"
     )
-    assert wanted <= {*lines}
+    assert {*wanted.split("|")} <= {line.partition(" ")[2] for line in lines if line[:1] == "#"}
     assert not any(f" {other} " in line for line in lines if line[0:1] == "#" for other in others)
     assert "mpirun -np 8" in lines[-2]
 
 
 def test_two_values_are_a_choice() -> None:
     page = "#!/bin/bash\nmodule load gcc/1 openmpi/4.1.4\nmodule load gcc/2\nCC=a pip install torch==1.13.1 tqdm==4.0\n"
-    draft = draft_of(page + "pip install torch==2.0.1 torchaudio==2.0.2 tqdm==4.0\n")
+    draft = draft_of(page + "pip install torch==2.0.1 tqdm==4.0\n")
     assert [(each.key, [value.value for value in each.values]) for each in draft.choices] == [
         (("modules", "load", "gcc"), ["gcc/1", "gcc/2"]),
         (("frameworks", "torch", "version"), ["1.13.1", "2.0.1"]),
-        (("packages", "torchaudio"), ["==2.0.2"]),
     ]
     assert '    # "gcc/1",' in write(draft, ["page"])
     add = "conda config --append channels https://x/ce/"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.drafting.draft import combine
+from hvdenv.drafting.draft import Draft, combine
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.writer import write
 from hvdenv.schema import Table, parse_toml
@@ -17,6 +17,7 @@ from hvdenv.schema import Table, parse_toml
 CASES = Path(__file__).parents[1] / "cases"
 PAGES = {path.name: path for path in sorted((CASES / "pages").iterdir())}
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
+DRAFTS = parse_toml((CASES / "drafts.toml").read_text())
 COMMENT = re.compile(r"#(?!SBATCH|PBS|PJM|BSUB|COBALT|\$ )")
 
 
@@ -28,6 +29,19 @@ class Line(NamedTuple):
 
 def drafted(text: str, name: str = "page") -> str:
     return write(combine("x", read_page(text, name)), [name])
+
+
+def script(lines: str) -> str:
+    return f"#!/bin/bash\n{lines}\n"
+
+
+def shown_values(draft: Draft) -> dict[str, Any]:
+    """Dotted keys; lists of items."""
+    values: dict[str, Any] = {}
+    for each in draft.values:
+        key = ".".join(each.key)
+        values[key] = [*values.get(key, ()), each.value] if each.item else each.value
+    return values
 
 
 def lost(lines: Sequence[Line], draft: str, name: str = "page") -> list[Line]:
@@ -105,107 +119,38 @@ def table(name: str) -> Table:
     return parse_toml(drafted(PAGES[name].read_text(), name))
 
 
-TABLES: dict[str, Table] = {
-    "environment.yml": {
-        "python": {"provider": "conda", "version": "==3.8.*"},
-        "conda": {
-            "channels": ["pytorch", "conda-forge"],
-            "packages": {"cudatoolkit": "11.3.*", "nccl": ">=2.8", "ccache": "*"},
-        },
-        "packages": {"tqdm": "==4.64.0"},
-        "environment": {"run": {"NCCL_DEBUG": "INFO"}},
-    },
-    "requirements.txt": {
-        "frameworks": {
-            "torch": {
-                "version": "1.13.1+cu117",
-                "extra_index": "https://download.pytorch.org/whl/cu117",
-            },
-        },
-        "packages": {"numpy": "<2,>=1.23"},
-    },
-    "Dockerfile": {
-        "frameworks": {"torch": {"version": "1.13.1"}},
-        "mpi": {"kind": "openmpi"},
-        "container": {
-            "base": "nvidia/cuda:11.7.1-devel-ubuntu20.04",
-            "packages": ["openmpi-bin", "libopenmpi-dev"],
-        },
-    },
-    "ngc.Dockerfile": {
-        "packages": {"tqdm": "==4.64.0"},
-        "horovod": {
-            "version": "0.28.1",
-            "sha256": "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0",
-            "frameworks": ["torch"],
-            "controllers": ["mpi", "gloo"],
-            "gpu": {"operations": "nccl"},
-        },
-        "container": {"packages": ["openmpi-bin", "g++-9"]},
-    },
-}
+@pytest.mark.parametrize("page", DRAFTS["values"])
+def test_what_scripts_mean(page: str) -> None:
+    found = shown_values(combine("x", read_page(script(page), "page")))
+    assert found == {**found, **DRAFTS["values"][page]}
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("page", DRAFTS["without"])
+def test_what_is_not_stated_is_no_value(page: str) -> None:
+    found = shown_values(combine("x", read_page(script(page), "page")))
+    assert not any(key.startswith(DRAFTS["without"][page]) for key in found)
+
+
+@pytest.mark.parametrize("name", DRAFTS["pages"])
 def test_what_pages_state(name: str) -> None:
     found = table(name)
-    assert found == {**found, **TABLES[name]}
+    assert found == {**found, **DRAFTS["pages"][name]}
 
 
-NAMED = {
-    "#SBATCH --prolog=/x/p.sh": "does the job need the program that this runs?",
-    "#SBATCH --mail-user=a@b.example": "personal: --set job.mail=ADDRESS",
-    "#SBATCH --export=NONE": "hvdenv passes the variables itself",
-    "sbatch --wrap='srun a' -N 2": "--wrap: does the job need the program that this runs?",
-    "sbatch -p gpu-$(hostname)": "the page does not state the value of job.partition",
-    "sbatch --output=log-$(date +%s).out": "the page does not state the value of job.output",
-    "#SBATCH --array=1-9": "it belongs to one job, not to every job of the recipe",
-    "#SBATCH -d afterok:1": "it belongs to one job, not to every job of the recipe",
-    "#PBS -W depend=afterok:1": "it belongs to one job, not to every job of the recipe",
-    "#BSUB -w done(1)": "it belongs to one job, not to every job of the recipe",
-    "#$ -hold_jid 3": "it belongs to one job, not to every job of the recipe",
-    "module reset": "does the environment need the default modules?",
-    "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK": "only a shell knows environment.run.OMP_NUM",
-    "export OMP_NUM_THREADS=<number>": "the page does not state environment.run.OMP_NUM_THREADS",
-    "sudo apt-get install -y g++-9": "which modules of the cluster provide them?",
-    "for more information, see\nls": "for more information, see: hvdenv found no command in it",
-    "HOROVOD_LABEL=horovod": "HOROVOD_LABEL=horovod: a variable that the page uses",
-    "export HOROVOD_WITH_TORCH=1": "Horovod has no part TORCH: its parts are GLOO, MPI, PYTORCH, TENSORFLOW",
-    "return 0\nls": "return 0: it changes nothing that a recipe describes",
-    "ls\n" * 3001: "and the rest was not read",
-    "pip install -r more.txt": "the packages are in a file that the page names",
-    "#SBATCH -n 8\n#SBATCH --gpus=8": "8 ranks in all, and the page does not state the nodes and the ranks of a",
-    "#SBATCH -N 2 -n 7": "7 ranks cannot be divided",
-    "module load gcc/1\x1b[0m": "control characters, or too long: it was not read",
-    "module load gcc\u202e/1": "control characters, or too long: it was not read",
-}
+@pytest.mark.parametrize("line", DRAFTS["says"])
+def test_the_reasons_beside_values(line: str) -> None:
+    assert DRAFTS["says"][line] in drafted(script(line))
 
 
-@pytest.mark.parametrize("line", NAMED)
+@pytest.mark.parametrize("line", [*DRAFTS["named"], "ls\n" * 3001])
 def test_a_line_that_is_no_value_is_named(line: str) -> None:
-    draft = drafted(f"#!/bin/bash\n{line}\n")
-    assert NAMED[line] in draft
+    draft = drafted(script(line))
+    assert DRAFTS["named"].get(line, "and the rest was not read") in draft
     assert parse_toml(draft).keys() <= {"format", "name", "summary", "status", "scheduler", "job"}
     job = parse_toml(draft).get("job", {})
     # No job has 0 ranks: the draft lists what is 0 as missing.
     assert {key for key, value in job.items() if value} <= {"nodes"}
     assert all(f"#   job.{key}: " in draft for key, value in job.items() if not value)
-
-
-REASONS = {
-    "#BSUB -n 4,8": "4,8 ranks in all, and the page does not state the nodes",
-    "export CONDA_PKGS_DIRS=/x": "CONDA_PKGS_DIRS=/x: hvdenv has a cache of its own",
-    "export HOROVOD_WITHOUT_TENSORFLOW=1": "the draft has no tensorflow",
-    "conda create -n x python=3.9 -c pytorch": "a recipe does not: add conda-forge",
-    "#$ -g grp": '"-g {account}",  # page:2: #$ -g grp',
-    '#BSUB -gpu "num=4:mode=shared"': '"-gpu num={gpus_per_node}:mode=shared",  # page:2: #BSUB -gpu',
-    "#BSUB -n 8 -R span[ptile=4]": '"-n {ranks}",  # page:2: #BSUB -n 8 -R span[ptile=4]',
-}
-
-
-@pytest.mark.parametrize("line", REASONS)
-def test_the_reasons_beside_values(line: str) -> None:
-    assert REASONS[line] in drafted(f"#!/bin/bash\n{line}\n")
 
 
 def test_no_reason_names_the_commands_of_another_scheduler() -> None:
@@ -262,66 +207,14 @@ def test_alternatives_of_every_kind_of_page(page: str) -> None:
     assert "another way: `--lines " in drafted(page)
 
 
-JOB_OF_FIRST = {"nodes": 2, "ranks_per_node": 4, "partition": "gpu"}
-WAYS: dict[str, tuple[Table, Table]] = {
-    "job-of-first.md": (
-        {"python": {"provider": "conda", "version": "==3.9.*"}, "job": JOB_OF_FIRST},
-        {
-            "python": {"provider": "venv", "version": "==3.10.*"},
-            "job": JOB_OF_FIRST,
-            "launch": {"launcher": "srun"},
-        },
-    ),
-    "conda-or-venv.md": (
-        {
-            "python": {"provider": "conda", "version": "==3.9.*"},
-            "modules": {"load": ["gcc/11.3.0"]},
-            "conda": {"packages": {"nccl": "2.14.*"}},
-        },
-        {
-            "python": {"provider": "venv", "from_modules": True, "version": "==3.10.4"},
-            "modules": {"load": ["gcc/11.3.0", "python/3.10.4"]},
-        },
-    ),
-    "tabs.md": (
-        {
-            "modules": {"load": ["gcc/11.3.0", "cuda/11.7.0", "openmpi/4.1.5"]},
-            "job": {"partition": "work", "nodes": 2, "ranks_per_node": 4, "cpus_per_rank": 12},
-        },
-        {
-            "frameworks": {
-                "torch": {
-                    "version": "1.13.1",
-                    "cpu_index": "https://download.pytorch.org/whl/cpu",
-                }
-            },
-            "job": {"partition": "work", "nodes": 2, "ranks_per_node": 4, "cpus_per_rank": 12},
-        },
-    ),
-    "gpu-or-cpu.md": (
-        {
-            "modules": {"load": ["gcc/11.3.0", "cuda/11.7", "openmpi/4.1.4-cuda"]},
-            "frameworks": {"torch": {"version": "1.13.1+cu117"}},
-        },
-        {
-            "modules": {"load": ["gcc/11.3.0", "openmpi/4.1.4"]},
-            "frameworks": {"torch": {"version": "1.13.1"}},
-            "job": {"partition": "cpu", "nodes": 4, "ranks_per_node": 2},
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", DRAFTS["other"])
 def test_sections_for_different_ways(name: str) -> None:
     """A way has all lines below its title, and those that no way has."""
-    text, (first, other) = PAGES[name].read_text(), WAYS[name]
-    found = table(name)
-    assert found == {**found, **first}
+    text = PAGES[name].read_text()
     (lines,) = {*re.findall(r"`--lines ([\d,-]+)` drafts it", drafted(text, name))}
     ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
     part = parse_toml(write(combine("x", read_page(text, name, ranges)), []))
-    assert part == {**part, **other}
+    assert part == {**part, **DRAFTS["other"][name]}
     assert "conda" not in part and "gpu" not in part.get("horovod", {})
 
 
