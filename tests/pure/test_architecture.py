@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,8 +10,6 @@ import pytest
 import hvdenv
 
 PACKAGE = Path(hvdenv.__file__).parent
-CASES = Path(__file__).parents[1] / "cases"
-
 # Packages, and modules that lie in none: one imports what stands before it, and what stands
 # beside it; modules never import each other in a circle.
 LAYERS = (
@@ -217,51 +213,3 @@ def test_large_types_are_made_by_keyword() -> None:
     }
     calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 4]
     assert sum(ast.unparse(call.func) in large for call in calls) <= POSITIONAL_CALLS
-
-
-# What no light command needs, and what `--help` and `--version` must not load besides.
-LIBRARIES = {
-    *"""
-    rich psutil asyncio urllib.request shtab difflib jinja2 cyclonedx packageurl conda_lock pydantic
-    rattler yaml
-""".split()
-}
-SLOW = {*LIBRARIES, *"dataclasses inspect packaging logging uuid tempfile concurrent xml".split()}
-
-
-def loaded_by(*words: str) -> set[str]:
-    """The modules that a command loads."""
-    program = (
-        "import sys; before = set(sys.modules); from hvdenv.cli.main import main\n"
-        f"main({words!r})\n"
-        "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", program],
-        text=True,
-        capture_output=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-    )
-    return set(shown.stderr.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "used", "slow"),
-    [
-        ("--help", "cli.main", SLOW),
-        ("--version", "cli.main", SLOW),
-        ("completion bash", "cli.main", {*SLOW, "hvdenv.cli.options"}),
-        ("recipes", "cli.main", LIBRARIES),
-        ("show local", "cli.main", LIBRARIES),
-        (
-            f"plan local --facts {CASES}/facts.json",
-            "plans.plan",
-            {"rich", "psutil", "conda_lock", "hvdenv.building.engine"},
-        ),
-    ],
-)
-def test_little_is_loaded_at_start(words: str, used: str, slow: set[str]) -> None:
-    loaded = loaded_by(*words.split())
-    assert f"hvdenv.{used}" in loaded
-    assert loaded & slow == set()

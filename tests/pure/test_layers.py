@@ -182,25 +182,6 @@ def test_variants_that_change_only_jobs_share_the_environment(
     assert name("older", overrides=["horovod.version='0.27.0'"]) == "layers+older"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("variants = 3", "4: variants: expected a table for each variant, found 3"),
-        ("[variants.x]\nwithout = 3", "5: variants.x.without: expected a list, found 3"),
-        ("[variants.x]\nmpi = 5", "5: mpi: expected a table, found 5"),
-        ("[variants.x.variants.y]\n", "4: variants: unknown key"),
-    ],
-)
-def test_variants_are_judged_also_if_nobody_takes_them(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    """tests/cases/recipes and test_recipes.py have more that can be wrong."""
-    child = write(tmp_path / "child.toml", f'format = 1\nname = "c"\nextends = "local"\n{text}\n')
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(str(child))
-    assert f"child.toml:{message}" in str(caught.value)
-
-
 def _without_required(schema: Any) -> Any:
     """The JSON Schema of a part of a recipe."""
     if isinstance(schema, list):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +56,11 @@ python.verzion = "3"
 horovod.gpu = 3
 
 [variants."B"]
+
+[variants.c]
+without = 3
+
+[variants.d.variants.e]
 """
 EXPECTED = """\
 4: status: expected one of "tested", "documented", "decommissioned", found 'testd'; did you mean "tested"?
@@ -65,7 +69,9 @@ EXPECTED = """\
 11: horovod.frameworks[0]: expected one of "tensorflow", "torch", found 'torchh'; did you mean "torch"?
 14: python.verzion: unknown key; did you mean "version"?
 15: horovod.gpu: expected a table, found 3
-17: variants.B: expected a name of a-z, 0-9, _ and -, found 'B'"""
+17: variants.B: expected a name of a-z, 0-9, _ and -, found 'B'
+20: variants.c.without: expected a list, found 3
+22: variants: unknown key"""
 
 
 WRONG_AS_A_WHOLE = """\
@@ -133,12 +139,17 @@ def test_at_most_twenty_errors_are_reported(tmp_path: Path) -> None:
         ("./none.toml", "No such file or directory"),
         ("/", "it is a directory, not a regular file"),
         (f"./{'x' * 300}.toml", "File name too long"),
-        (sys.executable, "it is not UTF-8"),
     ],
 )
 def test_a_recipe_that_cannot_be_read(name: str, reason: str) -> None:
     with pytest.raises(RecipeError, match=f"{Path(name)}: cannot read this file: {reason}"):
         load_recipe(name)
+
+
+def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
+    (path := tmp_path / "latin.toml").write_bytes(b'format = 1\nsummary = "\xe9"\n')
+    with pytest.raises(RecipeError, match=f"{path}: cannot read this file: it is not UTF-8"):
+        load_recipe(str(path))
 
 
 @pytest.fixture(scope="module")

@@ -84,21 +84,16 @@ GOOD: dict[str, Any] = {"inner": {"flag": True}, "names": ["x"]}
         ({"inner": {"flag": 1}}, "inner.flag: expected true or false, found 1"),
         ({"rest": {"k": True}}, "rest.k: expected a whole number, found true"),
         ({"rest": {"k": 1.0}}, "rest.k: expected a whole number, found 1.0"),
-        ({"names": "x"}, "names: expected a list, found 'x'"),
-        ({"names": ["x", 2]}, "names[1]: expected a string, found 2 (put it in quotes)"),
-        ({"names": ["a\x00"]}, "names[0]: control characters are not allowed"),
         ({"mode": True}, 'mode: expected one of "a", "1", found true'),
         ({"mode": 1.0}, 'mode: expected one of "a", "1", found 1.0'),
         ({"mode": ["a"]}, 'mode: expected one of "a", "1"'),
         ({"either": "X"}, "either: expected letters, found 'X'"),
         ({"either": 2.1}, "either: expected a string, found 2.1 (put it in quotes)"),
-        ({"either": [{}]}, "either[0].flag: this key is required and missing"),
         ({"rest": []}, "rest: expected a table, found []"),
-        ({"inner": {"flag": True, "numbr": 1}}, 'inner.numbr: unknown key; did you mean "number"?'),
-        ({"inner": {"flag": True, "zz": 1}}, "inner.zz: unknown key; known are flag, number"),
     ],
 )
 def test_what_does_not_fit(change: dict[str, Any], said: str) -> None:
+    """Recipes in tests/cases/recipes show the rest."""
     assert decode(Outer, GOOD) == Outer(Inner(True), ("x",))
     with pytest.raises(Problem) as caught:
         decode(Outer, {**GOOD, **change})
