@@ -103,10 +103,13 @@ def test_runs_of_ranks_share_the_time() -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_run_that_starts_at_once_leaves_time_to_the_others(alone: bool) -> None:
     shares: list[float] = []
-    options = {"ranks": True, "alone": alone}
+
+    def share(setup: Setup, timeout: float) -> None:
+        shares.append(timeout)
+
     with parts_of(SETUP._replace(cores=1, seconds=300.0)) as parts, parts.together():
         for label in "abc":
-            part = parts.start(label, lambda setup, timeout: shares.append(timeout), **options)
+            part = parts.start(label, share, ranks=True, alone=alone)
             time.sleep(0.05)
             assert not part.done()
     assert shared_fairly(shares)
