@@ -133,52 +133,30 @@ def judge_allreduce(
     return [each for each in findings if each.check == "allreduce"]
 
 
+DONE, FEW = text(*ALL_ROWS), text("F/PyTorch", "C/MPI", "T/MPI")
 WITH_NCCL = text(*ALL_ROWS, "T/NCCL")
+WITH_MLSL = LOCAL._replace(operations=("MPI", "Gloo", "MLSL"))
+NO_TORCH = {"torch": absent("torch")}
+MARKED = "Horovod 0.28.1; it marks PyTorch, which has no extension (a known bug of Horovod)"
+ANOTHERS = (
+    "it marks NCCL, but the extensions report that they were built without: the table describes"
+    " another installation"
+)
+OLD = "horovodrun belongs to Horovod 0.27.0, the package is 0.28.1"
 BROKEN_TENSORFLOW = extension("tensorflow", error="ImportError: x", built={"NCCL": 0})
 
 
 @pytest.mark.parametrize(
     ("printed", "expectation", "changed", "status", "message"),
     [
-        (text(*ALL_ROWS), LOCAL, {}, "pass", "Horovod 0.28.1"),
-        (
-            text(*ALL_ROWS),
-            Expectation(("torch",)),
-            {},
-            "pass",
-            "Horovod 0.28.1; TensorFlow was built but not requested",
-        ),
-        (
-            text("F/PyTorch", "C/MPI", "T/MPI"),
-            LOCAL,
-            {},
-            "fail",
-            "expected, but not marked: TensorFlow, Gloo, Gloo",
-        ),
-        (
-            text(*ALL_ROWS),
-            ANYTHING,
-            {"torch": absent("torch")},
-            "pass",
-            "Horovod 0.28.1; it marks PyTorch, which has no extension (a known bug of Horovod)",
-        ),
-        (
-            WITH_NCCL,
-            LOCAL,
-            {},
-            "fail",
-            "it marks NCCL, but the extensions report that they were built without: the table"
-            " describes another installation",
-        ),
+        (DONE, LOCAL, {}, "pass", "Horovod 0.28.1"),
+        (DONE, ONLY_GLOO, {}, "pass", "Horovod 0.28.1; TensorFlow was built but not requested"),
+        (FEW, WITH_MLSL, {}, "fail", "expected, but not marked: TensorFlow, Gloo, Gloo, MLSL"),
+        (DONE, ANYTHING, NO_TORCH, "pass", MARKED),
+        (WITH_NCCL, LOCAL, {}, "fail", ANOTHERS),
         # An extension that does not load may have it: that horovodrun cannot be called a liar.
         (WITH_NCCL, LOCAL, {"tensorflow": BROKEN_TENSORFLOW}, "pass", "Horovod 0.28.1"),
-        (
-            text(*ALL_ROWS, version="0.27.0"),
-            LOCAL,
-            {},
-            "fail",
-            "horovodrun belongs to Horovod 0.27.0, the package is 0.28.1",
-        ),
+        (text(*ALL_ROWS, version="0.27.0"), LOCAL, {}, "fail", OLD),
     ],
 )
 def test_check_build(

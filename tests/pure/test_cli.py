@@ -60,7 +60,6 @@ def test_help(hvdenv: Hvdenv) -> None:
         ("show local --set x", 2, "write KEY=VALUE"),
         ("show local --site none.toml", 2, "none.toml: cannot read this file"),
         ("plan local --facts /none.json", 2, "/none.json: cannot read this file"),
-        ("check local --facts none.json", 2, "none.json: cannot read this file"),
         ("verify --report none.json", 2, "--report none.json: cannot read it"),
         ("verify none -n 0", 2, "-n: 0 ranks"),
         ("plan local --python 2.7", 3, "--python requests 2.7"),

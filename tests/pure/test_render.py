@@ -91,6 +91,9 @@ def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> 
     assert "built without Gloo" not in text
     assert "skip: allreduce: mxnet over Gloo: not requested: crash\n    stack\n" in text
     assert "verdict: pass: everything" in text
+    said = Finding("variables", "your shell", "pass", "ranks get LD_PRELOAD", "LD_PRELOAD=x.so")
+    listed = "Variables:\n    your shell: ranks get LD_PRELOAD\n\nverdict: pass"
+    assert listed in render(report(PASS, said))
 
 
 WRONG = [
@@ -147,12 +150,6 @@ def test_no_line_is_wider_than_the_terminal(one: str, two: str, width: int) -> N
     for line in render(whole, width=width).splitlines():
         columns = sum(2 if east_asian_width(each) in "WF" else 1 for each in line)
         assert columns <= width, line
-
-
-def test_variables_of_the_shell_are_listed() -> None:
-    said = Finding("variables", "your shell", "pass", "ranks get LD_PRELOAD", "LD_PRELOAD=x.so")
-    text = render(report(PASS, said))
-    assert "Variables:\n    your shell: ranks get LD_PRELOAD\n\nverdict: pass" in text
 
 
 def test_long_evidence_is_cut_at_its_beginning() -> None:
@@ -219,7 +216,13 @@ def read(report: Report) -> junitparser.JUnitXml:
 
 
 def test_the_schema_of_jenkins(everything: Report) -> None:
-    assert list(against_schema(ElementTree.fromstring(junit.render(everything)))) == []
+    """It has no times that are no numbers."""
+    ranks = tuple(each._replace(seconds=math.nan) for each in everything.ranks)
+    measured = tuple(each._replace(value=math.inf) for each in everything.measurements)
+    for each in (everything, everything._replace(ranks=ranks, measurements=measured)):
+        text = junit.render(each)
+        assert list(against_schema(ElementTree.fromstring(text))) == []
+        assert 'time="nan"' not in text and 'time="inf"' not in text
 
 
 def test_a_program_counts_the_same(everything: Report) -> None:
@@ -238,15 +241,6 @@ def test_a_program_counts_the_same(everything: Report) -> None:
         properties = {each.name: each.value for each in suite.properties()}  # type: ignore[no-untyped-call]
         known = {"verdict": "fail", "recipe": "neuron+nccl", "MPI": "Open MPI 5.0.11"}
         assert properties.items() >= known.items()
-
-
-def test_times_that_are_no_numbers_are_left_out(everything: Report) -> None:
-    ranks = [each._replace(seconds=math.nan) for each in everything.ranks]
-    measured = [each._replace(value=math.inf) for each in everything.measurements]
-    odd = everything._replace(ranks=tuple(ranks), measurements=tuple(measured))
-    text = junit.render(odd)
-    assert list(against_schema(ElementTree.fromstring(text))) == []
-    assert 'time="nan"' not in text and 'time="inf"' not in text
 
 
 def test_each_rank_is_a_case(everything: Report) -> None:
@@ -278,15 +272,11 @@ def test_what_did_not_pass(status: Status, kind: type, said: str) -> None:
     assert result.text == "rank 1 died\n\nlast words\n\nwhat to do: look there"
 
 
-def test_what_passed() -> None:
-    ((case,),) = read(junit_report(JUNIT_FAIL._replace(status="pass", remedy="")))
-    assert case.is_passed
-    assert case.system_out == "rank 1 died\n\nlast words"
-
-
-def test_no_case_hides_another() -> None:
-    (suite,) = read(junit_report(JUNIT_FAIL._replace(status="pass"), JUNIT_FAIL))
+def test_what_passed_and_hides_no_other() -> None:
+    (suite,) = read(junit_report(JUNIT_FAIL._replace(status="pass", remedy=""), JUNIT_FAIL))
     assert [case.name for case in suite] == ["torch over MPI", "torch over MPI (2)"]
+    assert [case.is_passed for case in suite] == [True, False]
+    assert next(iter(suite)).system_out == "rank 1 died\n\nlast words"
 
 
 def test_times() -> None:

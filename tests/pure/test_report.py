@@ -29,11 +29,6 @@ def changed(**keys: Any) -> dict[str, Any]:
     return {**REPORT.to_json(), **keys}
 
 
-def test_measurements_say_only_what_is_known() -> None:
-    known = {"name": "allreduce latency", "value": 0.0, "unit": "us"}
-    assert Measurement("allreduce latency", 0.0, "us").to_json() == known
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_not_written_and_is_refused(value: float) -> None:
     figures = (Measurement("training speed", value, "samples/s"), Measurement("verify", 1.0, "s"))
@@ -49,6 +44,8 @@ def test_what_is_no_number_is_not_written_and_is_refused(value: float) -> None:
 
 
 def test_older_and_later_reports_can_be_read() -> None:
+    known = {"name": "allreduce latency", "value": 0.0, "unit": "us"}
+    assert Measurement("allreduce latency", 0.0, "us").to_json() == known
     document = REPORT.to_json()
     older = {key: document[key] for key in document if key not in ("environment", "ranks")}
     assert Report.from_json({**older, "schema": "hvdenv.report/1"}) == REPORT
@@ -119,6 +116,12 @@ def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) ->
     assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["verify.html", "verify.xml"]
     assert "verdict: fail" in said.out and said.err == ""
+    # A file that is there is replaced where it lies.
+    link = tmp_path / "link.html"
+    page.write_text("old")
+    link.symlink_to(page)
+    hvdenv("verify", "--report", kept, "--html", str(link), code=1)
+    assert link.is_symlink() and "<!DOCTYPE html>" in page.read_text()
 
 
 def test_quiet_says_what_did_not_pass_and_nothing_else(
@@ -136,16 +139,6 @@ def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv)
     said = hvdenv(*words, code=1)
     assert json.loads(said.out) == masked(json.loads(Path(kept).read_text()))
     assert said.err == ""
-
-
-def test_a_file_that_is_there_is_replaced_where_it_lies(
-    good: str, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    there, link = tmp_path / "there.html", tmp_path / "link.html"
-    there.write_text("old")
-    link.symlink_to(there)
-    hvdenv("verify", "--report", good, "--html", str(link))
-    assert link.is_symlink() and "<!DOCTYPE html>" in there.read_text()
 
 
 def test_the_verdict_is_not_lost(
@@ -175,26 +168,26 @@ def test_the_verdict_is_not_lost(
     ("file", "problem"),
     [
         ("missing/verify.html", "there is no such directory"),
+        ("verify.html", "this directory is not writable"),
         (".", "this is not a regular file"),
         ("/dev/null", "this is not a regular file"),
     ],
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])
 def test_what_could_not_be_written_is_said_first(
-    option: str, file: str, problem: str, tmp_path: Path, hvdenv: Hvdenv
+    option: str,
+    file: str,
+    problem: str,
+    tmp_path: Path,
+    hvdenv: Hvdenv,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "writable" in problem:  # root may anything
+        monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     said = hvdenv("verify", "--prefix", "/nowhere", option, str(tmp_path / file), code=2)
     assert said.out == ""
     assert said.err.startswith(f"error: {option} /") and problem in said.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_of_others_is_said_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
-    words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
-    assert f"--html {tmp_path}: this directory is not writable" in hvdenv(*words, code=2).err
 
 
 @pytest.mark.parametrize(
