@@ -159,7 +159,8 @@ def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     elsewhere = (
         f"name another place ({HOME_VARIABLE}, --prefix, or the option that names this path)"
     )
-    known = next((text for numbers, text in _WAYS_OUT if error.errno in numbers), None)
+    ways = (*_WAYS_OUT, _OF_THE_PATH)
+    known = next((text for numbers, text in ways if error.errno in numbers), None)
     return StepError(
         f"cannot {doing}: {error.strerror or error}",
         where=str(path),
@@ -178,6 +179,10 @@ _WAYS_OUT = (
         {errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EUCLEAN},
         "run the command again once the disk or file server works (dmesg; ask support)",
     ),
+)
+_OF_THE_PATH = (
+    {errno.ENOENT, errno.ENOTDIR, errno.EEXIST},
+    "check this path: a part of it is missing, or is a file instead of a directory",
 )
 # Errors of the machine, never of hvdenv.
 OF_THE_MACHINE = frozenset(number for numbers, _ in _WAYS_OUT for number in numbers)
@@ -421,7 +426,8 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
             os.replace(temporary, path)
             sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def sweep(folder: Path, name: str = "", seconds: float = LEFT_ALONE_SECONDS) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hvdenv.cli.options import add, add_options, read_request, refuse_without
+from hvdenv.cli.options import add, add_options, command_line, read_request, refuse_without
 from hvdenv.cli.verify_report import print_report
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
@@ -27,7 +27,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import known_recipes, read_layer
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
 from hvdenv.plans import images
-from hvdenv.plans.image_tools import TOOLS, Build, FormatName, build_command, failed, mount_points
+from hvdenv.plans.image_tools import TOOLS, Build, build_command, failed, mount_points
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner
@@ -90,8 +90,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not arguments.recipe:
+    if command_line(arguments) == ("container",):
         return _list()
+    if not arguments.recipe:
+        raise UsageError(
+            "no recipe is named", remedy="`hvdenv container` lists those with an image"
+        )
     if arguments.preflight and (arguments.build or arguments.to):
         raise UsageError(
             "--preflight checks an existing image, and cannot be combined with --build and --to",
@@ -99,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     refuse_without(arguments, "hosts", "preflight", remedy="name them: --hosts f1:2,f2:2")
     refuse_without(arguments, "preflight", "hosts")
+    refuse_without(arguments, "build", "bind")
     request = read_request(arguments)
     if not (arguments.build or arguments.preflight):  # the definition executes nothing
         request = request._replace(gate=Gate(trusted=True), anywhere=True)
@@ -158,10 +163,18 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
     is_file = arguments.format == "singularity"
     tag = "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
     image = arguments.image or (_image_file(resolved.recipe) if is_file else tag)
-    tool = _tool(arguments.format)
+    tool = next(filter(shutil.which, TOOLS[arguments.format]), "")
+    none = ", no ".join(TOOLS[arguments.format])
+    missing = f"no tool on PATH builds the format {arguments.format}: no {none}"
     if arguments.dry_run:
-        report(f"would build {image} with {tool}")
+        report(f"would build {image}{f' with {tool}' if tool else f'; {missing}'}")
         return ""
+    if not tool:
+        raise UsageError(
+            missing,
+            remedy="load its module, choose the other --format, or write the definition with --to"
+            " and build it elsewhere",
+        )
     with TemporaryDirectory(prefix="hvdenv-") as folder:
         build = Build(
             tool=tool,
@@ -178,16 +191,6 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
 
 def _image_file(recipe: Recipe) -> str:
     return (recipe.container and recipe.container.image) or "horovod.sif"
-
-
-def _tool(form: FormatName) -> str:
-    if found := next(filter(shutil.which, TOOLS[form]), ""):
-        return found
-    raise UsageError(
-        f"no tool on PATH builds the format {form}: no {', no '.join(TOOLS[form])}",
-        remedy="load its module, choose the other --format, or write the definition with --to and"
-        " build it elsewhere",
-    )
 
 
 def _build_file(arguments: argparse.Namespace, build: Build) -> None:

@@ -207,7 +207,7 @@ def _write_pages(target: Path) -> int:
     for name, problem in found.problems.items():
         report(f"bad: {name}: {problem}")
     count = len(found.wheels)
-    print(f"{count} wheel{'s' * (count != 1)} in the index file://{target}")
+    print(f"{count} wheel{'s' * (count != 1)} in the index {target.absolute().as_uri()}")
     return 5 if found.problems else 0
 
 

@@ -382,7 +382,7 @@ def _refuse_clashes(variants: Iterable[Layer]) -> None:
             if other[0] != value:
                 raise UsageError(
                     f"{other[1]} and {layer.name} both set {dotted(path)}, to different values",
-                    remedy="use only one of them, or set the key with --set",
+                    remedy="use only one of them",
                 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +22,7 @@ from hvdenv.plans.step import Step
 from hvdenv.plans.steps import GENERATION
 from hvdenv.session.prepare import Prepared
 from hvdenv.session.progress import choose as choose_progress
-from hvdenv.session.request import Gate, Request
+from hvdenv.session.request import Request
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -39,13 +41,13 @@ class RecipeLocks(NamedTuple):
     """The locks of a recipe.
 
     Attributes:
-        gate: refuses locks that other users could have changed.
+        request: its gate refuses locks that other users could have changed.
         inputs: what the recipe asks for now.
         cpu: packages that must be CPU builds.
         root: directory of the locks.
     """
 
-    gate: Gate
+    request: Request
     inputs: Inputs
     cpu: tuple[str, ...]
     root: Path
@@ -69,7 +71,9 @@ class RecipeLocks(NamedTuple):
 
     def _read(self, folder: Path) -> Locked:
         use = "hvdenv would install and run what it lists"
-        return lockfile.read_lock(folder, lambda content: self.gate.refuse_content(content, use))
+        return lockfile.read_lock(
+            folder, lambda content: self.request.gate.refuse_content(content, use)
+        )
 
     def problems(self, locked: Locked) -> list[str]:
         return compare.problems(locked, self.inputs, self.cpu)
@@ -85,11 +89,16 @@ class RecipeLocks(NamedTuple):
             )
 
     def missing(self) -> LockError:
-        inputs = self.inputs
+        inputs, words = self.inputs, self.request.named
+        words += f" --python {self.request.python}" if self.request.python else ""
+        if inputs.platform != f"linux-{os.uname().machine}":
+            words += f" --platform {inputs.platform}"
+        if self.request.lockfiles:
+            words += f" --lockfiles {shlex.quote(str(self.root))}"
         return LockError(
             f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
             where=str(self.root),
-            remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a directory that has one"
+            remedy=f"write one with `hvdenv lock {words}`, or name a directory that has one"
             " with --lockfiles, or another Python with --python",
         )
 
@@ -99,7 +108,7 @@ def recipe_locks(request: Request, prepared: Prepared) -> RecipeLocks:
     beside = (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
     maker = make_resolution(prepared)
     return RecipeLocks(
-        request.gate,
+        request,
         maker.inputs(prepared.resolved.keyed),
         maker.cpu_packages,
         request.lockfiles or beside,

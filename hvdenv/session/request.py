@@ -177,10 +177,11 @@ class Request(NamedTuple):
 
     @property
     def named(self) -> str:
-        """The recipe and its variants, or else the prefix, for a command to type."""
-        variants = (word for each in self.variant for word in ("--variant", each))
+        """The recipe with variants and values, or else the prefix, for a command to type."""
+        variants = [word for each in self.variant for word in ("--variant", each)]
+        values = [word for each in self.overrides for word in ("--set", each)]
         first = (self.recipe,) if self.recipe else ("--prefix", str(self.prefix))
-        return shlex.join((*first, *variants))
+        return shlex.join((*first, *variants, *values))
 
 
 def site_file(named: Path | None) -> Path | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -166,7 +167,7 @@ def _names(index: Path) -> list[str]:
         raise UsageError(
             "this is not an index of wheels: it has no directory `files`",
             where=str(index),
-            remedy=f"hvdenv wheels publish {index} creates one",
+            remedy=f"hvdenv wheels publish {shlex.quote(str(index))} creates one",
         ) from error
     except OSError as error:
         raise blocked(index / FILES, error, "read") from error

@@ -66,6 +66,19 @@ def test_help(hvdenv: Hvdenv) -> None:
         ("plan local --prefix /", 2, "cannot be a prefix"),
         ("envs rollback none", 2, "no environments are named none"),
         ("envs prune --keep 0", 2, "--keep must be 1 or more"),
+        ("container --build", 2, "no recipe is named"),
+        ("container local --bind /etc", 2, "--bind needs --build"),
+        (f"job neuron --to {__file__}/x -- true", 5, "check this path: a part of it is missing"),
+        (
+            "lock local --check --variant torch --python 3.12 --platform linux-ppc64le",
+            4,
+            "`hvdenv lock local --variant torch --python 3.12 --platform linux-ppc64le`",
+        ),
+        (
+            "run neuron --set places.environments=/none -- true",
+            125,
+            "hvdenv build neuron --set places.environments=/none",
+        ),
     ],
 )
 def test_mistakes_of_users_are_said_on_standard_error(

@@ -312,6 +312,9 @@ def test_the_definition_on_standard_output_and_in_a_file(tmp_path: Path, hvdenv:
     words = ["container", "local", "--variant", "torch", "--set", f"container.base={DEBIAN}"]
     text = hvdenv(*words).out
     assert f"From: {DEBIAN}\n" in text
+    dry = hvdenv(*words, "--build", "--dry-run")  # whether or not there is a tool
+    assert dry.out == text
+    assert "would build horovod.sif" in dry.err
     assert hvdenv(*words, "--to", str(tmp_path / "x.def"), "--quiet").out == ""
     assert (tmp_path / "x.def").read_text(encoding="utf-8") == text
 

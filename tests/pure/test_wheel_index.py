@@ -89,8 +89,9 @@ def test_publishing_again_changes_nothing(index: Index, tmp_path: Path) -> None:
     said = index.publish().out
     assert said.startswith(f"unchanged {index.wheels[0].name}\n1 wheel in the index file://")
     assert content(index.folder) == before
-    index.publish(folder=tmp_path / "other")
-    other = content(tmp_path / "other")
+    named = index.publish(folder=tmp_path / "the other").out
+    assert named.endswith("/the%20other\n")
+    other = content(tmp_path / "the other")
     assert {name: each[0] for name, each in other.items()} == {n: e[0] for n, e in before.items()}
     index.verify()
 
