@@ -40,6 +40,7 @@ def test_the_prefix_points_to_what_was_switched_to(
     assert list(environment.records()) == [TWO, ONE]
     assert set(os.listdir(environment.store)) == {ONE, TWO}
     generations.create(environment, THREE)
+    assert environment.begun(THREE) and not environment.begun(ONE)
     with pytest.raises(StepError, match="never finished"):
         generations.switch(environment, THREE)
     assert environment.active() == TWO
