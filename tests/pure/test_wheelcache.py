@@ -6,10 +6,10 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.errors import StepError
@@ -41,39 +41,45 @@ JSON = st.recursive(
 )
 
 
-@pytest.fixture
-def cache() -> Cache:
-    """The user's own."""
-    return own(find_places())
+class Shelf(NamedTuple):
+    """A wheel, and where a build looks for it.
+
+    Attributes:
+        own: the user's own cache; ``group``: a shared one.
+        target: where a build has its wheel.
+    """
+
+    own: Cache
+    group: Cache
+    wheel: Path
+    target: Path
+
+    def keep(self, cache: Cache, inputs: dict[str, Any] = INPUTS) -> Path:
+        """The entry of the wheel once it is stored; in a shared cache, as its owner does."""
+        store(Cache(cache.folder), inputs, self.wheel)
+        return cache.entry(key(inputs))
+
+    def take(self, *caches: Cache, inputs: dict[str, Any] = INPUTS) -> Taken:
+        taken = take(caches, inputs, self.target.parent)
+        assert self.target.exists() == bool(taken.entry)
+        if taken.entry:
+            assert self.target.read_bytes() == self.wheel.read_bytes()
+            assert self.target.stat().st_nlink == (taken.entry / NAME).stat().st_nlink == 1
+            self.target.unlink()
+        return taken
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Cache:
-    """One that is shared."""
-    folder = tmp_path / "group"
-    folder.mkdir()
-    folder.chmod(0o750)
-    return Cache(folder, shared=True)
+def shelf(tmp_path: Path) -> Shelf:
+    group, build = tmp_path / "group", tmp_path / "build"
+    group.mkdir()
+    group.chmod(0o750)
+    build.mkdir()
+    shared = Cache(group, shared=True)
+    return Shelf(own(find_places()), shared, wheel_in(tmp_path), build / NAME)
 
 
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    return wheel_in(tmp_path)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """Where a build has its wheel."""
-    (tmp_path / "build").mkdir()
-    return tmp_path / "build" / NAME
-
-
-def keep(cache: Cache, wheel: Path, inputs: dict[str, Any] = INPUTS) -> Path:
-    """The entry of a wheel that was stored; in a shared cache, as its owner does."""
-    store(Cache(cache.folder), inputs, wheel)
-    return cache.entry(key(inputs))
-
-
+@settings(max_examples=25)
 @given(st.dictionaries(st.text(), JSON), st.dictionaries(st.text(), JSON))
 def test_other_inputs_have_another_key(one: dict[str, object], other: dict[str, object]) -> None:
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
@@ -81,29 +87,23 @@ def test_other_inputs_have_another_key(one: dict[str, object], other: dict[str, 
     assert key(one) == key(dict(reversed(one.items())))
 
 
-def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path, tmp_path: Path) -> None:
-    assert take([cache], INPUTS, target.parent) == Taken(None)
-    entry = keep(cache, wheel)
+def test_a_wheel_is_found_again(shelf: Shelf) -> None:
+    assert shelf.take(shelf.own) == Taken(None)
+    entry = shelf.keep(shelf.own)
     # The first of two stays.
-    other = tmp_path / "other.whl"
-    other.write_bytes(b"other")
-    assert keep(cache, other) == entry
+    other = shelf._replace(wheel=shelf.wheel.rename(shelf.wheel.with_name("other.whl")))
+    assert other.keep(shelf.own) == entry
     assert sorted(os.listdir(entry)) == ["entry.json", NAME]
     assert os.listdir(entry.parent) == [key(INPUTS)]
-    assert take([cache], dict(reversed(INPUTS.items())), target.parent) == Taken(entry)
-    assert target.read_bytes() == wheel.read_bytes()
-    assert target.stat().st_nlink == (entry / NAME).stat().st_nlink == 1
-    assert take([cache], {**INPUTS, "source": "abd"}, target.parent) == Taken(None)
+    assert other.take(shelf.own, inputs=dict(reversed(INPUTS.items()))) == Taken(entry)
+    assert other.take(shelf.own, inputs={**INPUTS, "source": "abd"}) == Taken(None)
 
 
-def test_nothing_is_left_of_a_wheel_that_cannot_be_copied(
-    cache: Cache, wheel: Path, target: Path
-) -> None:
-    keep(cache, wheel)
+def test_nothing_is_left_of_a_wheel_that_cannot_be_copied(shelf: Shelf) -> None:
+    shelf.keep(shelf.own)
     with largest_file(1000):  # as on a full disk
-        (note,) = take([cache], INPUTS, target.parent).notes
+        (note,) = shelf.take(shelf.own).notes
     assert "cannot be copied: File too large" in note
-    assert not target.exists()
 
 
 @contextmanager
@@ -158,121 +158,110 @@ def rewrite(**changes: object) -> Callable[[Path], None]:
     ],
 )
 def test_a_damaged_entry_is_said_and_made_anew(
-    cache: Cache, wheel: Path, target: Path, tmp_path: Path, damage: Callable[[Path], object]
+    shelf: Shelf, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
-    entry = keep(cache, wheel)
+    entry = shelf.keep(shelf.own)
     damage(entry)
-    assert describe(cache, entry.name).problem
-    (note,) = take([cache], INPUTS, target.parent).notes
+    assert describe(shelf.own, entry.name).problem
+    (note,) = shelf.take(shelf.own).notes
     assert note.startswith("cached wheel not used") and str(entry) in note
-    assert not target.exists()
-    assert carry([cache], INPUTS, tmp_path) == (0, (note.replace("copied", "read"),))
-    keep(cache, wheel)
-    assert take([cache], INPUTS, target.parent) == Taken(entry)
+    assert carry([shelf.own], INPUTS, tmp_path) == (0, (note.replace("copied", "read"),))
+    shelf.keep(shelf.own)
+    assert shelf.take(shelf.own) == Taken(entry)
 
 
 @pytest.mark.parametrize(("part", "mode"), [("", 0o777), (NAME, 0o666), ("entry.json", 0o646)])
 def test_what_others_could_have_written_is_not_used_and_replaced_in_the_own_cache(
-    cache: Cache, group: Cache, wheel: Path, target: Path, part: str, mode: int
+    shelf: Shelf, part: str, mode: int
 ) -> None:
-    for each in (cache, group):
-        entry = keep(each, wheel)
+    for cache in (shelf.own, shelf.group):
+        entry = shelf.keep(cache)
         (entry / part).chmod(mode)
         for _ in range(2):
-            taken = take([each], INPUTS, target.parent)
+            taken = shelf.take(cache)
             assert taken.entry is None
             assert "can be written by everybody" in taken.notes[0]
-            assert not target.exists()
         assert entry.exists()
-    store(cache, INPUTS, wheel)
-    assert take([cache], INPUTS, target.parent).entry
-    assert not list(cache.folder.glob(".*"))
+    store(shelf.own, INPUTS, shelf.wheel)
+    assert shelf.take(shelf.own).entry
+    assert not list(shelf.own.folder.glob(".*"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("part", ["entry", "entry.json", NAME])
+@pytest.mark.parametrize("part", ["", "entry.json", NAME])
 def test_what_belongs_to_another_user_in_a_shared_folder_is_not_used(
-    group: Cache, wheel: Path, target: Path, part: str
+    shelf: Shelf, part: str
 ) -> None:
-    entry = keep(group, wheel)
-    path = entry if part == "entry" else entry / part
-    os.chown(path, 12345, -1)
-    taken = take([group], INPUTS, target.parent)
-    assert taken == Taken(None, (f"cached wheel not used: {path} belongs to uid 12345",))
-    assert not target.exists()
-    (trusting,) = shared(Wheels(read=(str(group.folder),), trust=("12345",)), {})
-    assert take([trusting], INPUTS, target.parent) == Taken(entry)
+    entry = shelf.keep(shelf.group)
+    os.chown(entry / part, 12345, -1)
+    why = f"cached wheel not used: {entry / part} belongs to uid 12345"
+    assert shelf.take(shelf.group) == Taken(None, (why,))
+    (trusting,) = shared(Wheels(read=(str(shelf.group.folder),), trust=("12345",)), {})
+    assert shelf.take(trusting) == Taken(entry)
 
 
 @pytest.mark.parametrize("value", [0o002, 0o022, 0o077, 0o000])
-def test_our_own_entries_are_trusted_under_any_umask(
-    cache: Cache, group: Cache, wheel: Path, target: Path, value: int
-) -> None:
-    for each in (cache, group):
+def test_our_own_entries_are_trusted_under_any_umask(shelf: Shelf, value: int) -> None:
+    for cache in (shelf.own, shelf.group):
         with umask(value):
-            entry = keep(each, wheel)
-        assert take([each], INPUTS, target.parent) == Taken(entry)
+            entry = shelf.keep(cache)
+        assert shelf.take(cache) == Taken(entry)
 
 
-def test_the_next_cache_is_asked(cache: Cache, group: Cache, wheel: Path, target: Path) -> None:
+def test_the_next_cache_is_asked(shelf: Shelf) -> None:
     """A damaged entry of a shared cache is left where it is, and a missing cache is not made."""
-    damaged, good = keep(group, wheel), keep(cache, wheel)
-    missing = group._replace(folder=group.folder / "none")
+    damaged, good = shelf.keep(shelf.group), shelf.keep(shelf.own)
+    missing = shelf.group._replace(folder=shelf.group.folder / "none")
     flip(damaged)
-    taken = take([missing, group, cache], INPUTS, target.parent)
+    taken = shelf.take(missing, shelf.group, shelf.own)
     assert taken.entry == good
     assert taken.notes[0] == (
         f"cached wheel not used: {missing.folder} cannot be read: No such file or directory"
     )
     assert "is damaged: its hash is" in taken.notes[1]
     assert damaged.exists() and not missing.folder.exists()
-    assert target.read_bytes() == wheel.read_bytes()
 
 
-def test_what_cannot_be_stored_is_an_error(cache: Cache, wheel: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_stored_is_an_error(shelf: Shelf, tmp_path: Path) -> None:
     with pytest.raises(StepError, match="No such file"):
-        store(cache, INPUTS, tmp_path / "no.whl")
-    assert not list(cache.folder.glob("*"))
+        store(shelf.own, INPUTS, tmp_path / "no.whl")
+    assert not list(shelf.own.folder.glob("*"))
     with pytest.raises(StepError, match="cannot write"):
-        store(Cache(wheel), INPUTS, wheel)
+        store(Cache(shelf.wheel), INPUTS, shelf.wheel)
 
 
-def test_what_a_site_names(tmp_path: Path) -> None:
-    wheels = Wheels(
-        read=("/a", "/b/"),
-        trust=("root", "4711", "nobody-of-this-name"),
-    )
+def test_what_a_site_names() -> None:
+    wheels = Wheels(read=("/a", "/b/"), trust=("root", "4711", "nobody-of-this-name"))
     caches = shared(wheels, {"HVDENV_WHEEL_CACHE": "/c::/a"})
     assert [str(each.folder) for each in caches] == ["/c", "/a", "/b"]
     assert {each[1:] for each in caches} == {(True, wheels.trust)}
     assert shared(Wheels(), {}) == ()
 
 
-def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
-    entries = [keep(cache, wheel, {"number": number}) for number in range(3)]
+def test_a_cache_is_kept_small(shelf: Shelf) -> None:
+    entries = [shelf.keep(shelf.own, {"number": number}) for number in range(3)]
     for number, entry in enumerate(entries):
         os.utime(entry, (number, number))
-    assert take([cache], {"number": 0}, target.parent).entry == entries[0]
-    gone = prune(cache, largest=12_000, spared=entries[1].name)
+    assert shelf.take(shelf.own, inputs={"number": 0}).entry == entries[0]
+    gone = prune(shelf.own, largest=12_000, spared=entries[1].name)
     assert [(each.path, is_removed) for each, is_removed in gone] == [(entries[2], True)]
-    assert names(cache) == sorted(entry.name for entry in entries[:2])
+    assert names(shelf.own) == sorted(entry.name for entry in entries[:2])
 
 
 @pytest.mark.parametrize(
     ("changed", "count"), [({}, 1), ({"stack": {"compiler": "clang"}}, 1), ({"source": "b"}, 0)]
 )
 def test_wheels_of_other_machines_go_along_with_what_is_fetched(
-    cache: Cache, wheel: Path, tmp_path: Path, changed: dict[str, Any], count: int
+    shelf: Shelf, tmp_path: Path, changed: dict[str, Any], count: int
 ) -> None:
     inputs = {**INPUTS, "stack": {"machine": "x86_64", "compiler": "g++ 12"}, **changed}
-    keep(cache, wheel, inputs)
+    shelf.keep(shelf.own, inputs)
     missing = Cache(tmp_path / "none", shared=True)
-    carried, (note,) = carry([missing, cache], INPUTS, tmp_path)
+    carried, (note,) = carry([missing, shelf.own], INPUTS, tmp_path)
     assert carried == count
     assert note.startswith("cached wheels not used: ")
     there = Cache(tmp_path / "wheels", shared=True)
-    (tmp_path / "build").mkdir()
-    assert bool(count) == bool(take([there], inputs, tmp_path / "build").entry)
+    assert bool(count) == bool(shelf.take(there, inputs=inputs).entry)
 
 
 ENTRIES: list[dict[str, Any]] = [
@@ -291,16 +280,16 @@ DAY = 86400
 
 
 @pytest.fixture
-def used(cache: Cache, tmp_path: Path) -> Cache:
+def used(shelf: Shelf) -> Cache:
     """Three wheels and three downloads of 1 MB each, used on the first days of January 1970."""
-    wheel = wheel_in(tmp_path, bytes(1_000_000))
+    shelf.wheel.write_bytes(bytes(1_000_000))
     for day, (inputs, name) in enumerate(zip(ENTRIES, DOWNLOADS, strict=True)):
-        os.utime(keep(cache, wheel, inputs), (day * DAY, day * DAY))
+        os.utime(shelf.keep(shelf.own, inputs), (day * DAY, day * DAY))
         folder = find_places().cache / name
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(bytes(1_000_000))
         os.utime(folder, (day * DAY, day * DAY))
-    return cache
+    return shelf.own
 
 
 def left(cache: Cache) -> list[int]:
@@ -313,7 +302,7 @@ def left_downloads() -> list[int]:
     return [number for number, exists in enumerate(found) if exists]
 
 
-def test_list(used: Cache, group: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
+def test_list(used: Cache, shelf: Shelf, hvdenv: Hvdenv) -> None:
     said = hvdenv("wheels", "list").out
     assert f"{key(ENTRIES[1])[:12]}  horovod 0.28.1, " in said
     assert "torch 2.13.0, cp311\n" in said and "\x1b" not in said
@@ -322,8 +311,8 @@ def test_list(used: Cache, group: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None
     (used.entry(key(ENTRIES[1])) / NAME).write_bytes(b"1")
     found = json.loads(hvdenv("wheels", "list", "--json", code=1).out)
     assert [each["key"] for each in found if each["problem"]] == [key(ENTRIES[1])]
-    odd = keep(group, tmp_path / NAME, {"stack": {"frameworks": "x", "mpi": {}, "compiler": None}})
-    listed = describe(group, odd.name)
+    odd: dict[str, Any] = {"stack": {"frameworks": "x", "mpi": {}, "compiler": None}}
+    listed = describe(shelf.group, shelf.keep(shelf.group, odd).name)
     assert (listed.used, listed.frameworks, listed.problem) == (None, {}, "")
     assert describe(used, key({})).problem == "it is gone"
 
