@@ -1,8 +1,8 @@
-"""Copies the packages of a lock from an environment that has them, instead of installing them.
+"""Copies packages from an environment that has them, instead of installing them.
 
-Unpacking and compiling 10,000 Python files takes most of a build from a lock. An environment that
-was built from the same lock with the same interpreter has them already. They are copied: no file
-is shared, so no environment can change another.
+Unpacking and compiling 10,000 Python files takes most of a build. An environment that was built
+from the same lock, or the same files of indexes, with the same interpreter has them already. They
+are copied: no file is shared, so no environment can change another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hvdenv import trust
@@ -23,10 +23,10 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import manifest, registry
 from hvdenv.errors import HvdenvError
 from hvdenv.locks import pypi
-from hvdenv.locks.lockfile import Locked
 from hvdenv.places import Places
 from hvdenv.plans.plan import Plan
 from hvdenv.reading import OWN, read_file
+from hvdenv.schema import Table
 
 # The steps that a copy replaces, by name.
 REPLACED = ("environment", "packages")
@@ -34,24 +34,27 @@ REPLACED = ("environment", "packages")
 _FIRST_LINE = 127
 
 
-def find_source(plan: Plan, resolved: Mapping[str, object], places: Places) -> Path | None:
-    """A virtual environment that has the packages of the plan's lock and nothing else but Horovod.
+def find_source(
+    plan: Plan, resolved: Mapping[str, object], places: Places, found: Sequence[Table] = ()
+) -> Path | None:
+    """A virtual environment of this user that has the packages of a plan and no others but Horovod.
 
     Args:
         resolved: the recipe of the plan as tables.
-
-    Returns:
-        Its directory; None if the plan has no lock, or no environment of this user is like that.
+        found: the packages of a plan without a lock, as a record has them.
     """
-    names = {step.name for step in plan.steps}
-    if plan.locked is None or not names.issuperset(REPLACED) or _compiles(plan.locked):
+    files = [each._asdict() for each in pypi.packages(plan.locked)] if plan.locked else found
+    # Not every machine makes the same of sources.
+    wheels = all(each["file"].endswith(".whl") for each in files)
+    compiles = not wheels or (plan.locked and plan.locked.lock.inputs.sources)
+    if compiles or not files or not {step.name for step in plan.steps}.issuperset(REPLACED):
         return None
     for listed in registry.list_environments(places):
         environment = listed.environment
         for identity, record in environment.records().items():
             folder = environment.generation(identity)
             if (
-                _fits(plan, resolved, record)
+                _fits(plan, resolved, record, files)
                 and _is_own(folder)
                 and _is_unchanged(folder, record.manifest_digest)
             ):
@@ -63,10 +66,14 @@ def copy(source: Path, state: State) -> str:
     """Make the environment of a build from a copy of another, without Horovod.
 
     Returns:
-        Why it failed, and nothing is left of the copy; or empty.
+        Why it failed, and all is as it was before; or empty.
     """
     target = state.plan.environment
+    empty = target.with_name("build") / target.name
     try:
+        if target.exists():
+            empty.parent.mkdir(exist_ok=True)
+            target.rename(empty)
         # Its own modes count, as far as the user's umask allows them, and not its group.
         words = ("cp", "-dR", "--reflink=auto", "--preserve=timestamps", str(source), str(target))
         copied = state.runner.run(Command(words))
@@ -82,28 +89,33 @@ def copy(source: Path, state: State) -> str:
             raise OSError(removed.tail(1))
     except (OSError, ValueError, csv.Error, HvdenvError) as error:
         shutil.rmtree(target, ignore_errors=True)
+        if empty.exists():
+            empty.rename(target)
         return str(error)
     return ""
 
 
-def _compiles(locked: Locked) -> bool:
-    """Whether packages of a lock are compiled: not every machine with the lock makes the same."""
-    archives = any(not each.is_wheel for each in pypi.packages(locked))
-    return archives or bool(locked.lock.inputs.sources)
-
-
-def _fits(plan: Plan, resolved: Mapping[str, object], record: GenerationRecord) -> bool:
-    """Whether a generation was built from the lock of a plan, for the same interpreter."""
+def _fits(
+    plan: Plan, resolved: Mapping[str, object], record: GenerationRecord, files: Iterable[Table]
+) -> bool:
+    """Whether a generation has the packages of a plan, for the same interpreter."""
+    locked, used = plan.locked, record.lock
+    same = used and used.digest == locked.digest if locked else _are_same(record.packages, files)
     return (
-        plan.locked is not None
-        and record.lock is not None
-        and record.lock.digest == plan.locked.digest
+        bool(same)
         and record.environment == "venv"
         and record.python.get("path") == plan.python.path
         and record.python.get("version") == plan.python.version
         and record.resolved.get("python") == resolved.get("python")
         and not record.additions
     )
+
+
+def _are_same(*packages: Iterable[Table]) -> bool:
+    """Whether lists have the same packages, installed from the same files."""
+    keys = ("name", "version", "sha256")
+    one, other = ({tuple(map(each.get, keys)) for each in found} for found in packages)
+    return one == other
 
 
 def _is_own(generation: Path) -> bool:

@@ -64,10 +64,7 @@ def build(
             with scratch.folder(_temporary_root(), "build") as temporary:
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
-                source = None
-                if not rebuild:
-                    source = copied.find_source(plan, request.resolved, places)
-                _run(state, source)
+                _run(state, copies=not rebuild)
     differences: tuple[Difference, ...] = ()
     if locked := request.plan.locked:
         differences = drift(locked, generations.read_record(environment.record(identity)))
@@ -106,12 +103,8 @@ def _temporary_root() -> Path:
         return Path(gettempdir())
 
 
-def _run(state: State, source: Path | None) -> None:
-    """Run the steps of the plan, in a generation that is empty.
-
-    Args:
-        source: an environment to copy the packages from; None to install them.
-    """
+def _run(state: State, *, copies: bool) -> None:
+    """Run the steps of the plan in an empty generation; if ``copies``, packages may be copied."""
     plan = state.plan
     # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
     registry.register(state.places, state.environment, plan.recipe, plan.variants)
@@ -119,16 +112,21 @@ def _run(state: State, source: Path | None) -> None:
     done: tuple[str, ...] = ()
     for number, step in enumerate(plan.steps, 1):
         state.held.check()
-        if source and step.name == copied.REPLACED[0]:
-            done = _copy(state, number, step, source)
+        # Without a lock, a step after the first finds out which packages.
+        if copies and step.name == copied.REPLACED[0 if plan.locked else 1]:
+            done = _copy(state, number, step)
         if step.name not in done:
             _do(state, number, step)
 
 
-def _copy(state: State, number: int, step: Step, source: Path) -> tuple[str, ...]:
+def _copy(state: State, number: int, step: Step) -> tuple[str, ...]:
     """Copy an environment with the packages of the plan. Returns the steps that this replaces."""
+    found = state.recorded.get("resolution", {}).get("packages", ())
+    source = copied.find_source(state.plan, state.request.resolved, state.places, found)
+    if source is None:
+        return ()
     started = time.monotonic()
-    reason = f"copying the packages of the lock from {source}"
+    reason = f"copying the packages from {source}"
     state.progress.step_started(number, step._replace(reason=reason))
     failure = copied.copy(source, state)
     if failure:

@@ -166,16 +166,14 @@ class Steps(NamedTuple):
         seeing = ", which sees the packages of that Python" if shared else ""
         without = ("--without-pip",) if self._uv_installs else ()
         words = ("-m", "venv", *without, *shared, str(self.environment))
-        step = Step(
-            name="environment",
-            reason=f"an empty environment of Python {python.version} ({python.path}){seeing}",
-            commands=(Command((python.path, *words)),),
-        )
-        if not without:
-            return step
         program = (OWN_PYTHON, str(self.build / "bundled_pip.py"), self.env_python)
         pip = Command(program, self._uv_variables)
-        return step._replace(commands=(*step.commands, pip), files=self._programs("bundled_pip.py"))
+        return Step(
+            name="environment",
+            reason=f"an empty environment of Python {python.version} ({python.path}){seeing}",
+            commands=(Command((python.path, *words)), *([pip] if without else [])),
+            files=self._programs("bundled_pip.py") if without else (),
+        )
 
     def _conda(self) -> Step:
         spec, report = self._conda_file(self._conda_request()), self._report("environment")
@@ -422,10 +420,10 @@ class Steps(NamedTuple):
         hashed = ("--no-deps", "--require-hashes", *words, "--requirement", str(listed))
         if not self._uv_installs:
             return self._pip_install(*hashed)
-        env = self._sparing(self._uv_variables)
         uv = (OWN_PYTHON, str(self.build / "uv_pip.py"), *self.sources, "--", "install")
         return self._command(
-            *uv, "--compile-bytecode", "--python", self.env_python, *hashed, env=env
+            *(*uv, "--compile-bytecode", "--python", self.env_python, *hashed),
+            env=self._sparing(self._uv_variables),
         )
 
     @property

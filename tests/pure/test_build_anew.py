@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.building import copied
 from hvdenv.building.engine import build
 from hvdenv.building.state import Built, Request, already_built
 from hvdenv.command import Command
@@ -229,6 +230,17 @@ def test_a_cached_wheel_spares_the_compile(site: Site, tmp_path: Path, shared: b
     assert recorder.notes_of["wheel"] == "not needed: the wheel is in the cache"
     assert recorder.notes_of["inspection"] == "extensions for ; 0.0 MB"
     assert recorder.notes_of["stack"] == f"a wheel of this stack is in {cache}"
+
+
+def test_packages_that_cannot_be_copied_are_installed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site.build()[0].generation / "venv"
+    monkeypatch.setattr(copied, "REPLACED", ("environment", "frameworks"))
+    monkeypatch.setattr(copied, "find_source", lambda *_: first)  # it has no pyvenv.cfg
+    second = site._replace(environment=at(site.environment.prefix.with_name("second")))
+    assert second.build()[1].done == [*STEPS[:2], *STEPS[1:]]
+    assert second.installed() == {"first-2", "second-2"}
 
 
 def test_a_build_goes_on_without_its_caches(site: Site, tmp_path: Path) -> None:

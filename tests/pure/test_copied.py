@@ -14,6 +14,7 @@ from hvdenv.building import copied
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.locks.lockfile import Locked, Source
+from hvdenv.locks.pypi import Package
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.schema import decode
@@ -44,7 +45,7 @@ def install(environment: Path, name: str, script: str) -> None:
 
 
 def copy(source: Path, target: Path) -> str:
-    target.parent.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     state: Any = SimpleNamespace(plan=SimpleNamespace(environment=target), runner=Runner())
     return copied.copy(source, state)
 
@@ -77,20 +78,29 @@ def test_what_cannot_be_copied_is_a_reason_to_install(source: Path, tmp_path: Pa
     target = tmp_path / "target" / "venv"
     assert "gone" in copy(tmp_path / "gone" / "venv", target)
     assert not target.exists()
+    # One that is there already stays.
+    write(target / "pyvenv.cfg", "")
+    (target.parent / "build").mkdir()
+    assert "gone" in copy(tmp_path / "gone" / "venv", target)
+    assert [each.name for each in target.iterdir()] == ["pyvenv.cfg"]
 
 
 LOCK = locked(Path("lock"), (NINJA,))
 
 
 def find_source(
-    locked: Locked, python: str = "/usr/bin/python3", provider: str = "venv"
+    locked: Locked | None,
+    python: str = "/usr/bin/python3",
+    provider: str = "venv",
+    found: tuple[Package, ...] = (),
 ) -> Path | None:
     plan: Any = SimpleNamespace(
         locked=locked,
         steps=[SimpleNamespace(name=each) for each in copied.REPLACED],
         python=SimpleNamespace(path=python, version="3.11.7"),
     )
-    return copied.find_source(plan, {"python": {"provider": provider}}, find_places())
+    resolved = {"python": {"provider": provider}}
+    return copied.find_source(plan, resolved, find_places(), [each._asdict() for each in found])
 
 
 @pytest.fixture
@@ -99,6 +109,7 @@ def built() -> Path:
     environment = local()
     record: dict[str, Any] = {
         "lock": {"digest": LOCK.digest},
+        "packages": [NINJA._asdict()],
         "python": {"path": "/usr/bin/python3", "version": "3.11.7"},
         "resolved": {"python": {"provider": "venv"}},
     }
@@ -118,6 +129,15 @@ def test_an_environment_of_the_same_lock_is_copied(built: Path) -> None:
     assert find_source(locked(Path("lock"), (NINJA, TORCH))) is None
     assert find_source(LOCK, python="/usr/bin/python3.12") is None
     assert find_source(LOCK, provider="conda") is None
+
+
+def test_an_environment_of_the_same_files_is_copied_without_a_lock(built: Path) -> None:
+    assert find_source(None, found=(NINJA._replace(url="https://mirror.org/n.whl"),)) == built
+    assert find_source(None) is None
+    assert find_source(None, found=(NINJA, TORCH)) is None
+    assert find_source(None, found=(NINJA._replace(sha256="b" * 64),)) is None
+    assert find_source(None, found=(NINJA._replace(version="1.13.1"),)) is None
+    assert find_source(None, found=(NINJA._replace(file="ninja-1.13.2.tar.gz"),)) is None
 
 
 @pytest.mark.parametrize("name", ["ninja.py", "added_by_hand.py"])

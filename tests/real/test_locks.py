@@ -81,7 +81,7 @@ def test_a_node_without_internet_builds_what_was_fetched(
     second = tmp_path / "second"
     again = without_network(new, *build[:-1], second)
     assert again.returncode == 0, again.stderr
-    said = f"] environment: copying the packages of the lock from {prefix.resolve()}/venv"
+    said = f"] environment: copying the packages from {prefix.resolve()}/venv"
     assert said in again.stderr
     assert_separate(prefix / "venv", second / "venv")
 

@@ -1,11 +1,8 @@
-"""Install the pip that a Python brings into a new environment of it, as ensurepip does, in a
-fraction of the time.
+"""Install the pip that comes with the Python of a new environment, sooner than ensurepip does.
 
 Stand-alone: imports nothing of hvdenv. It needs a Python that has uv.
 
     bundled_pip.py PYTHON
-
-PYTHON is that of the environment.
 """
 
 import os
