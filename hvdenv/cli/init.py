@@ -19,9 +19,8 @@ from hvdenv.drafting import here, proposals
 from hvdenv.drafting.draft import Choice, Draft, Missing, combine
 from hvdenv.drafting.here import Seen
 from hvdenv.drafting.modules import SET
-from hvdenv.drafting.reader import EVERY_LINE, Ranges, read_page
+from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Ranges, read_page
 from hvdenv.drafting.values import LOAD, Found, Origin, Value, Weight, joined, shown
-from hvdenv.drafting.ways import OTHER_WAY
 from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import all_rows

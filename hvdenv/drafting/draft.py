@@ -68,8 +68,6 @@ class Draft(NamedTuple):
         values: in the order of the sources; items of a list one by one.
         left: every other line of the sources, and parts of lines.
         commands: how many commands the page has.
-        partition: of the job, if nothing is known about its nodes.
-        slurm: whether its scheduler is Slurm.
     """
 
     name: str
@@ -78,8 +76,6 @@ class Draft(NamedTuple):
     missing: tuple[Missing, ...]
     left: tuple[Left, ...]
     commands: int
-    partition: str = ""
-    slurm: bool = False
 
 
 def combine(name: str, found: Found) -> Draft:
@@ -91,8 +87,6 @@ def combine(name: str, found: Found) -> Draft:
     chosen += _inferred(chosen, {str(each.value) for each in valid if each.item})
     chosen += _gpu_option(chosen, found.lines)
     pending = {each.key for each in choices}
-    partition = str(getattr(find(chosen, "job.partition"), "value", ""))
-    described = any(each.key[:2] == ("partitions", partition) for each in chosen)
     return Draft(
         name=name,
         values=tuple(chosen),
@@ -100,8 +94,6 @@ def combine(name: str, found: Found) -> Draft:
         missing=tuple(each for each in _missing(name, chosen) if each.key not in pending),
         left=tuple(_every_line(chosen, choices, left, found)),
         commands=found.commands,
-        partition="" if described else partition,
-        slurm=_is_slurm(chosen),
     )
 
 
@@ -349,7 +341,7 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         of_nodes = ("partitions", str(partition.value), "gpus")
         if not any(each.key == of_nodes for each in values):
             # A job states the least that a node has, not how many it has.
-            asks = ", or --here on the cluster" if _is_slurm(values) else ""
+            asks = ", or --here on the cluster" if is_slurm(values) else ""
             yield Missing(of_nodes, f"GPUs of a node, {gpus.value} or more{asks}")
     defaults = parse_toml(read_text(DEFAULTS, OWN))
     document = nested(values)
@@ -368,10 +360,9 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         yield Missing(path, _needs(path, problem.message) + left_open)
 
 
-def _is_slurm(values: Iterable[Value]) -> bool:
+def is_slurm(values: Iterable[Value]) -> bool:
     """Only Slurm tells --here what its nodes have."""
-    scheduler = find(values, "scheduler")
-    return scheduler is not None and scheduler.value == "slurm"
+    return any(each[:2] == (at("scheduler"), "slurm") for each in values)
 
 
 def _needs(path: Key, message: str) -> str:

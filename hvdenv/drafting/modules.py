@@ -63,7 +63,7 @@ def _changes(meaning: str, names: Sequence[str]) -> Iterator[Fact]:
         if meaning == "use":
             yield from [Value(at("modules.use"), each, item=True)] if each != "-a" else []
         elif each.startswith("-"):
-            yield Value(UNLOAD, each[1:], item=True, role="not loaded by the page")
+            yield Value(UNLOAD, each[1:], item=True, role="of the site")
         else:
             yield Value(UNLOAD if meaning == "unload" else LOAD, each, item=True)
 
@@ -95,7 +95,7 @@ def with_modules(facts: Iterable[Fact]) -> list[Fact]:
                 sequences.append([])
                 purged = False
             sequences[-1].append(each)
-        elif each.role:
+        elif each.role:  # only loaded by default
             others.append(each._replace(role=""))
         elif each.key == UNLOAD and purged and sequences[-1] and not _place(each, sequences[-1]):
             # Only modules of the page can be loaded.

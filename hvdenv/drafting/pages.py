@@ -167,30 +167,23 @@ def _fenced(lines: Sequence[str], first: int = 0, depth: int = 0) -> Iterator[Bl
 
 def _literals(lines: Sequence[str]) -> Iterator[Block]:
     """Literal blocks of reStructuredText: indented lines after one that ends in ``::``."""
-    number = 0
-    while number < len(lines):
-        opening = lines[number]
-        number += 1
-        if _LITERAL.match(opening):
-            margin = _indent(opening)
-            ends = (
-                n
-                for n in range(number, len(lines))
-                if lines[n].strip() and _indent(lines[n]) <= margin
-            )
-            end = next(ends, len(lines))
-            body = ["" if _OPTION.fullmatch(line) else line for line in lines[number:end]]
-            if any(line.strip() for line in body):
-                yield _code_block(number, _dedented(body), opening.partition("::")[2].strip())
-            number = end
+    end = 0
+    for number, opening in enumerate(lines, 1):
+        if number <= end or not _LITERAL.match(opening):
+            continue
+        end = number
+        while end < len(lines) and (
+            not lines[end].strip() or _indent(lines[end]) > _indent(opening)
+        ):
+            end += 1
+        body = ["" if _OPTION.fullmatch(line) else line for line in lines[number:end]]
+        if any(line.strip() for line in body):
+            code = dedent("\n".join(body)).split("\n")
+            yield _code_block(number, code, opening.partition("::")[2].strip())
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _dedented(lines: Sequence[str]) -> list[str]:
-    return dedent("\n".join(lines)).split("\n")
 
 
 def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:

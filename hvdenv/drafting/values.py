@@ -82,6 +82,7 @@ class Value(NamedTuple):
         weight: INFERRED if the command does not state it, but implies it.
         item: whether it is an item of a list.
         role: what only one item of the list can be, such as the MPI; empty if it excludes no other.
+            Of an option of a job: the table that its command is about.
     """
 
     key: Key

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tomlkit
 
-from hvdenv.drafting.draft import Choice, Draft
+from hvdenv.drafting.draft import Choice, Draft, is_slurm
+from hvdenv.drafting.reader import OTHER_WAY
 from hvdenv.drafting.values import (
     WITHOUT,
     Key,
@@ -14,10 +15,10 @@ from hvdenv.drafting.values import (
     Origin,
     Scalar,
     Value,
+    find,
     shown,
     shown_whole,
 )
-from hvdenv.drafting.ways import OTHER_WAY
 
 # Tables in the order of the shipped recipes.
 _TABLES = (
@@ -46,7 +47,8 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
     parts += [_line("summary", summarize(draft)), _line("status", "documented")]
     # Left lines in the tables that they are about, and in lists at the end.
-    tables: dict[Key, list[Left]] = {each.key[:-1]: [] for each in _all_values(draft)}
+    offered = [each for choice in draft.choices for each in choice.values]
+    tables: dict[Key, list[Left]] = {each.key[:-1]: [] for each in (*draft.values, *offered)}
     tables[()] = []
     lists: dict[str, list[Left]] = {}
     for left in sorted(draft.left, key=lambda left: (left.understood, not left.origin.line)):
@@ -58,11 +60,12 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
         lines = [*_values(draft, table), *map(_comment, left_lines(tables[table]))]
         empty = all(line.startswith("#") for line in lines)
         parts += [*_heading(table, empty=empty), *lines]
-    if draft.partition:
-        parts += _heading(("partitions", draft.partition))
-        facts = "cores, gpus, memory_gb, max_time of its nodes"
-        source = "`hvdenv init --here` asks Slurm" if draft.slurm else "the site's pages state them"
-        parts.append(f"# {facts}: {source}")
+    partition = find(draft.values, "job.partition")
+    nodes = ("partitions", str(partition.value) if partition else "")
+    if partition and not any(each.key[:2] == nodes for each in draft.values):
+        asks = "`hvdenv init --here` asks Slurm"
+        source = asks if is_slurm(draft.values) else "the site's pages state them"
+        parts += [*_heading(nodes), f"# cores, gpus, memory_gb, max_time of its nodes: {source}"]
     for title, of_list in lists.items():
         parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in left_lines(of_list))]
     return "\n".join(parts) + "\n"
@@ -87,11 +90,6 @@ def _title(left: Left) -> str:
     if not left.understood:
         return "Not understood"
     return "Without effect on a recipe" if left.origin.line else "Also seen on this machine"
-
-
-def _all_values(draft: Draft) -> Iterator[Value]:
-    yield from draft.values
-    yield from (each for choice in draft.choices for each in choice.values)
 
 
 def _table_order(table: Key) -> tuple[int, Key]:

@@ -26,7 +26,7 @@ from hvdenv.schema import encode, parse_toml
 from hvdenv.session import node
 from hvdenv.sites.jobs import Submitted
 from tests.commands import Hvdenv
-from tests.pure.test_drafting_lines import shown_values
+from tests.pure.test_drafting_lines import DRAFTS, shown_values
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
@@ -136,17 +136,11 @@ def test_secrets_and_control_characters_are_not_in_a_draft() -> None:
     assert "page:8-9: python is not" in text and "page:13: output of a command" in text
 
 
-SOURCED = (
-    "/etc/profile.d/modules.sh",
-    "/lus/theta/conda/2021-03-02/mconda3/setup.sh",
-    "/etc/profile",
-    "/home/bob/etc/profile",
-    "$HOME/setup.sh",
-    "./setup.sh",
-)
+SOURCED = "/etc/profile.d/modules.sh /lus/theta/conda/2021-03-02/mconda3/setup.sh /etc/profile"
+SOURCED += " /home/bob/etc/profile $HOME/setup.sh ./setup.sh"
 
 
-@pytest.mark.parametrize("path", SOURCED)
+@pytest.mark.parametrize("path", SOURCED.split())
 @pytest.mark.parametrize("command", ["source", "."])
 def test_no_script_of_a_page_becomes_one_that_hvdenv_runs(command: str, path: str) -> None:
     """Checks, builds and jobs would run it."""
@@ -155,24 +149,9 @@ def test_no_script_of_a_page_becomes_one_that_hvdenv_runs(command: str, path: st
     assert f"# page:3: {command} {path}: what does this script set?" in text
 
 
-PAGES = {
-    "HTML": "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>",
-    "Markdown": "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n",
-    "quoted": "Use it:\n\n> ~~~ bash\n> module load gcc/1\n> ~~~\n",
-    "a step": "1. ````bash\n   module load gcc/1\n   ```\n   ````\n",
-    "nested": '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n',
-    "tabs": '=== "GPU"\n    ```bash\n    module load gcc/1\n    ```\n=== "CPU"\n    ```\n    ls\n    ```\n',
-    "reStructuredText": "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n",
-    "its titles": ".. note::\n   old\n\nUse\n~~~\n.. code-block:: bash\n\n   module load gcc/1\n\nMore\n~~~~\n",
-    "text": "First load it.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n",
-    "a script in a script": "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n",
-    "prompts": "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodule load no/2\n```\n",
-}
-
-
-@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
-def test_code_is_found_in_every_kind_of_page(page: str) -> None:
-    assert shown_values(draft_of(page))["modules.load"] == ["gcc/1"]
+@pytest.mark.parametrize("kind", DRAFTS["code"])
+def test_code_is_found_in_every_kind_of_page(kind: str) -> None:
+    assert shown_values(draft_of(DRAFTS["code"][kind]))["modules.load"] == ["gcc/1"]
 
 
 SCRIPTS = """```

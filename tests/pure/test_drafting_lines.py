@@ -168,16 +168,21 @@ def test_batch_systems_that_hvdenv_does_not_support(name: str, system: str) -> N
     assert f"hvdenv does not support {system}" in drafted(text, name)
 
 
+def other_ways(name: str) -> Iterator[str]:
+    """The drafts of the ways that the draft of a page names."""
+    text = PAGES[name].read_text()
+    for lines in dict.fromkeys(re.findall(r"`--lines ([\d,-]+)` drafts it", drafted(text, name))):
+        ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
+        yield write(combine("x", read_page(text, name, ranges)), [])
+
+
 def test_ways_of_a_page_are_not_merged() -> None:
     """Each of the others can be drafted by its lines."""
-    text = PAGES["ways.md"].read_text()
-    found, draft = table("ways.md"), drafted(text, "ways.md")
+    found = table("ways.md")
     assert found["horovod"]["frameworks"] == ["torch"] and "conda" not in found
     assert found["packages"] == {"torchvision": "==0.15.2"} and found["job"]["nodes"] == 2
     frameworks = []
-    for lines in dict.fromkeys(re.findall(r"`--lines ([\d,-]+)` drafts it", draft)):
-        ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
-        part = write(combine("x", read_page(text, "ways.md", ranges)), [])
+    for part in other_ways("ways.md"):
         document = parse_toml(part)
         frameworks += document["horovod"]["frameworks"]
         # What all ways have in common is in each.
@@ -193,8 +198,7 @@ TWO = (
 ALTERNATIVES = {
     "tabs": '=== "pip"\n\n```\npip install torch==2.0.1\npip install horovod==0.28.1\n```\n\n=== "conda"\n\n'
     "```\nconda create -n h python=3.9 pytorch=1.13.1\npip install horovod==0.27.0\n```\n",
-    "HTML": "<html><h2>A</h2><pre>python3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1</pre>"
-    "<h2>B</h2>\n<pre>python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0</pre></html>",
+    "HTML": f"<html><h2>A</h2><pre>{TWO[0]}</pre><h2>B</h2>\n<pre>{TWO[1]}</pre></html>",
     "one script": f"#!/bin/bash\n{TWO[0]}{TWO[1]}",
 }
 
@@ -210,10 +214,7 @@ def test_alternatives_of_every_kind_of_page(page: str) -> None:
 @pytest.mark.parametrize("name", DRAFTS["other"])
 def test_sections_for_different_ways(name: str) -> None:
     """A way has all lines below its title, and those that no way has."""
-    text = PAGES[name].read_text()
-    (lines,) = {*re.findall(r"`--lines ([\d,-]+)` drafts it", drafted(text, name))}
-    ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
-    part = parse_toml(write(combine("x", read_page(text, name, ranges)), []))
+    (part,) = map(parse_toml, other_ways(name))
     assert part == {**part, **DRAFTS["other"][name]}
     assert "conda" not in part and "gpu" not in part.get("horovod", {})
 
