@@ -198,10 +198,7 @@ def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
 
 
 # In the name of a module with Horovod, or as a module beside it.
-_FRAMEWORK_NAMES = {
-    "torch": re.compile(r"(?i)(?:-|^|/)PyTorch[-/](\d{1,4}(?:\.\d{1,4}){2,3})"),
-    "tensorflow": re.compile(r"(?i)(?:-|^|/)TensorFlow[-/](\d{1,4}(?:\.\d{1,4}){2,3})"),
-}
+_FRAMEWORK = re.compile(r"(?i)(?:-|^|/)(?:Py(Torch)|(TensorFlow))[-/](\d{1,4}(?:\.\d{1,4}){2,3})")
 _PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
 _VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
@@ -293,11 +290,11 @@ def _horovod_module(each: Value, version: str) -> Iterator[Value]:
 
 
 def _frameworks(each: Value) -> Iterator[Value]:
-    for framework, pattern in _FRAMEWORK_NAMES.items():
-        if found := pattern.search(str(each.value)):
-            yield _follows("horovod.frameworks", framework, each, item=True)
-            yield _follows(f"frameworks.{framework}.provider", "present", each)
-            yield _follows(f"frameworks.{framework}.version", found[1], each)
+    for found in _FRAMEWORK.finditer(str(each.value)):
+        framework = (found[1] or found[2]).lower()
+        yield _follows("horovod.frameworks", framework, each, item=True)
+        yield _follows(f"frameworks.{framework}.provider", "present", each)
+        yield _follows(f"frameworks.{framework}.version", found[3], each)
 
 
 def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:

@@ -23,18 +23,18 @@ from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites import module_shell
 from hvdenv.sites.batch import counted
+from hvdenv.sites.modules import module_family
 
 _SECONDS, _MODULES_SECONDS = 15.0, 120.0
 _INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
 _INDEX_URL = "https://pypi.org/simple/pip/"
 # Modules to choose among, for each kind the newest ones.
 _OFFERED = 8
-_KINDS = {
-    "Python": re.compile(r"(?:^|/)(?:python|cray-python|anaconda|miniconda)\d?/", re.IGNORECASE),
-    "compiler": re.compile(r"(?:^|/)(?:gcc|gcccore|gnu)\d{0,2}/", re.IGNORECASE),
-    "CUDA": re.compile(r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/", re.IGNORECASE),
-    **dict.fromkeys(("MPI", "NCCL", "Horovod")),
+_FAMILIES = {
+    "compiler": re.compile(r"^(?:gcc|gcccore|gnu)\d{0,2}$"),
+    "CUDA": re.compile(r"^(?:cuda|cudatoolkit|nvhpc)$"),
 }
+_KINDS = ("Python", *_FAMILIES, "MPI", "NCCL", "Horovod")
 _SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
 _QUEUES = {
     "slurm": ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l"),
@@ -242,8 +242,9 @@ def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Value]:
 
 
 def _is_kind(name: str, kind: str) -> bool:
-    pattern = _KINDS[kind]
-    return module_role(name) == kind or bool(pattern and pattern.search(name))
+    family = module_family(name).rpartition("/")[2]
+    known = _FAMILIES[kind].match(family) if "/" in name and kind in _FAMILIES else None
+    return module_role(name) == kind or bool(known)
 
 
 def _by_version(name: str) -> tuple[str, list[int]]:

@@ -31,22 +31,18 @@ class Option(NamedTuple):
     values: int = 0
 
 
-class Given(NamedTuple):
-    """An option of a command; the value may be empty."""
-
-    name: str
-    meaning: str
-    value: str
-
-
 class Options(NamedTuple):
-    """The arguments of a program."""
+    """The arguments of a program.
 
-    given: tuple[Given, ...]
+    Attributes:
+        given: options, what they mean, and their values, which may be empty.
+    """
+
+    given: tuple[tuple[str, str, str], ...]
     rest: tuple[str, ...]
 
     def all(self, meaning: str) -> list[str]:
-        return [each.value for each in self.given if each.meaning == meaning]
+        return [value for _, known, value in self.given if known == meaning]
 
     def last(self, meaning: str) -> str:
         return (self.all(meaning) or [""])[-1]
@@ -86,7 +82,7 @@ def split(
         program: stop at the first word that is no option.
         guess: an unknown option may be followed by its value.
     """
-    given, rest, left = list[Given](), list[str](), deque(words)
+    given, rest, left = list[tuple[str, str, str]](), list[str](), deque(words)
     while left and not (program and rest):
         word = left.popleft()
         name, equals, value = word.partition("=")
@@ -99,12 +95,12 @@ def split(
         if not word.startswith("-") or word == "-":
             rest.append(word)
         elif equals and word.startswith("--"):
-            given.append(Given(name, table.get(name, Option()).meaning, value))
+            given.append((name, table.get(name, Option()).meaning, value))
         elif len(word) > 2 and word not in table and joined:
-            given.append(Given(word[:2], short.meaning, word[2:].removeprefix("=")))
+            given.append((word[:2], short.meaning, word[2:].removeprefix("=")))
         else:
             following = [left.popleft() for _ in range(min(known.values, len(left)))]
-            given.append(Given(word, known.meaning, "=".join(following)))
+            given.append((word, known.meaning, "=".join(following)))
     return Options(tuple(given), (*rest, *left))
 
 

@@ -264,45 +264,40 @@ class _Reader:
 
     def read(self, codes: Sequence[str], most: int) -> list[Statement]:
         lines = "\n".join(codes).split("\n")
-        commands = list(islice(self._commands(lines), most))
-        inside = {n for each in self.inner for n in range(each.line, each.line + len(each.lines))}
-        # Their options are read from the text, so that it is not cut.
-        directives = (
-            Statement((), (), self._origin(number, number, "")._replace(text=shown_whole(line)))
-            for number, line in enumerate(lines)
-            if DIRECTIVE.match(line.lstrip()) and self.first + number not in inside
-        )
-        found = [*islice(directives, most), *commands]
+        found = list(islice(self._read(lines), most))
         batch = any(each.directive for each in found)
-        ordered = sorted(found, key=lambda each: each.origin.line)[:most]
-        return [each._replace(batch=batch) for each in ordered]
+        return [each._replace(batch=batch) for each in found]
 
-    def _commands(self, lines: list[str]) -> Iterator[Statement]:
+    def _read(self, lines: list[str]) -> Iterator[Statement]:
         """Those of the whole block; of its single lines, if it is not valid as a whole."""
         root = self.parser.parse("\n".join(lines).encode()).root_node
         if not root.has_error:
-            yield from self._statements(root, 0)
+            yield from self._statements(root, lines, 0)
             return
         for each in logical_lines(lines):
             node, part = self.parser.parse(each.text.encode()).root_node, each.text.strip()
-            if not node.has_error:
-                yield from self._statements(node, each.first)
+            if not node.has_error or DIRECTIVE.match(part):
+                yield from self._statements(node, lines, each.first)
             elif part and not _KEYWORD.match(part):
                 words = part.split()
                 learn((name, value) for name, _, value in (word.partition("=") for word in words))
                 origin = self._origin(each.first, each.last, part)
                 yield Statement((words[0], UNKNOWN), (), origin)
 
-    def _statements(self, root: Node, offset: int) -> Iterator[Statement]:
+    def _statements(self, root: Node, lines: Sequence[str], offset: int) -> Iterator[Statement]:
         """Statements below a node. No recursion: pages may nest deeply."""
         stack = [root]
         while stack:
             node = stack.pop()
+            row = offset + node.start_point[0]
             if node.type == "heredoc_body":
-                lines = tuple(_text(node).rstrip("\n").split("\n"))
-                if kind := kind_of_file("", lines):
-                    first = self.first + offset + node.start_point[0]
-                    self.inner.append(Block(first, lines, kind))
+                body = tuple(_text(node).rstrip("\n").split("\n"))
+                if kind := kind_of_file("", body):
+                    self.inner.append(Block(self.first + row, body, kind))
+            elif node.type == "comment" and DIRECTIVE.match(lines[row].lstrip()):
+                # Its options are read from the text, so that it is not cut.
+                text = shown_whole(lines[row])
+                yield Statement((), (), self._origin(row, row, "")._replace(text=text))
             elif node.type in _COMMANDS:
                 yield self._statement(node, offset)
             elif node.type != "command_substitution":
