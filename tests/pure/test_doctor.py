@@ -95,9 +95,6 @@ def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, doctor: Callable[...
     doctor(CMAKE, "--recipe", "no-such-recipe", code=2)
 
 
-TOKENS = "hf_" + "aB3" * 12, "ghp_" + "cD4" * 12
-
-
 @pytest.mark.parametrize(
     ("log", "first", "also"),
     [
@@ -127,22 +124,15 @@ TOKENS = "hf_" + "aB3" * 12, "ghp_" + "cD4" * 12
             "it stopped here: the program stopped with ValueError",
             "line 1: [2]<stderr>:ValueError: https://***@host/ is odd",
         ),
-        (
-            f"{TOKENS[1]} was refused\n[1,2]<stderr>:ValueError: {TOKENS[0]} and {TOKENS[1]}",
-            "it stopped here: ",
-            "ValueError: *** and ***",
-        ),
     ],
 )
 def test_how_much_is_known_comes_first(
     log: str, first: str, also: str, doctor: Callable[..., str]
 ) -> None:
-    """Only a cause is a success. Nothing that is secret is repeated."""
+    """Only a cause is a success."""
     told = doctor(log, code=1)
     assert told.split("\n", 1)[1].removeprefix("no cause found; ").startswith(first)
     assert also in told
-    for said in (told, doctor(log, "--json", code=1)):
-        assert not any(each in said for each in (*TOKENS, "secret"))
 
 
 NO_SPACE = "gpu1:12:40 [0] NCCL WARN Call to posix_fallocate failed : No space left on device\n"
