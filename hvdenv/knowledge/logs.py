@@ -123,6 +123,7 @@ def _one_by_one(anchors: Sequence[bytes], block: bytes) -> list[tuple[int, int, 
     found = [
         (index, *each.span())
         for index, anchor in enumerate(anchors)
+        if anchor in block
         for each in re.finditer(re.escape(anchor), block)
     ]
     return sorted(found, key=lambda each: each[2])
