@@ -475,7 +475,7 @@ def test_texts_that_never_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [case.log for case in ALL[::100]]
+    some = [case.log for case in ALL[::50]]
     expected = [read_case(log) for log in some]
     monkeypatch.setattr(logs, "BytesAhoCorasick", None)
     monkeypatch.setattr(events, "_finder", cache(events._finder.__wrapped__))
