@@ -432,6 +432,13 @@ def test_shell_in_an_allocation(recipe: str, built: Path, hvdenv: Hvdenv) -> Non
         "salloc -J hvdenv --time=01:30:00 -p gpu --nodes=3 --ntasks-per-node=4 --gres=gpu:4"
         " srun --interactive --preserve-env --pty "
     )
+    # Each option of an allocation asks for one.
+    words = "--account a --comment c --name n --ranks-per-node 2 --cpus-per-rank 8".split()
+    assert hvdenv("shell", recipe, "--gpus-per-node", "2", *words, "--dry-run").out.startswith(
+        "salloc -J n --time=01:00:00 --comment=c -p gpu -A a --nodes=2 --ntasks-per-node=2"
+        " --cpus-per-task=8 --gres=gpu:2 srun "
+    )
+    assert hvdenv("shell", recipe, "--account", "a", "--dry-run").out.startswith("salloc ")
 
 
 @pytest.mark.parametrize(
@@ -461,17 +468,6 @@ def test_nothing_is_submitted_that_cannot_work(
     )
     said = hvdenv("build", recipe, "--where", "compute", code=5).err
     assert "this machine has no Slurm: there is no sbatch on PATH" in said
-
-
-def test_each_option_of_an_allocation_asks_for_one(
-    recipe: str, built: Path, hvdenv: Hvdenv
-) -> None:
-    words = "--account a --comment c --name n --ranks-per-node 2 --cpus-per-rank 8".split()
-    assert hvdenv("shell", recipe, "--gpus-per-node", "2", *words, "--dry-run").out.startswith(
-        "salloc -J n --time=01:00:00 --comment=c -p gpu -A a --nodes=2 --ntasks-per-node=2"
-        " --cpus-per-task=8 --gres=gpu:2 srun "
-    )
-    assert hvdenv("shell", recipe, "--account", "a", "--dry-run").out.startswith("salloc ")
 
 
 def test_no_job_in_a_job_and_none_without_a_scheduler(
@@ -504,8 +500,6 @@ def test_shells(shell: str, tmp_path: Path) -> None:
         input='echo "$VIRTUAL_ENV" "$PS1" "${OWN-}"; exit 7\n',
         capture_output=True,
         text=True,
-        check=False,
-        timeout=300,
         start_new_session=True,
     )
     assert done.returncode == 7, done.stderr

@@ -190,11 +190,11 @@ def test_what_is_not_submitted(
 
 
 def test_a_host_without_the_scheduler(
-    scheduler: Scheduler, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
+    slurm: Scheduler, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message does not blame partition and account."""
     fakes = {each: f'exec /usr/bin/{each} "$@"' for each in ("env", "sh")}
-    monkeypatch.setenv("PATH", str(programs(scheduler.state / "bin", **fakes)))
+    monkeypatch.setenv("PATH", str(programs(slurm.state / "bin", **fakes)))
     said = hvdenv(*JOB, "--submit", "--", "true", code=5).err
     assert "on PATH" in said and "login node" in said
 

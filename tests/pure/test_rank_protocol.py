@@ -74,6 +74,7 @@ def test_prefixes_and_other_lines(prefixes: list[str], noise: str) -> None:
         for line in said(event)
     )
     assert read_events(text, TOKEN) == events
+    assert read_events(text, "ffff") == []  # another run's
 
 
 @given(st.integers(0, 2**32))
@@ -168,10 +169,6 @@ def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]
     assert message.pid == os.getpid()
 
 
-def test_another_runs_events_do_not_count() -> None:
-    assert read_events("\n".join(said(result(0), "ffff")), TOKEN) == []
-
-
 def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
     learn([("MY_TOKEN", "x1y2z3")])
     message = exited(0, code=1, tail="token=x1y2z3 https://me:pass@host \x1b[31mred")
@@ -213,6 +210,8 @@ def test_good_runs() -> None:
     judgement = judge_run(run(*good(3), size=3))
     assert judgement.status == "pass"
     assert "3 ranks on n1 agree on 30 reductions" in judgement.message
+    same = run(*good(), extension(0), extension(1, python="/copy/bin/python"))
+    assert judge_run(same).status == "pass"
     alone = judge_run(run(*good(1), size=1)).message
     assert alone.startswith("1 rank on n1 is right about 30 reductions")
 
@@ -523,11 +522,6 @@ def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:
     message = "rank 0 on n1: did not finish within 60 s; results came from no rank"
     assert judgement.message == message
     assert said in judgement.evidence
-
-
-def test_ranks_of_the_same_environment_are_not_told_apart() -> None:
-    same = run(*good(), extension(0), extension(1, python="/copy/bin/python"))
-    assert judge_run(same).status == "pass"
 
 
 @pytest.mark.parametrize(
