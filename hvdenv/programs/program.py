@@ -7,14 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hvdenv.reports.report import About, Finding, Status
-from hvdenv.standalone.ranks.events import (
-    Call,
-    DataSource,
-    Optimizer,
-    ProgramEnd,
-    RankEvent,
-    TrainingStep,
-)
+from hvdenv.standalone.ranks import events
 from hvdenv.verification.rank_judgement import listed
 from hvdenv.verification.rank_run import RankRun
 
@@ -22,7 +15,7 @@ from hvdenv.verification.rank_run import RankRun
 METRIC_ELEMENTS = 64
 _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
 
-Steps = Sequence[TrainingStep]  # one of each rank
+Steps = Sequence[events.TrainingStep]  # one of each rank
 
 
 class Verdict(NamedTuple):
@@ -66,7 +59,7 @@ class Trained(NamedTuple):
         factor: how many times that of one rank this is; None if unknown.
     """
 
-    optimizer: Optimizer
+    optimizer: events.Optimizer
     steps: Sequence[Steps]
     title: str
     name: str
@@ -94,7 +87,7 @@ class Program:
         """Collect what ranks reported; reference has learning rates on one rank, by optimizer."""
         self.name, self.run = name, run
         self.ranks, self.size = run.ranks, run.size
-        self.ends = [rank.last(ProgramEnd) for rank in run.ranks]
+        self.ends = [rank.last(events.ProgramEnd) for rank in run.ranks]
         ended = [(rank, end) for rank, end in zip(self.ranks, self.ends, strict=True) if end]
         failed = [pair for pair in ended if pair[1].reason == "exception"]
         self.failures = sorted(failed, key=lambda pair: is_follow_on(pair[1].error))
@@ -103,24 +96,24 @@ class Program:
         self.ended = {rank.name: most_steps(end) for rank, end in ended if end.reason == "end"}
         self.broadcasts = self._broadcasts()
         self.trained = self._trained(reference)
-        read = {step.source for rank in self.ranks for step in rank.all(TrainingStep)} - {0}
+        read = {step.source for rank in self.ranks for step in rank.all(events.TrainingStep)} - {0}
         self.passes = [
-            (rank, [each for each in rank.all(DataSource) if each.number in read])
+            (rank, [each for each in rank.all(events.DataSource) if each.number in read])
             for rank in self.ranks
         ]
         self.firsts = [each[0] for _, each in self.passes if each]
 
-    def calls(self, *operations: str, gradient: bool = False) -> list[Call]:
+    def calls(self, *operations: str, gradient: bool = False) -> list[events.Call]:
         """Calls of these operations of Horovod, on any rank."""
         return [
             call
             for rank in self.ranks
-            for call in rank.all(Call)
+            for call in rank.all(events.Call)
             if call.operation in operations and call.gradient == gradient
         ]
 
-    def _broadcasts(self) -> list[Call]:
-        calls = [call for rank in self.ranks for call in rank.all(Call) if call.site]
+    def _broadcasts(self) -> list[events.Call]:
+        calls = [call for rank in self.ranks for call in rank.all(events.Call) if call.site]
         state, one = "broadcast_optimizer_state", "broadcast_object"
         objects, states = ({e.site for e in calls if e.operation == kind} for kind in (one, state))
         # These are sent by other broadcasts, in the same line. A single number is no parameter.
@@ -135,16 +128,16 @@ class Program:
         ]
 
     def _trained(self, reference: Mapping[int, float]) -> list[Trained]:
-        first = next(filter(None, (rank.all(Optimizer) for rank in self.ranks)), [])
+        first = next(filter(None, (rank.all(events.Optimizer) for rank in self.ranks)), [])
         found = [self._training(each, reference.get(each.number)) for each in first]
         # One that took its last step before a broadcast was replaced then, and does not train.
         broadcast = {call.step for call in self.broadcasts}
         found = [each for each in found if len(each.steps) not in broadcast] or found
         return found if len(found) > 1 else [each._replace(name="") for each in found]
 
-    def _training(self, optimizer: Optimizer, alone: float | None) -> Trained:
+    def _training(self, optimizer: events.Optimizer, alone: float | None) -> Trained:
         own = [
-            [step for step in rank.all(TrainingStep) if step.optimizer == optimizer.number]
+            [step for step in rank.all(events.TrainingStep) if step.optimizer == optimizer.number]
             for rank in self.ranks
         ]
         steps = list(zip(*own, strict=False))
@@ -156,7 +149,7 @@ class Program:
         return Trained(optimizer, steps, title=title, name=title, rate=rate, factor=factor)
 
 
-def most_steps(end: ProgramEnd) -> int:
+def most_steps(end: events.ProgramEnd) -> int:
     """Those of the optimizer that took most."""
     return max(end.steps, default=0)
 
@@ -166,14 +159,14 @@ def is_follow_on(error: str) -> bool:
     return any(text in error for text in _FOLLOW_ON)
 
 
-def places(events: Iterable[Any]) -> str:
+def places(found: Iterable[Any]) -> str:
     """The sites of events, in words."""
-    return listed(list(dict.fromkeys(each.site for each in events if each.site))) or "a library"
+    return listed(list(dict.fromkeys(each.site for each in found if each.site))) or "a library"
 
 
-def values(events: Iterable[RankEvent], field: str) -> set[Any]:
+def values(found: Iterable[events.RankEvent], field: str) -> set[Any]:
     """What events have in a field."""
-    return {getattr(each, field) for each in events}
+    return {getattr(each, field) for each in found}
 
 
 def agree(steps: Steps, field: str) -> bool:

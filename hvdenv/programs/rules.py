@@ -8,7 +8,6 @@ events of the ranks: ``fail`` if training is wrong, ``pass`` with a note if it m
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
@@ -31,14 +30,7 @@ from hvdenv.programs.program import (
     values,
 )
 from hvdenv.reports.report import Finding
-from hvdenv.standalone.ranks.events import (
-    Call,
-    DataSource,
-    FileUse,
-    Joined,
-    ProgramEnd,
-    Shown,
-)
+from hvdenv.standalone.ranks import events
 from hvdenv.verification.rank_judgement import breakdown, listed
 from hvdenv.verification.rank_run import Rank
 
@@ -123,26 +115,29 @@ def called_alone(program: Program) -> Verdicts:
     """
     if not all(program.ends) or program.own:
         return  # it did not get that far, for another reason
-    called = [
-        [e for e in rank.all(Call) if e.operation in _COLLECTIVES and e.site and not e.gradient]
-        for rank in program.ranks
-    ]
-    counts = [Counter(call.operation for call in calls) for calls in called]
-    for rank, calls in zip(program.ranks, called, strict=True):
-        last = calls[-1] if calls else Call("", "", 0)
-        numbers = [count[last.operation] for count in counts]
-        own = sum(call.operation == last.operation for call in calls)
-        fewer = [r.name for r, each in zip(program.ranks, numbers, strict=True) if each < own]
+    called = [list(filter(_waits_for_all, rank.all(events.Call))) for rank in program.ranks]
+    for at, calls in enumerate(called):
+        last = calls[-1] if calls else events.Call("", "", 0)
+        counts = [sum(each.operation == last.operation for each in other) for other in called]
+        fewer = [
+            rank.name
+            for rank, count in zip(program.ranks, counts, strict=True)
+            if count < counts[at]
+        ]
         if fewer:
-            end = rank.last(ProgramEnd)
+            end = program.ends[at]
             yield fail(
-                f"{rank.name} waits in {last.operation} ({last.site}), which {listed(fewer)} never"
-                " called",
+                f"{program.ranks[at].name} waits in {last.operation} ({last.site}), which"
+                f" {listed(fewer)} never called",
                 "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no other"
                 " rank",
                 end.error if end else "",
             )
             return
+
+
+def _waits_for_all(call: events.Call) -> bool:
+    return call.operation in _COLLECTIVES and bool(call.site) and not call.gradient
 
 
 def ran(program: Program) -> Verdicts:
@@ -198,7 +193,7 @@ def _observed(program: Program) -> Verdict:
     )
 
 
-def _unseen(ends: Sequence[ProgramEnd]) -> tuple[str, str]:
+def _unseen(ends: Sequence[events.ProgramEnd]) -> tuple[str, str]:
     """Why no steps were seen, and what helps."""
     for end in ends:
         if end.unobserved:
@@ -233,7 +228,7 @@ def left_behind(program: Program) -> Verdicts:
 def initialised(program: Program) -> Verdicts:
     """Whether all ranks are one job of Horovod."""
     ends = [end for end in program.ends if end]
-    joined = [each for rank in program.ranks for each in rank.all(Joined)]
+    joined = [each for rank in program.ranks for each in rank.all(events.Joined)]
     wrong = sorted(values(joined, "size") - {program.size})
     if early := [end.error for end in ends if _NOT_INITIALISED in end.error]:
         text = f"Horovod is called before hvd.init(): {early[0]}"
@@ -252,7 +247,7 @@ def initialised(program: Program) -> Verdicts:
         yield passed(f"hvd.init() in {places(program.calls('init'))}: size {program.size}")
 
 
-def _without_horovod(program: Program, ends: Sequence[ProgramEnd]) -> Verdict:
+def _without_horovod(program: Program, ends: Sequence[events.ProgramEnd]) -> Verdict:
     """No rank called hvd.init()."""
     used = sorted({name for end in ends for name in end.libraries} & {*_OTHER_LIBRARIES})
     if "torch.distributed" in used:
@@ -535,10 +530,10 @@ def data(program: Program) -> Verdicts:
         yield _batches(program)
 
 
-def _sampler(program: Program, rank: Rank, sources: Sequence[DataSource]) -> Verdict | None:
+def _sampler(program: Program, rank: Rank, sources: Sequence[events.DataSource]) -> Verdict | None:
     """What is wrong with the sampler of a rank; None if nothing is."""
     shares = [each for each in sources if each.replicas is not None]
-    if shares and (wrong := _wrong_share(shares[0], rank.last(Joined), program.size)):
+    if shares and (wrong := _wrong_share(shares[0], rank.last(events.Joined), program.size)):
         kind = shares[0].kind
         right = f"{kind}(dataset, num_replicas=hvd.size(), rank=hvd.rank())"
         if kind == "shard()":
@@ -553,7 +548,7 @@ def _sampler(program: Program, rank: Rank, sources: Sequence[DataSource]) -> Ver
     return None
 
 
-def _wrong_share(share: DataSource, joined: Joined | None, size: int) -> str:
+def _wrong_share(share: events.DataSource, joined: events.Joined | None, size: int) -> str:
     """What is wrong with the share of a rank; empty if nothing is."""
     if joined and 1 < joined.local_size == share.replicas != size:
         return ""  # each host reads all data
@@ -686,8 +681,8 @@ def _lengths(program: Program) -> dict[str, int]:
 
 def checkpoints(program: Program) -> Verdicts:
     """Who writes files, and who reads them too early."""
-    uses = [(rank, use) for rank in program.ranks for use in rank.all(FileUse)]
-    writers: dict[str, dict[str, FileUse]] = {}  # by path and rank
+    uses = [(rank, use) for rank in program.ranks for use in rank.all(events.FileUse)]
+    writers: dict[str, dict[str, events.FileUse]] = {}  # by path and rank
     for rank, use in uses:
         if use.write:
             writers.setdefault(use.path, {}).setdefault(rank.name, use)
@@ -710,7 +705,7 @@ def checkpoints(program: Program) -> Verdicts:
         )
 
 
-def _written(writers: dict[str, FileUse]) -> Verdicts:
+def _written(writers: dict[str, events.FileUse]) -> Verdicts:
     """Whether several ranks write a file; of each the first use."""
     use, names = next(iter(writers.values())), listed(list(writers))
     remedy = "write it on one rank: if hvd.rank() == 0"
@@ -724,7 +719,9 @@ def _written(writers: dict[str, FileUse]) -> Verdicts:
         yield fail(text, remedy)
 
 
-def _read_early(writers: dict[str, FileUse], uses: Sequence[tuple[Rank, FileUse]]) -> Verdicts:
+def _read_early(
+    writers: dict[str, events.FileUse], uses: Sequence[tuple[Rank, events.FileUse]]
+) -> Verdicts:
     """Whether a rank reads a file before its writer has met it."""
     ((writer, wrote), *_) = writers.items()
     for rank, use in uses:
@@ -740,7 +737,7 @@ def _read_early(writers: dict[str, FileUse], uses: Sequence[tuple[Rank, FileUse]
 
 def metrics(program: Program) -> Verdicts:
     """Whether metrics that are printed are those of all ranks."""
-    shown = [(rank, each) for rank in program.ranks for each in rank.all(Shown)]
+    shown = [(rank, each) for rank in program.ranks for each in rank.all(events.Shown)]
     deciding = [each for each in shown if each[1].text.startswith(_DECIDES)]
     kinds = "allreduce", "grouped_allreduce", "allgather", "allgather_object"
     calls = program.calls(*kinds, "MetricAverageCallback")

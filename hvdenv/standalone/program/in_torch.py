@@ -236,21 +236,16 @@ def ended(one: Optimizer) -> None:
 # Reductions
 
 
-@on(_REDUCTIONS, "_allreduce_async")
-def reduces(tensor: Any, output: Any, *_: Any, **__: Any) -> None:
-    """A tensor is about to be reduced into another one, or into itself."""
-    gradient = is_gradient(tensor)
-    shown = gradient and recorder.shows_gradients()
-    if shown and tensor.is_floating_point() and not tensor.is_sparse:
-        Seen.own[output.data_ptr()] = projected(tensor)
-    recorder.called("allreduce", tensor.numel(), gradient)
-
-
-@on(_REDUCTIONS, "_grouped_allreduce_async")
-def reduces_many(tensors: List[Any], outputs: List[Any], *_: Any, **__: Any) -> None:
-    """The same for a group."""
-    for tensor, output in zip(tensors, outputs):
-        reduces(tensor, output)
+@on(_REDUCTIONS, "_allreduce_async", "_grouped_allreduce_async")
+def reduces(given: Any, results: Any, *_: Any, **__: Any) -> None:
+    """A tensor, or a group, is about to be reduced into another one, or into itself."""
+    pairs = zip(given, results) if isinstance(given, (list, tuple)) else [(given, results)]
+    for tensor, result in pairs:
+        gradient = is_gradient(tensor)
+        shown = gradient and recorder.shows_gradients()
+        if shown and tensor.is_floating_point() and not tensor.is_sparse:
+            Seen.own[result.data_ptr()] = projected(tensor)
+        recorder.called("allreduce", tensor.numel(), gradient)
 
 
 @on(_REDUCTIONS, "_allgather_async")
