@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add, add_options, age, time_ago
+from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Generation, Listed
-from hvdenv.errors import UsageError
+from hvdenv.errors import BusyError, UsageError
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.runner import Runner
 from hvdenv.session.output import print_json, report
@@ -35,27 +35,27 @@ generation is its last verify, run, shell or job, or else the access time of its
 `hvdenv wheels prune --downloads` removes from the caches of uv and conda, which grow without limit.
 """
 
+_NAMED = "a name that `hvdenv envs` lists, such as local+torch, or a path with a slash"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    storage = actions.add_parser("storage", help="show the size of the caches and the free space")
+    storage = add_action(actions, "storage", "show the size of the caches and the free space")
     add(storage, "--json", default=argparse.SUPPRESS)
-    rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
-    add(rollback, "environment NAME_OR_PREFIX")
+    rollback = add_action(actions, "rollback", "point a prefix to an earlier generation")
+    add(rollback, "environment NAME_OR_PREFIX", _NAMED)
     add(
         rollback,
         "--generation GENERATION",
-        "the one to return to (default: the previous one)",
+        "the one to return to, or its first digits (default: the previous one)",
         default="",
     )
-    remove = actions.add_parser("remove", help="remove an environment with all its generations")
-    add(remove, "environment NAME_OR_PREFIX")
+    remove = add_action(actions, "remove", "remove an environment with all its generations")
+    add(remove, "environment NAME_OR_PREFIX", _NAMED)
     add(remove, "--force", "remove it even if processes use it")
-    prune = actions.add_parser(
-        "prune", help="remove generations that are neither active nor in use"
-    )
-    add(prune, "environment NAME_OR_PREFIX", nargs="?")
+    prune = add_action(actions, "prune", "remove generations that are neither active nor in use")
+    add(prune, "environment NAME_OR_PREFIX", f"{_NAMED} (default: all)", nargs="?")
     add(
         prune,
         "--keep N",
@@ -129,9 +129,15 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
                 f"{target.prefix}: this file system keeps no access times (noatime), so uses of"
                 " activate.sh without hvdenv are unknown"
             )
-        cleared = prune.prune(
-            target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
-        )
+        try:
+            cleared = prune.prune(
+                target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
+            )
+        except BusyError as error:
+            if arguments.environment:
+                raise
+            report(f"kept {target.prefix}: {error.message}")
+            continue
         _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         removed += len(cleared.removed)
         for identity in () if arguments.dry_run else cleared.removed:

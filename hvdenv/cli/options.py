@@ -48,6 +48,7 @@ def add(
 def add_action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
     description = f"{text[0].upper()}{text[1:]}."
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=description)
+    parser._positionals.title = "arguments"
     return parser
 
 

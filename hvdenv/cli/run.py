@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     environ = placement.shell_variables(
         environment(), clean=arguments.clean, kept=requested.exports
     )
+    if lost := sorted({*requested.exports} - environ.keys() - activated(chosen)):
+        report(f"warning: -x {', '.join(lost)}: not exported by your shell, so ranks do not get it")
     allocation = current_allocation(recipe)
     if not (allocation.scheduler or requested.hosts):
         refuse_unknown(environ, f"hvdenv run {request.named}")

@@ -75,8 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)
+    variables = shell_variables(environment(), clean=arguments.clean)
     if arguments.dry_run:
-        print(shlex.join(words))
+        dropped = [word for each in environment() if each not in variables for word in ("-u", each)]
+        print(shlex.join((*(("env", *dropped) if dropped else ()), *words)))
         return 0
     registry.note_use(places, chosen.prefix)
     dialect = chosen.recipe.dialect
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
         report(f"type this there: . {shlex.quote(chosen.activate)}")
-    return replace_process(Command(words), shell_variables(environment(), clean=arguments.clean))
+    return replace_process(Command(words), variables)
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:

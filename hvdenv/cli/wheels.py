@@ -219,7 +219,9 @@ def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
     found = {name: cache for cache, name in reversed(listed)}  # the first one counts
     wanted = {}
     for environment in arguments.recipes:
-        prefix = registry.find(find_places(), environment).prefix
+        named = registry.find(find_places(), environment)
+        generations.require(named)
+        prefix = named.prefix
         name = wheelcache.key(generations.read_record(prefix / generations.RECORD).stack)
         if name not in found:
             raise UsageError(

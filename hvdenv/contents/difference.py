@@ -71,7 +71,9 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
         _groups(each, _shared_python(each.python, other.python))
         for each, other in ((first, second), (second, first))
     )
-    compared = one if first.recipe and second.recipe else _ALWAYS
+    compared = list(one if first.recipe and second.recipe else _ALWAYS)
+    if not (first.toolchain and second.toolchain):  # a lock that was not built yet has none
+        compared = [each for each in compared if each != "toolchain"]
     return tuple(
         each
         for group in compared

@@ -315,6 +315,16 @@ def recorded_recipe(record: GenerationRecord, path: Path) -> Recipe:
         raise _damaged(path, "its recipe: " + "; ".join(map(str, problem.all))) from problem
 
 
+def require(environment: Environment) -> None:
+    """Refuse a path where hvdenv built no environment."""
+    if not environment.store.is_dir() or environment.store.is_symlink():
+        raise UsageError(
+            "no environment that hvdenv built",
+            where=str(environment.prefix),
+            remedy="list them with `hvdenv envs`",
+        )
+
+
 def delete(environment: Environment, identity: str) -> str:
     """Remove a generation and its image. The lock must be held.
 

@@ -18,7 +18,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.generations import IMAGE, Environment, read_record
 from hvdenv.environments.installation import inspect_prefix, recorded
 from hvdenv.errors import StepError, UsageError
-from hvdenv.places import replacing, reporting, sweep, sync, write_json, write_text
+from hvdenv.places import replacing, sweep, sync, write_json, write_text
 from hvdenv.reading import GIB, OWN, STATE, Kind, hash_file, read_json, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode, encode
@@ -76,11 +76,12 @@ class Packed(NamedTuple):
             StepError: there is none, or it is malformed.
         """
         try:
-            with reporting(self.path, "read"):
-                return decode(Manifest, read_json(self.path, STATE))
-        except (ValueError, RecursionError, Problem) as error:
+            return decode(Manifest, read_json(self.path, STATE))
+        except (OSError, ValueError, RecursionError, Problem) as error:
+            is_read = not isinstance(error, OSError)
             raise StepError(
-                f"this manifest of an image is malformed: {error}",
+                f"this manifest of an image {'is malformed' if is_read else 'cannot be read'}: "
+                f"{getattr(error, 'strerror', None) or error}",
                 where=str(self.path),
                 remedy="make the image again: hvdenv pack RECIPE; or omit it: --no-image",
             ) from error
@@ -163,10 +164,10 @@ def _squash(mounts: tuple[str, ...], to: Path, runner: Runner) -> None:
     if not outcome:
         raise StepError(
             "mksquashfs failed",
-            where=str(to),
+            where=str(to.parent),
             detail=outcome.tail(5),
-            remedy="it needs version 4.5 or newer with zstd, and permission to read all files;"
-            " or pack on another host",
+            remedy="see what it says: it needs space there (or --to FILE elsewhere), permission to"
+            " read all files, and version 4.5 or newer with zstd",
         )
 
 

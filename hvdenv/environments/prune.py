@@ -18,6 +18,7 @@ from hvdenv.environments.generations import (
     delete,
     erase,
     occupant,
+    require,
     switch,
 )
 from hvdenv.errors import BusyError, UsageError
@@ -118,26 +119,31 @@ class Cleared(NamedTuple):
 def rollback(environment: Environment, identity: str = "") -> str:
     """Point the prefix to a complete generation (default: the one before), and return it.
 
+    Args:
+        identity: the generation, or its first digits.
+
     Raises:
-        UsageError: there is no such generation.
+        UsageError: there is no such generation, or several.
         BusyError: a build holds the environment.
     """
-    _require(environment)
+    require(environment)
     with prefix_lock.hold(environment.store, wait=0):
         known = _whole(environment)
         active = environment.active()
         older = known[known.index(active) + 1 :] if active in known else known
-        wanted = identity or (older[0] if older else "")
-        if wanted not in known:
+        begun = [each for each in known if each.startswith(identity)]
+        found = begun if identity else older[:1]
+        if len(found) != 1:
+            which = f"{len(found) or 'no'} complete generations begin with {identity}"
             raise UsageError(
-                f"no complete generation {identity}" if identity else "no earlier generation",
+                which if identity else "no earlier generation",
                 where=str(environment.prefix),
                 remedy=f"complete are: {', '.join(known)}; active is {active or 'none'}"
                 if known
                 else "finish it with `hvdenv build RECIPE`; none of its builds is complete",
             )
-        switch(environment, wanted)
-    return wanted
+        switch(environment, found[0])
+    return found[0]
 
 
 def remove(environment: Environment, *, force: bool = False) -> Cleared:
@@ -148,7 +154,7 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
         BusyError: a build holds it, or a process uses it.
         StepError: no permission.
     """
-    _require(environment)
+    require(environment)
     prefix, store = environment.prefix, environment.store
     with prefix_lock.hold(store, wait=0):
         found = Uses((), 0) if force else uses(environment)
@@ -195,7 +201,7 @@ def prune(
         BusyError: a build holds it.
         StepError: no permission.
     """
-    _require(environment)
+    require(environment)
     with nullcontext() if dry_run else prefix_lock.hold(environment.store, wait=0):
         pointed = environment.pointed()
         complete = [identity for identity in _whole(environment) if identity != pointed]
@@ -227,15 +233,6 @@ def _delete(
 def _whole(environment: Environment) -> list[str]:
     """The complete generations whose files are there, the newest first."""
     return [each for each in environment.records() if not environment.damage(each)]
-
-
-def _require(environment: Environment) -> None:
-    if not environment.store.is_dir() or environment.store.is_symlink():
-        raise UsageError(
-            "no environment that hvdenv built",
-            where=str(environment.prefix),
-            remedy="list them with `hvdenv envs`",
-        )
 
 
 def _clean(store: Path, seconds: float = LEFT_ALONE_SECONDS) -> tuple[tuple[str, str], ...]:

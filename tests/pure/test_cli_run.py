@@ -339,6 +339,10 @@ def test_variables_that_change_results_can_be_dropped(
     line = dry(hvdenv, f"{words} --clean -- python x.py")
     assert line.startswith("( unset HOROVOD_FUSION_THRESHOLD LD_BIND_NOW; . ")
     assert "-x NCCL_ALGO" in line and "-x HOROVOD_FUSION_THRESHOLD" not in line
+    line = hvdenv("shell", recipe, "--clean", "--dry-run").out
+    assert line.startswith("env -u HOROVOD_FUSION_THRESHOLD -u NCCL_ALGO -u LD_BIND_NOW bash ")
+    said = hvdenv("run", recipe, *words.split()[1:], "-x", "NOT_SET", "--dry-run", "--", "true")
+    assert "warning: -x NOT_SET: not exported by your shell" in said.err
 
 
 def test_secrets_stay_off_command_lines(

@@ -177,6 +177,7 @@ def horovod(**changed: Any) -> Contents:
           ("toolchain", "compiler", "down", "g++ (GCC) 10.2.0", "g++ (GCC) 9.3.0")]),
         (BUILT._replace(toolchain={"compiler": "icpx 10.2.0", "driver": "510.1"}),
          [("toolchain", "compiler", "changed", "g++ (GCC) 10.2.0", "icpx 10.2.0")]),
+        (BUILT._replace(toolchain={}), []),
     ],
 )  # fmt: skip
 def test_each_kind_of_change(second: Contents, found: list[tuple[str, ...]]) -> None:

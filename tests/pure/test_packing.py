@@ -62,6 +62,9 @@ def test_a_malformed_manifest(environment: Environment, packed: Packed, text: st
     packed.path.write_text(text)
     with pytest.raises(HvdenvError, match="manifest of an image is malformed"):
         image.fitting(packed, environment, ONE)
+    packed.path.unlink()
+    with pytest.raises(HvdenvError, match=r"cannot be read: No such(?s:.*)hvdenv pack"):
+        image.fitting(packed, environment, ONE)
 
 
 @pytest.mark.parametrize("also", ["/usr", "/root"])

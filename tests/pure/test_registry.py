@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, prune, registry
+from hvdenv.environments import generations, prefix_lock, prune, registry
 from hvdenv.environments.generations import Environment, at
 from hvdenv.environments.registry import Size, measure
 from hvdenv.places import Places, find_places
@@ -211,9 +211,16 @@ def test_prune_of_unfinished_ones_goes_by_when_they_were_worked_at(
 def test_an_environment_that_somebody_deleted(
     environment: Environment, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
-    gone = generations.at(tmp_path / "aa")
+    gone, held = generations.at(tmp_path / "aa"), generations.at(tmp_path / "ab")
     registry.register(find_places(), gone, "local", [])
-    hvdenv("envs", "prune", "--keep", "1")
+    registry.register(find_places(), held, "held", [])
+    held.store.mkdir()
+    generations.create(held, ONE)
+    with prefix_lock.hold(held.store, wait=0):  # the others are pruned all the same
+        said = hvdenv("envs", "prune", "--keep", "1")
+    assert f"kept {held.prefix}: another build holds this prefix" in said.err
+    assert held.identities() == [ONE]
+    registry.forget(find_places(), held)
     assert environment.identities() == [TWO, THREE]
     assert f"local  missing  {gone.prefix}\n" in hvdenv("envs").out
     assert "nothing was left of it" in hvdenv("envs", "remove", str(gone.prefix)).out

@@ -94,6 +94,8 @@ def test_publishing_again_changes_nothing(index: Index, tmp_path: Path) -> None:
     other = content(tmp_path / "the other")
     assert {name: each[0] for name, each in other.items()} == {n: e[0] for n, e in before.items()}
     index.verify()
+    swapped = index.publish(str(index.folder), folder=tmp_path / "local", code=2)
+    assert "no environment that hvdenv built" in swapped.err
 
 
 def test_a_wheel_states_what_it_requires(index: Index) -> None:

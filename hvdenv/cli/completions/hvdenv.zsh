@@ -39,10 +39,10 @@ _shtab_hvdenv_commands() {
 
 _shtab_hvdenv_envs_commands() {
   local _commands=(
-    prune:'remove generations that are neither active nor in use'
-    remove:'remove an environment with all its generations'
-    rollback:'point a prefix to an earlier generation'
-    storage:'show the size of the caches and the free space'
+    prune:'Remove generations that are neither active nor in use.'
+    remove:'Remove an environment with all its generations.'
+    rollback:'Point a prefix to an earlier generation.'
+    storage:'Show the size of the caches and the free space.'
   )
   _describe 'hvdenv envs commands' _commands
 }
@@ -183,7 +183,7 @@ _shtab_hvdenv_envs_prune_options=(
   "--older-than[only generations built longer ago than this, such as 90d, 12h or 8w]:AGE:"
   "--unused-for[only generations not used for this long, such as 60d]:AGE:"
   "--dry-run[print what would be removed, and remove nothing]"
-  ":NAME_OR_PREFIX:"
+  ":a name that \`hvdenv envs\` lists, such as local\+torch, or a path with a slash (default\: all):"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -192,7 +192,7 @@ _shtab_hvdenv_envs_prune_defaults_added=0
 _shtab_hvdenv_envs_remove_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--force[remove it even if processes use it]"
-  ":NAME_OR_PREFIX:"
+  ":a name that \`hvdenv envs\` lists, such as local\+torch, or a path with a slash:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -200,8 +200,8 @@ _shtab_hvdenv_envs_remove_defaults_added=0
 
 _shtab_hvdenv_envs_rollback_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--generation[the one to return to (default\: the previous one)]:GENERATION:"
-  ":NAME_OR_PREFIX:"
+  "--generation[the one to return to, or its first digits (default\: the previous one)]:GENERATION:"
+  ":a name that \`hvdenv envs\` lists, such as local\+torch, or a path with a slash:"
 )
 
 # guard to ensure default positional specs are added only once per session
