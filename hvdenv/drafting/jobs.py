@@ -139,8 +139,8 @@ PARTS = {
     "attributes": {r"(.*)": "resource"},
     "parallel_environment": {
         # Slots are cores: of each node, if the name states them.
-        r"([\w-]*[a-z][_-]((\d{1,3}))(?:_?(?:tasks_)?per_node|ppn|way)?)=(.*)": "pe launched_slots slots_of_node tasks",
-        r"([^=]*)=(.*)": "pe tasks",
+        r"([\w-]*[a-z][_-]((\d{1,3}))(?:_?(?:tasks_)?per_node|ppn|way)?)=(.*)": "job.parallel_environment launched_slots slots_of_node tasks",
+        r"([^=]*)=(.*)": "job.parallel_environment tasks",
     },
     "requirements": {
         r"\[ptile=(\d+)\](.*)": "launched_slots -R",
@@ -249,26 +249,20 @@ _NUMBERS = {
     "slots_of_node": ("cpus_per_rank", "per_node"),
     "cpus_in_all": ("cpus_per_rank", "ranks"),
 }
-# What options are called in a recipe, where it is not the same.
-_KEYS = {
-    "pe": "job.parallel_environment",
-    "node_type": "job.partition",
-    "srun_mpi": "launch.srun_mpi",
-    "cpu_bind": "launch.cpu_bind",
-}
 # Other values of resources are written as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
 
 def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
     meaning, text = option.key[-1], str(option.value)
+    key = at(meaning) if "." in meaning else at("job", meaning.replace("node_type", "partition"))
     yield from _site(meaning, text, scheduler, size)
     if meaning in ("account", "group", "project"):
         yield Value(at("job.requires"), "account", item=True)
     elif meaning.startswith("-"):
         yield from [_directive(meaning, text)] if text else []
     elif UNKNOWN in text or ("$" in text and meaning != "output"):
-        yield leave(f"the page does not state the value of job.{meaning}")
+        yield leave(f"the page does not state the value of {'.'.join(key)}")
     elif meaning == "time":
         yield _time(text, scheduler)
     elif meaning in _NUMBERS:
@@ -281,7 +275,7 @@ def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
         yield _resource(text, scheduler)
     elif meaning != "gpus_of_host":
         stated = text.rstrip("Bb").upper() if meaning == "memory" else text  # 300GB is 300G
-        yield Value(at(_KEYS.get(meaning, f"job.{meaning}")), stated or meaning == "exclusive")
+        yield Value(key, stated or meaning == "exclusive")
 
 
 def _site(meaning: str, text: str, scheduler: str, size: Size) -> Iterator[Value]:

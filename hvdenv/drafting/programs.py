@@ -109,7 +109,7 @@ def srun(statement: Statement, _: Page) -> Iterator[Fact]:
         yield Value(at("launch.launcher"), "srun")
         for each in options:
             # Which part of an allocation a step uses says nothing about the job.
-            if isinstance(each, Left) or each.key[-1] in ("srun_mpi", "cpu_bind"):
+            if isinstance(each, Left) or each.key[-1].startswith("launch."):
                 yield each
             elif each.key[-1] == "tasks":
                 yield each._replace(key=(OPTION, "slurm", "ranks"))
