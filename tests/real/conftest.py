@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from hvdenv.environments import generations
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.runner import Runner
 from tests.real.doctored import make_copy, marked
@@ -30,24 +29,24 @@ from tests.support.workers import one_at_a_time, session_folder
 from tests.waiting import wait_until
 
 # `make test` gives each free worker the next file in this order, then by name. While one worker
-# compiles `local`, the other runs long files that do not need it. Then the longest come first, so
-# that both workers end together.
+# compiles `local`, the others run long files that do not need it. Then the longest come first, so
+# that all workers end together.
 FIRST = (
     "build",
     "job",
     "container",
-    "modulesystem",
     "conda",
+    "modulesystem",
     "faults",
-    "neuron",
-    "tutorial",
     "locks",
+    "tutorial",
     "training_programs",
     "verify",
+    "neuron",
     "gridengine",
     "seed_clusters",
-    "pack",
-    "bench",
+    "collectives",
+    "run",
 )
 
 
@@ -124,36 +123,14 @@ def cli(home: Path) -> Cli:
 
 @pytest.fixture(scope="session")
 def local_prefix(cli: Cli, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete environment of the recipe `local`, whose first compile was interrupted."""
+    """A complete environment of the recipe `local`."""
     need("python3-dev")
-    prefix, wheels = home / "envs" / "local", home / "cache" / "wheels"
     built = session_folder(tmp_path_factory) / "local-is-built"
     with one_at_a_time(built):
         if not built.exists():
-            # HVDENV_TEST_HOME may have it, or its wheel.
-            if not prefix.exists() and not ("HVDENV_TEST_HOME" in os.environ and wheels.exists()):
-                interrupt_the_compile(cli, prefix)
             cli("build", "local")
             built.touch()
-    return prefix
-
-
-def interrupt_the_compile(cli: Cli, prefix: Path) -> None:
-    """Begin a build, and end it by Ctrl-C in the middle of the compile."""
-    store = generations.at(prefix).store
-
-    def compiling() -> bool:
-        logs = list(store.glob("*/logs/*-wheel.log"))
-        return bool(logs) and "[1/" in logs[0].read_text()
-
-    with cli.start("build", "local") as process:
-        wait_until(compiling, 900)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    wait_until(lambda: not processes_of(store), 30)
-    assert not prefix.exists()
+    return home / "envs" / "local"
 
 
 @pytest.fixture(scope="session")

