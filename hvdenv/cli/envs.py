@@ -12,7 +12,7 @@ from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Generation, Listed
-from hvdenv.errors import BusyError, UsageError
+from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.runner import Runner
 from hvdenv.session.output import print_json, report
@@ -133,7 +133,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
             cleared = prune.prune(
                 target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
             )
-        except BusyError as error:
+        except HvdenvError as error:  # a build holds it, or others own it
             if arguments.environment:
                 raise
             report(f"kept {target.prefix}: {error.message}")

@@ -79,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         dropped = [word for each in environment() if each not in variables for word in ("-u", each)]
         print(shlex.join((*(("env", *dropped) if dropped else ()), *words)))
+        if not chosen.there:
+            report(f"note: {chosen.name} is not built yet")
         return 0
     registry.note_use(places, chosen.prefix)
     dialect = chosen.recipe.dialect

@@ -99,7 +99,7 @@ def contents_of_folder(root: Path) -> Contents:
         return from_record(record, found, str(home_folder()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
         raise UsageError(
-            "this is not a Python environment: it has neither bin/python nor conda-meta"
+            f"this is neither an environment nor a lock: it has no bin/python, conda-meta or {MAIN}"
             if root.exists()
             else "this is not a Python environment: it does not exist",
             where=str(root),

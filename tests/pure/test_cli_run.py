@@ -482,6 +482,7 @@ def test_no_job_in_a_job_and_none_without_a_scheduler(
     assert "this process already runs in job 7" in said
     assert "omit --nodes" in said
     hvdenv("shell", recipe, "--dry-run")
+    assert "note: local is not built yet" in hvdenv("shell", "local", "--dry-run").err
     said = hvdenv("shell", "local", "--nodes", "1", "--dry-run", code=125).err
     assert "has no scheduler" in said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -220,6 +221,9 @@ def test_an_environment_that_somebody_deleted(
         said = hvdenv("envs", "prune", "--keep", "1")
     assert f"kept {held.prefix}: another build holds this prefix" in said.err
     assert held.identities() == [ONE]
+    shutil.rmtree(held.store)
+    held.store.symlink_to("/usr")  # nor does one that cannot be looked at stop prune
+    assert f"kept {held.prefix}: no environment" in hvdenv("envs", "prune", "--keep", "1").err
     registry.forget(find_places(), held)
     assert environment.identities() == [TWO, THREE]
     assert f"local  missing  {gone.prefix}\n" in hvdenv("envs").out
