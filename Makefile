@@ -20,8 +20,8 @@ NO_SKIP ?=
 # How many tests of the pure layer run at a time.
 WORKERS ?= $(shell nproc)
 PURE := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
-# Two files of the real layer at a time, in the order of tests/real/conftest.py: builds use all cores, other tests wait.
-REAL := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
+# Three files of the real layer at a time, in the order of tests/real/conftest.py: builds use all cores, many tests wait.
+REAL := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
 
 # Why tests were skipped, for the last line of `make test`.
 SKIPS := $(VENV)/skips
