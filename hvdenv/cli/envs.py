@@ -100,6 +100,8 @@ def _remove(arguments: argparse.Namespace, places: Places) -> None:
         return
     cleared = prune.remove(target, force=arguments.force)
     _report(target, cleared, {}, "removed")
+    if not (cleared.removed or cleared.kept):  # a removal that was interrupted
+        print(f"removed what was left of {target.prefix}")
     registry.forget(places, target)
     for identity in cleared.removed:
         registry.forget_use(places, target.generation(identity))

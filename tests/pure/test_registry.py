@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -221,7 +220,10 @@ def test_an_environment_that_somebody_deleted(
         said = hvdenv("envs", "prune", "--keep", "1")
     assert f"kept {held.prefix}: another build holds this prefix" in said.err
     assert held.identities() == [ONE]
-    shutil.rmtree(held.store)
+    (held.store / ONE).rename(held.store / ".removed-1")  # as if remove was killed
+    assert "removed what was left of" in hvdenv("envs", "remove", str(held.prefix)).out
+    assert not held.store.exists()
+    registry.register(find_places(), held, "held", [])
     held.store.symlink_to("/usr")  # nor does one that cannot be looked at stop prune
     assert f"kept {held.prefix}: no environment" in hvdenv("envs", "prune", "--keep", "1").err
     registry.forget(find_places(), held)
