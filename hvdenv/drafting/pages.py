@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from html import unescape
+from html.parser import HTMLParser
 from textwrap import dedent
 from typing import Literal, NamedTuple
 
@@ -22,11 +22,6 @@ _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
-_TAG = re.compile(
-    r"(?i)<(?P<end>/?)(?P<name>pre|syntaxhighlight|source|code|br|h[1-6])\b(?P<rest>[^<>]{0,300})>"
-)
-_ANY_TAG = re.compile(r"</?[A-Za-z][^<>]{0,300}>")
-_LANGUAGE = re.compile(r"""(?:lang=["']?|class=["']?language-)([\w+-]{1,40})""")
 # Also within quotes, lists and the tabs of some generators.
 _FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(?:`{3}|~{3})")
 # Fences within indented code that are looked for.
@@ -146,7 +141,10 @@ def _code(lines: Sequence[str]) -> Iterator[Block]:
     if fenced and (any("```" in line for line in lines) or not any(map(_RST.match, lines))):
         return _fenced(lines)
     if any(map(_HTML.search, lines)):
-        return _preformatted("\n".join(lines))
+        parser = _Preformatted()
+        parser.feed("\n".join(lines))
+        parser.close()
+        return iter(parser.found)
     return _literals(lines)
 
 
@@ -231,23 +229,40 @@ class _Headings:
         self.section = (*above, (level, self.count))
 
 
-def _preformatted(text: str) -> Iterator[Block]:
+class _Preformatted(HTMLParser):
     """The preformatted texts of a page in HTML."""
-    headings, parts, language = _Headings(), list[str](), ""
-    depth = first = line = place = end = 0
-    for tag in _TAG.finditer(text):
-        name, opens = tag["name"].lower(), not tag["end"]
-        line += text.count("\n", place, tag.start())
-        parts += [_ANY_TAG.sub("", text[end : tag.start()]), "\n" if name == "br" else ""]
-        place, end = tag.span()
-        if name in _PREFORMATTED and opens and not depth:
-            first, parts, language = line, [], ""
-        if stated := _LANGUAGE.search(tag["rest"]):
-            language = language or stated[1]
-        if name in _PREFORMATTED:
-            depth = max(depth + (1 if opens else -1), 0)
-            if not opens and not depth:
-                code = unescape("".join(parts)).split("\n")
-                yield _code_block(first, code, language, headings.section)
-        elif name.startswith("h") and opens:
-            headings.enter(int(name[1]))
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.depth = self.first = 0
+        self.headings = _Headings()
+        self.language = ""
+        self.parts: list[str] = []
+        self.found: list[Block] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        language = given.get("lang") or (given.get("class") or "").removeprefix("language-")
+        if tag in _PREFORMATTED:
+            if not self.depth:
+                self.first, self.parts, self.language = self.getpos()[0] - 1, [], language
+            self.depth += 1
+        elif re.fullmatch(r"h[1-6]", tag):
+            self.headings.enter(int(tag[1]))
+        elif tag == "code" and self.depth:
+            self.language = self.language or language
+        elif tag == "br" and self.depth:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _PREFORMATTED and self.depth:
+            self.depth -= 1
+            if not self.depth:
+                lines = "".join(self.parts).split("\n")
+                self.found.append(
+                    _code_block(self.first, lines, self.language, self.headings.section)
+                )
+
+    def handle_data(self, data: str) -> None:
+        if self.depth:
+            self.parts.append(data)
