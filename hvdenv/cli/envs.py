@@ -114,9 +114,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     by_age = bool(before or idle)
     keep = arguments.keep if arguments.keep is not None else 0 if by_age else 1
     if keep < 1 and not by_age:
-        raise UsageError(
-            "--keep must be 1 or more", remedy="--older-than 0d keeps only the active one"
-        )
+        raise UsageError("--keep must be 1 or more", remedy="to keep none, add --older-than 0d")
     if arguments.environment:
         chosen = [registry.find(places, arguments.environment)]
     else:

@@ -71,12 +71,12 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
         _groups(each, _shared_python(each.python, other.python))
         for each, other in ((first, second), (second, first))
     )
-    compared = list(one if first.recipe and second.recipe else _ALWAYS)
-    if not (first.toolchain and second.toolchain):  # a lock that was not built yet has none
-        compared = [each for each in compared if each != "toolchain"]
+    compared = one if first.recipe and second.recipe else _ALWAYS
     return tuple(
         each
         for group in compared
+        # A lock that was not built yet has none.
+        if group != "toolchain" or (first.toolchain and second.toolchain)
         for each in sorted(
             _differences(group, one[group], two[group]),
             key=lambda each: (KINDS.index(each.kind), each.subject),

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -323,6 +323,23 @@ def require(environment: Environment) -> None:
             where=str(environment.prefix),
             remedy="list them with `hvdenv envs`",
         )
+
+
+def begins(environment: Environment, complete: Sequence[str], wanted: str, none: str) -> str:
+    """The complete generation that begins so; ``none`` is the error if none is wanted."""
+    fitting = [each for each in complete if wanted and each.startswith(wanted)]
+    if wanted in complete:
+        fitting = [wanted]
+    if len(fitting) != 1:
+        which = f"{len(fitting) or 'no'} complete generations begin with {wanted}"
+        raise UsageError(
+            which if wanted else none,
+            where=str(environment.prefix),
+            remedy=f"complete are: {', '.join(complete)}; active is {environment.active() or 'none'}"
+            if complete
+            else "finish it with `hvdenv build RECIPE`; none of its builds is complete",
+        )
+    return fitting[0]
 
 
 def delete(environment: Environment, identity: str) -> str:

@@ -78,10 +78,9 @@ class Packed(NamedTuple):
         try:
             return decode(Manifest, read_json(self.path, STATE))
         except (OSError, ValueError, RecursionError, Problem) as error:
-            is_read = not isinstance(error, OSError)
+            what = "cannot be read" if isinstance(error, OSError) else "is malformed"
             raise StepError(
-                f"this manifest of an image {'is malformed' if is_read else 'cannot be read'}: "
-                f"{getattr(error, 'strerror', None) or error}",
+                f"this manifest of an image {what}: {getattr(error, 'strerror', None) or error}",
                 where=str(self.path),
                 remedy="make the image again: hvdenv pack RECIPE; or omit it: --no-image",
             ) from error

@@ -63,26 +63,9 @@ def named_contents(text: str, places: Places) -> Named:
                 remedy="list the environments that hvdenv built: hvdenv envs",
             )
         return Named(name, contents_of_folder(environment.prefix))
-    chosen = _generation(environment, identity)
+    complete, wanted = list(environment.records()), identity or environment.active()
+    chosen = generations.begins(environment, complete, wanted, "no active generation")
     return Named(f"{name}@{chosen}", contents_of_folder(environment.generation(chosen)))
-
-
-def _generation(environment: generations.Environment, requested: str) -> str:
-    complete = list(environment.records())
-    wanted = requested or environment.active()
-    fitting = [each for each in complete if wanted and each.startswith(wanted)]
-    if wanted in complete:
-        fitting = [wanted]
-    if len(fitting) != 1:
-        which = f"{len(fitting) or 'no'} complete generations begin with {wanted}"
-        raise UsageError(
-            which if wanted else "no active generation",
-            where=str(environment.prefix),
-            remedy=f"name one of the complete ones: {', '.join(complete)}"
-            if complete
-            else "finish it with `hvdenv build RECIPE`; none of its builds is complete",
-        )
-    return fitting[0]
 
 
 def contents_of_folder(root: Path) -> Contents:

@@ -15,13 +15,14 @@ from hvdenv.environments.generations import (
     IMAGE,
     TEMPORARY,
     Environment,
+    begins,
     delete,
     erase,
     occupant,
     require,
     switch,
 )
-from hvdenv.errors import BusyError, UsageError
+from hvdenv.errors import BusyError
 from hvdenv.places import LEFT_ALONE_SECONDS, reporting, sweep, sync
 from hvdenv.reading import SYSTEM, open_file
 
@@ -131,19 +132,10 @@ def rollback(environment: Environment, identity: str = "") -> str:
         known = _whole(environment)
         active = environment.active()
         older = known[known.index(active) + 1 :] if active in known else known
-        begun = [each for each in known if each.startswith(identity)]
-        found = begun if identity else older[:1]
-        if len(found) != 1:
-            which = f"{len(found) or 'no'} complete generations begin with {identity}"
-            raise UsageError(
-                which if identity else "no earlier generation",
-                where=str(environment.prefix),
-                remedy=f"complete are: {', '.join(known)}; active is {active or 'none'}"
-                if known
-                else "finish it with `hvdenv build RECIPE`; none of its builds is complete",
-            )
-        switch(environment, found[0])
-    return found[0]
+        wanted = identity or next(iter(older), "")
+        found = begins(environment, known, wanted, "no earlier generation")
+        switch(environment, found)
+    return found
 
 
 def remove(environment: Environment, *, force: bool = False) -> Cleared:
