@@ -18,10 +18,10 @@ import subprocess
 from pathlib import Path
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import inspect_prefix
-from hvdenv.launch.launchers import LAUNCHERS, Launch
-from hvdenv.places import find_places
-from hvdenv.runner import Runner
+from hvdenv.sites.launchers import LAUNCHERS, Launch
 from hvdenv.verification import bench
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.setup import Setup

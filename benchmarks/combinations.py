@@ -29,6 +29,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
+from hvdenv.base.places import write_text
+from hvdenv.base.schema import decode, encode, parse_toml
 from hvdenv.knowledge.combinations import (
     FILE,
     Failure,
@@ -40,9 +42,7 @@ from hvdenv.knowledge.combinations import (
 )
 from hvdenv.model.facts import parse_version
 from hvdenv.model.recipe import Controller, Framework, Name, Version
-from hvdenv.places import write_text
 from hvdenv.reports.report import Status
-from hvdenv.schema import decode, encode, parse_toml
 
 WANTED = Path(__file__).with_suffix(".toml")
 PROGRAM = (sys.executable, "-m", "hvdenv")

@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
 from hvdenv.environments import generations
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import observe, own_interpreter
-from hvdenv.places import find_places
 from hvdenv.plans.plan import Plan, make_plan, steps_of
-from hvdenv.runner import Runner
 
 # Without these nothing compiles; what they change is no part of the comparison.
 NEEDED = ("cmake4-gloo", "cuda-on-request", "gcc13-includes", "torch-cxx17")

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import psutil
 
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import TOKEN_VARIABLE, Runner
 from hvdenv.environments.installation import Installation, inspect_prefix
-from hvdenv.launch.launchers import Launch
-from hvdenv.places import find_places
-from hvdenv.runner import TOKEN_VARIABLE, Runner
+from hvdenv.sites.launchers import Launch
 from hvdenv.standalone.ranks.events import to_table
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.rank_judgement import judge_run

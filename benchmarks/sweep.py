@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation, inspect_prefix
-from hvdenv.launch.launchers import Launch
-from hvdenv.places import find_places
-from hvdenv.runner import Runner
+from hvdenv.sites.launchers import Launch
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import rank_checks
 from hvdenv.verification.inspection import host_mpi

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from hvdenv.places import find_places
+from hvdenv.base.places import find_places
 
 TORCH = (
     "import torch, horovod.torch as hvd; hvd.init(); "

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import decode, parse_toml
 
 FILE = Path(__file__).with_name("horovod-api.toml")
 TITLES = {

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from docs.horovod_api import page as horovod_api_page
+from hvdenv.base.errors import MEANINGS
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import Pattern, fields, parse_toml
 from hvdenv.cli.main import COMMANDS, make_parser
-from hvdenv.errors import MEANINGS
 from hvdenv.knowledge.combinations import Row, all_rows
 from hvdenv.knowledge.failures import Meaning, all_failures
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import shipped_recipes, variants_of
-from hvdenv.reading import OWN, read_text
 from hvdenv.reports.report import Report
-from hvdenv.schema import Pattern, fields, parse_toml
 
 FOLDER = Path(__file__).parent / "generated"
 # The release that added a key, where it is later than the first.

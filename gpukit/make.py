@@ -22,8 +22,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from hvdenv.places import find_places
-from hvdenv.wheels import wheelcache
+from hvdenv.base.places import find_places
+from hvdenv.building import wheelcache
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 50_000_000

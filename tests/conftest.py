@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hvdenv.masking import forgotten
+from hvdenv.base.masking import forgotten
 from tests.support.needs import need
 
 # Shared machines stall for seconds, which also makes cases slow to come by. CI looks at the

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.places import find_places
+from hvdenv.base.schema import decode
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import Environment
-from hvdenv.places import find_places
-from hvdenv.schema import decode
+from hvdenv.locks.record import GenerationRecord
 
 ONE, TWO, THREE = "1" * 12, "2" * 12, "3" * 12
 

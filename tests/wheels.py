@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hvdenv.building.wheelcache import Cache, key, store
 from hvdenv.knowledge.patches import applicable
 from hvdenv.plans.step import digest
-from hvdenv.wheels.wheelcache import Cache, key, store
 
 NAME = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 

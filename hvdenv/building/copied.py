@@ -16,17 +16,17 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hvdenv import trust
+from hvdenv.base import trust
+from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.errors import HvdenvError
+from hvdenv.base.places import Places
+from hvdenv.base.reading import OWN, read_file
+from hvdenv.base.schema import Table
 from hvdenv.building.state import State
-from hvdenv.command import OWN_PYTHON, Command
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import manifest, registry
-from hvdenv.errors import HvdenvError
 from hvdenv.locks import pypi
-from hvdenv.places import Places
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.plans.plan import Plan
-from hvdenv.reading import OWN, read_file
-from hvdenv.schema import Table
 
 # The steps that a copy replaces, by name.
 REPLACED = ("environment", "packages")

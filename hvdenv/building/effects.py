@@ -16,32 +16,32 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import HvdenvError, StepError
+from hvdenv.base.masking import holds_secret, mask
+from hvdenv.base.places import make_folder, reporting, sync_tree
+from hvdenv.base.reading import LOCK, RESULT, WHEEL, hash_file, read_json, read_text
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import Table, encode
+from hvdenv.building import downloads, wheelcache
 from hvdenv.building.resolver import Resolver, Target, all_hashes, here
 from hvdenv.building.state import LOGS, Done, Record, State, drift
-from hvdenv.command import Command
-from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version, with_modules
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installed import damaged_files
-from hvdenv.errors import HvdenvError, StepError
 from hvdenv.locks import compare, pypi
 from hvdenv.locks.lockfile import Locked
-from hvdenv.masking import holds_secret, mask
+from hvdenv.locks.record import GenerationRecord, LockUse
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import make_folder, reporting, sync_tree
 from hvdenv.plans.plan import site_python
 from hvdenv.plans.step import Step
 from hvdenv.plans.steps import UV_PYTHON
-from hvdenv.reading import LOCK, RESULT, WHEEL, hash_file, read_json, read_text
-from hvdenv.runner import Runner
-from hvdenv.schema import Table, encode
 from hvdenv.sites import module_shell
 from hvdenv.sites.modules import Loaded
 from hvdenv.verification import inspection
 from hvdenv.verification.setup import Setup
-from hvdenv.wheels import downloads, wheelcache
 
 
 def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:

@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 
+from hvdenv.base.command import Outcome, spelled_out
+from hvdenv.base.errors import LockError, StepError
+from hvdenv.base.places import HOME_VARIABLE, Places, make_folder, reporting
+from hvdenv.base.runner import end_marked, environment
 from hvdenv.building import copied, effects
 from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.run_step import attempt
 from hvdenv.building.state import LOGS, Built, Done, Request, State, drift, refused_drift
-from hvdenv.command import Outcome, spelled_out
 from hvdenv.environments import generations, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
 from hvdenv.locks.compare import Difference
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.observe import space
-from hvdenv.places import HOME_VARIABLE, Places, make_folder, reporting
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress, Step
-from hvdenv.runner import end_marked, environment
 
 LOCK_WAIT_SECONDS = 2.0
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.base.errors import HvdenvError, StepError
+from hvdenv.base.masking import mask
+from hvdenv.base.places import Places, write_json
+from hvdenv.base.reading import REPORT, STATE, read_json
+from hvdenv.base.schema import Problem, decode
 from hvdenv.environments import registry
-from hvdenv.errors import HvdenvError, StepError
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step
-from hvdenv.masking import mask
-from hvdenv.places import Places, write_json
-from hvdenv.reading import REPORT, STATE, read_json
 from hvdenv.reports.report import Report
-from hvdenv.schema import Problem, decode
 
 # In a generation whose build stopped with an error.
 _FAILURE = "failure.json"

@@ -17,17 +17,17 @@ from urllib.parse import urlsplit
 from packaging.specifiers import SpecifierSet
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.base.command import OWN_PYTHON, Command, Outcome
+from hvdenv.base.errors import StepError
+from hvdenv.base.reading import GIB, RESULT, read_json
+from hvdenv.base.runner import Runner, environment
 from hvdenv.building.resolver import MEMORY, Resolver, elsewhere, platform, unanswered
 from hvdenv.building.run_step import attempt
-from hvdenv.command import OWN_PYTHON, Command, Outcome
-from hvdenv.contents.packages import canonicalize_name, parse_requirement
-from hvdenv.errors import StepError
 from hvdenv.locks import compare, condalock
+from hvdenv.locks.packages import canonicalize_name, parse_requirement
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.plans.step import Progress
-from hvdenv.reading import GIB, RESULT, read_json
-from hvdenv.runner import Runner, environment
 
 _ROUNDS = 12
 PROXY_SECONDS = 5.0

@@ -15,18 +15,18 @@ from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockSelectErr
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.base.command import OWN_PYTHON, Command, Outcome
+from hvdenv.base.errors import LockError, NetworkError, StepError
+from hvdenv.base.masking import mask
+from hvdenv.base.places import write_text
+from hvdenv.base.reading import GIB, LOCK, read_text
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import parse_toml
 from hvdenv.building.run_step import NETWORK, withdrawn
-from hvdenv.command import OWN_PYTHON, Command, Outcome
-from hvdenv.contents.packages import canonicalize_name, hint
-from hvdenv.errors import LockError, NetworkError, StepError
 from hvdenv.knowledge.diagnosis import explain
+from hvdenv.locks.packages import canonicalize_name, hint
 from hvdenv.locks.pypi import ADDRESS, Package
-from hvdenv.masking import mask
-from hvdenv.places import write_text
 from hvdenv.plans.resolution import Resolution
-from hvdenv.reading import GIB, LOCK, read_text
-from hvdenv.runner import Runner
-from hvdenv.schema import parse_toml
 
 # A package in the output of uv, and which packages require it.
 _RESOLVED = re.compile(r"^([a-z0-9-]+)==[^#\n]+(?:# via (.*))?$", re.MULTILINE)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdenv.command import Command, Outcome, spelled_out
-from hvdenv.errors import NetworkError, StepError
+from hvdenv.base.command import Command, Outcome, spelled_out
+from hvdenv.base.errors import NetworkError, StepError
+from hvdenv.base.places import make_folder, reporting
+from hvdenv.base.runner import Runner
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.places import make_folder, reporting
 from hvdenv.plans.step import Progress, Step
-from hvdenv.runner import Runner
 from hvdenv.sites import module_shell
 
 _YANKED = re.compile(

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import LockError
+from hvdenv.base.places import Places
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
+from hvdenv.building import wheelcache
 from hvdenv.environments import generations, prefix_lock
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import LockError
 from hvdenv.locks import compare
 from hvdenv.locks.lockfile import Locked
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
-from hvdenv.places import Places
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
-from hvdenv.wheels import wheelcache
 
 
 class Built(NamedTuple):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.building.state import Built, already_built
 from hvdenv.cli.options import add, add_options, command_line, give, is_locked, read_request
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.model.observe import complete
 from hvdenv.model.recipe import provided_by_modules
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, describe, prepare

@@ -14,9 +14,12 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple
 
+from hvdenv.base.errors import IncompatibleError
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, read_request, seconds
 from hvdenv.environments import scratch
-from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.combinations import (
     Answer,
     Combination,
@@ -27,11 +30,8 @@ from hvdenv.knowledge.combinations import (
 )
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Modules
-from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.plans.resolution import Availability
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.session.judge import (
     Suggestion,
     blocking_rules,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvdenv.reading import STATE, read_text
+from hvdenv.base.reading import STATE, read_text
 
 # shtab wrote them: `pytest tests/pure/test_completion.py --regenerate` after options have changed.
 # Importing all commands would take longer than a shell should wait at its start.

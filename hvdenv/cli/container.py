@@ -13,29 +13,29 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import named_file, named_folder, replacing, sweep, sync, write_text
+from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_options, command_line, read_request, refuse_without
 from hvdenv.cli.verify_report import print_report
-from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
-from hvdenv.launch import launchers, nodes
-from hvdenv.launch.nodes import ask
-from hvdenv.launch.placement import recipe_mpi
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import known_recipes, read_layer
-from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
 from hvdenv.plans import images
 from hvdenv.plans.image_tools import TOOLS, Build, build_command, failed, mount_points
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.reports.report import Report
-from hvdenv.runner import Runner
 from hvdenv.session.judge import refuse_blocked
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Gate
+from hvdenv.sites import launchers, nodes
 from hvdenv.sites.hosts import parse_hosts
+from hvdenv.sites.nodes import ask
+from hvdenv.sites.placement import recipe_mpi
 
 EXAMPLES = """\
 examples:

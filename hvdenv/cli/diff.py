@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 
+from hvdenv.base.masking import print_coloured
+from hvdenv.base.places import find_places
 from hvdenv.cli.options import add, add_options, is_coloured
-from hvdenv.contents import difference
 from hvdenv.environments import installed
-from hvdenv.masking import print_coloured
-from hvdenv.places import find_places
+from hvdenv.locks import difference
 from hvdenv.session.output import print_json, report
 
 EXAMPLES = """\

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.masking import clean
+from hvdenv.base.places import find_places, reporting
+from hvdenv.base.reading import LOG, open_file
+from hvdenv.base.schema import Table
 from hvdenv.cli.options import add, add_options
-from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.failures import Kind
-from hvdenv.masking import clean
-from hvdenv.places import find_places, reporting
-from hvdenv.reading import LOG, open_file
-from hvdenv.schema import Table
 from hvdenv.session.output import print_json, report
 from hvdenv.session.request import usable
 

@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hvdenv.base.errors import HvdenvError, UsageError
+from hvdenv.base.places import Places, environment_name, find_places
+from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Generation, Listed
-from hvdenv.errors import HvdenvError, UsageError
-from hvdenv.places import Places, environment_name, find_places
-from hvdenv.runner import Runner
 from hvdenv.session.output import print_json, report
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import find_places, named_file, write_text
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import installed
-from hvdenv.errors import UsageError
-from hvdenv.places import find_places, named_file, write_text
 from hvdenv.session.output import report
 from hvdenv.session.recipe import open_recipe, planned_environment
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
     # The library takes a second to import.
-    from hvdenv.contents import cyclonedx
+    from hvdenv.locks import cyclonedx
 
     text = cyclonedx.render(installed.named_contents(str(prefix), places).contents)
     if arguments.to:

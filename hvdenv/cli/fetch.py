@@ -8,14 +8,14 @@ import argparse
 from pathlib import Path
 
 from hvdenv import PACKAGE
+from hvdenv.base.places import find_places, make_folder, named_folder
+from hvdenv.building import wheelcache
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
 from hvdenv.locks import lockfile
-from hvdenv.places import find_places, make_folder, named_folder
 from hvdenv.session.lock import LOCK, make_resolution, recipe_locks, run_steps
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, prepare
-from hvdenv.wheels import wheelcache
 
 EXAMPLES = """\
 examples:

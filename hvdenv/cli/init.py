@@ -14,6 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.reading import PAGE, read_file
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options
 from hvdenv.drafting import here, proposals
 from hvdenv.drafting.draft import Choice, Draft, Missing, combine
@@ -22,13 +26,9 @@ from hvdenv.drafting.modules import SET
 from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Ranges, read_page
 from hvdenv.drafting.values import LOAD, Found, Origin, Value, Weight, joined, shown
 from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
-from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.facts import Facts
-from hvdenv.reading import PAGE, read_file
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.session.node import ask_node
 from hvdenv.session.output import print_json, report
 from hvdenv.session.request import Gate, usable

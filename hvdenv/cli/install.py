@@ -11,17 +11,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from hvdenv.base.errors import IncompatibleError, StepError, UsageError
+from hvdenv.base.places import find_places
+from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.building.resolver import Resolver, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.contents.packages import Contents
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
-from hvdenv.errors import IncompatibleError, StepError, UsageError
-from hvdenv.places import find_places
+from hvdenv.locks.packages import Contents
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.plans import additions
 from hvdenv.plans.additions import Additions, refusal
 from hvdenv.plans.resolution import Resolution
-from hvdenv.schema import Problem, decode, encode
 from hvdenv.session.build import build_prepared
 from hvdenv.session.lock import add_recorded_lock, make_resolution
 from hvdenv.session.prepare import Prepared, prepare

@@ -9,25 +9,24 @@ import argparse
 import os
 from pathlib import Path
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.masking import mask
+from hvdenv.base.places import find_places, named_file, write_text
+from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
 from hvdenv.environments import registry
-from hvdenv.errors import UsageError
-from hvdenv.launch import placement
-from hvdenv.launch.container import start_in_image
-from hvdenv.masking import mask
 from hvdenv.model.cluster import JOB_OPTIONS, Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
-from hvdenv.places import find_places, named_file, write_text
-from hvdenv.runner import Runner
 from hvdenv.session.job import scheduler_of, to_the_end
 from hvdenv.session.output import print_json, report
 from hvdenv.session.ranks import activated, find_entry, found_program, with_mpi
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
 from hvdenv.session.target import choose
-from hvdenv.sites import batch, jobs
+from hvdenv.sites import batch, jobs, placement
 from hvdenv.sites.allocation import Allocation
+from hvdenv.sites.container import start_in_image
 
 EXAMPLES = """\
 examples:

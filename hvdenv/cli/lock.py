@@ -9,18 +9,18 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hvdenv.base.errors import LockError, NetworkError, RecipeError, StepError, UsageError
+from hvdenv.base.places import find_places
+from hvdenv.base.reading import RESULT, read_json
 from hvdenv.building.resolver import Resolver, Target, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.contents.packages import canonicalize_name, parse_requirement
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
-from hvdenv.errors import LockError, NetworkError, RecipeError, StepError, UsageError
 from hvdenv.locks import compare, condalock, lockfile, pypi
 from hvdenv.locks.compare import built_with
 from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, bind
-from hvdenv.places import find_places
+from hvdenv.locks.packages import canonicalize_name, parse_requirement
 from hvdenv.plans.resolution import Resolution
-from hvdenv.reading import RESULT, read_json
 from hvdenv.session.lock import RecipeLocks, make_resolution, recipe_locks, run_steps
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, prepare

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdenv import __version__
-from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
-from hvdenv.masking import clean_output
-from hvdenv.runner import drop_relative_folders, environment, forbid_world_writes, interrupts
-from hvdenv.schema import closest, nearest
+from hvdenv.base.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
+from hvdenv.base.masking import clean_output
+from hvdenv.base.runner import drop_relative_folders, environment, forbid_world_writes, interrupts
+from hvdenv.base.schema import closest, nearest
 
 # Each command has one line here and a module of its name in this package, with
 # `configure(parser)`, `run(arguments) -> exit code` and EXAMPLES. Only the module of the command
@@ -204,7 +204,7 @@ def _run(command: str, words: list[str]) -> int:
 
 def _of_machine(error: Exception) -> HvdenvError | None:
     """Somebody else's files, a full or broken disk, wherever it was met: not a bug in hvdenv."""
-    from hvdenv.places import OF_THE_MACHINE, blocked
+    from hvdenv.base.places import OF_THE_MACHINE, blocked
 
     if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
         return None

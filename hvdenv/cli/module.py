@@ -11,12 +11,19 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import (
+    make_folder,
+    named_file,
+    named_folder,
+    reporting,
+    user_name,
+    write_text,
+)
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.runner import environment
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import activation
-from hvdenv.errors import UsageError
-from hvdenv.places import make_folder, named_file, named_folder, reporting, user_name, write_text
-from hvdenv.reading import OWN, read_text
-from hvdenv.runner import environment
 from hvdenv.session.output import report
 from hvdenv.session.target import choose_built, with_active
 from hvdenv.sites.modules import BACKENDS

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
 from hvdenv.model.cluster import JOB_OPTIONS
 from hvdenv.session.output import print_json
 from hvdenv.session.request import SITE_VARIABLE, Gate, Request, site_file

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import find_places, named_file
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.command import Command
 from hvdenv.environments import image, registry
 from hvdenv.environments.image import Packed
-from hvdenv.errors import UsageError
-from hvdenv.places import find_places, named_file
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.session.output import report
 from hvdenv.session.target import choose_built
 

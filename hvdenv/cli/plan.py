@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, is_locked, read_request
 from hvdenv.plans.plan import render_bash
-from hvdenv.schema import encode
 from hvdenv.session.output import print_json
 from hvdenv.session.prepare import describe, prepare
 

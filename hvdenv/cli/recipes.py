@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from hvdenv.base.errors import RecipeError
 from hvdenv.cli.options import add_options
-from hvdenv.errors import RecipeError
 from hvdenv.model.recipe_files import folder_problems, known_recipes, read_layer, variants_of
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import site_keys

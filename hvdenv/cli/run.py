@@ -11,16 +11,13 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import environment, hand_over
 from hvdenv.cli.options import add, add_options, read_request
-from hvdenv.command import Command
 from hvdenv.environments import registry
 from hvdenv.environments.installation import hides_variables
-from hvdenv.errors import UsageError
-from hvdenv.launch import placement
-from hvdenv.launch.container import start_in_image
-from hvdenv.launch.launchers import LAUNCHERS, Variables
-from hvdenv.places import find_places
-from hvdenv.runner import environment, hand_over
 from hvdenv.session.output import report
 from hvdenv.session.ranks import (
     activated,
@@ -31,7 +28,10 @@ from hvdenv.session.ranks import (
     with_mpi,
 )
 from hvdenv.session.target import Chosen, choose, with_active
+from hvdenv.sites import placement
 from hvdenv.sites.allocation import refuse_unknown
+from hvdenv.sites.container import start_in_image
+from hvdenv.sites.launchers import LAUNCHERS, Variables
 
 EXAMPLES = """\
 examples:

@@ -13,19 +13,19 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import Places, find_places, make_folder, write_text
+from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
-from hvdenv.command import Command
 from hvdenv.environments import registry
-from hvdenv.errors import UsageError
-from hvdenv.launch.placement import shell_variables
-from hvdenv.places import Places, find_places, make_folder, write_text
-from hvdenv.runner import environment, replace_process
 from hvdenv.session.output import report
 from hvdenv.session.ranks import current_allocation, find_entry
 from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import charged, check, merge
 from hvdenv.sites.jobs import without_scheduler
+from hvdenv.sites.placement import shell_variables
 
 EXAMPLES = """\
 examples:

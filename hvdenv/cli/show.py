@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.schema import dotted, encode, json_schema
 from hvdenv.cli.options import add, add_options, read_request
-from hvdenv.errors import UsageError
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import dotted, encode, json_schema
 from hvdenv.session.output import print_json
 from hvdenv.session.recipe import open_recipe
 

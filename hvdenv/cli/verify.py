@@ -17,6 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from hvdenv.base.errors import InterruptedRunError, UsageError
+from hvdenv.base.places import Places, find_places
+from hvdenv.base.runner import Runner, environment
+from hvdenv.base.schema import nearest
 from hvdenv.cli.options import (
     add,
     add_options,
@@ -28,20 +32,11 @@ from hvdenv.cli.options import (
 from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
 from hvdenv.environments import registry
 from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation, with_modules
-from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
-from hvdenv.launch.launchers import LAUNCHERS, Launch
-from hvdenv.launch.launchers import named as named_launcher
-from hvdenv.launch.placement import Requested, overload, place, shell_variables
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import Places, find_places
-from hvdenv.programs import start
-from hvdenv.programs.program import finding, skipped
 from hvdenv.reports.report import Report
-from hvdenv.runner import Runner, environment
-from hvdenv.schema import nearest
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
 from hvdenv.session.progress import Parts
@@ -49,6 +44,11 @@ from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
 from hvdenv.session.target import choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
+from hvdenv.sites.launchers import LAUNCHERS, Launch
+from hvdenv.sites.launchers import named as named_launcher
+from hvdenv.sites.placement import Requested, overload, place, shell_variables
+from hvdenv.verification import program_start as start
+from hvdenv.verification.program import finding, skipped
 from hvdenv.verification.setup import (
     DEFAULT_LAUNCHERS,
     DEFAULT_TIMEOUT,

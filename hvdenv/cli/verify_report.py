@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvdenv.base.errors import HvdenvError, StepError, UsageError
+from hvdenv.base.masking import masked, print_coloured
+from hvdenv.base.places import Places, make_folder, named_file, write_json, write_text
+from hvdenv.base.reading import REPORT, read_json
 from hvdenv.cli.options import add, is_coloured
 from hvdenv.environments.installation import Installation
-from hvdenv.errors import HvdenvError, StepError, UsageError
-from hvdenv.masking import masked, print_coloured
-from hvdenv.places import Places, make_folder, named_file, write_json, write_text
-from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
 from hvdenv.session.output import print_json

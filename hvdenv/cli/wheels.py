@@ -11,18 +11,18 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.masking import plain
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
+from hvdenv.building import downloads, index, wheelcache
+from hvdenv.building.published import Source, Unpublished, compiled_for
+from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import generations, registry
-from hvdenv.errors import StepError, UsageError
-from hvdenv.masking import plain
-from hvdenv.places import find_places
-from hvdenv.runner import Runner
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import shared_wheels
 from hvdenv.session.request import site_file
-from hvdenv.wheels import downloads, index, wheelcache
-from hvdenv.wheels.published import Source, Unpublished, compiled_for
-from hvdenv.wheels.wheelcache import Cache, Listed, NotUsedError
 
 EXAMPLES = """\
 examples:

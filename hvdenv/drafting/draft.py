@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import Problem, Table, check_part, parse_toml
 from hvdenv.drafting.modules import module_role
 from hvdenv.drafting.values import (
     LOAD,
@@ -27,8 +29,6 @@ from hvdenv.model.cluster import LauncherName
 from hvdenv.model.layers import decode_whole
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import DEFAULTS
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import Problem, Table, check_part, parse_toml
 from hvdenv.sites.modules import OFFERS, module_family
 
 _LAUNCHER = at("launch.launcher")

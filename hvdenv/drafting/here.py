@@ -9,20 +9,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.errors import HvdenvError
+from hvdenv.base.places import home_folder, write_json
+from hvdenv.base.reading import SYSTEM, read_text
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.drafting.modules import module_role
 from hvdenv.drafting.values import LOAD, Fact, Found, Left, Origin, Scalar, Value, Weight, at
-from hvdenv.errors import HvdenvError
-from hvdenv.launch.launchers import MPI_KINDS, parse_mpi_version
 from hvdenv.model.cluster import Architecture, Modules
 from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask, ask_interpreter, observe
-from hvdenv.places import home_folder, write_json
-from hvdenv.reading import SYSTEM, read_text
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.sites import module_shell
 from hvdenv.sites.batch import counted
+from hvdenv.sites.launchers import MPI_KINDS, parse_mpi_version
 from hvdenv.sites.modules import module_family
 
 _SECONDS, _MODULES_SECONDS = 15.0, 120.0

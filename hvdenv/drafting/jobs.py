@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from hvdenv.base.errors import UsageError
 from hvdenv.drafting.options import split, tables
 from hvdenv.drafting.shell import Page, Statement
 from hvdenv.drafting.values import (
@@ -21,7 +22,6 @@ from hvdenv.drafting.values import (
     at,
     leave,
 )
-from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
 

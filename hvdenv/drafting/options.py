@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.base.masking import holds_secret
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import decode, parse_toml
 from hvdenv.drafting.values import WITHOUT, Fact, Value, Weight, at, leave
 from hvdenv.knowledge.flags import KEYS, PARTS
-from hvdenv.masking import holds_secret
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
 
 # How many words follow an option.
 _VALUES = {"flags": 0, "options": 1, "pairs": 2, "reasons": 0}

@@ -10,11 +10,11 @@ from typing import get_args
 import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 
+from hvdenv.base.masking import learn
 from hvdenv.drafting.options import Options, meaning_of, split, tables, variable
 from hvdenv.drafting.pages import Block, logical_lines
 from hvdenv.drafting.shell import Page, Statement
 from hvdenv.drafting.values import BUILD, UNKNOWN, Fact, Origin, Value, Weight, at, leave, shown
-from hvdenv.masking import learn
 from hvdenv.model.recipe import Framework
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)

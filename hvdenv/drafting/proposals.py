@@ -11,17 +11,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.reading import RECIPE, read_text
+from hvdenv.base.schema import Problem, check_part, parse_toml
 from hvdenv.drafting.draft import Missing
 from hvdenv.drafting.values import Found, Key, Origin, Value, Weight, at
-from hvdenv.errors import UsageError
 from hvdenv.knowledge.combinations import NONE, Row
 from hvdenv.knowledge.observables import minor
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import assigned
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import leaves, recipe_folder
-from hvdenv.reading import RECIPE, read_text
-from hvdenv.schema import Problem, check_part, parse_toml
 
 _DEFAULT = ("torch",)
 _LOCAL = Origin("proposed: as in the recipe local")

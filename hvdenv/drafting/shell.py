@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.libraries import install_command
+from hvdenv.base.masking import learn
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
 from hvdenv.drafting.values import PLACEHOLDER, UNKNOWN, Left, Origin, shown, shown_whole
-from hvdenv.errors import UsageError
-from hvdenv.libraries import install_command
-from hvdenv.masking import learn
 
 try:
     import tree_sitter_bash

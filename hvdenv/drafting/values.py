@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hvdenv.masking import clean
+from hvdenv.base.masking import clean
 
 Key = tuple[str, ...]
 Scalar = str | int | bool | dict[str, str]

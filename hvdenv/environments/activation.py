@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import UsageError
 from hvdenv.environments.generations import recorded_recipe
-from hvdenv.errors import UsageError
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import ModuleName, Modules
 from hvdenv.model.dialect import job_variables
 

@@ -17,13 +17,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import HvdenvError, StepError, UsageError
+from hvdenv.base.places import blocked, make_folder, replacing, reporting, sync, write_json
+from hvdenv.base.reading import STATE, read_json
+from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.environments import manifest
-from hvdenv.errors import HvdenvError, StepError, UsageError
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import blocked, make_folder, replacing, reporting, sync, write_json
-from hvdenv.reading import STATE, read_json
-from hvdenv.schema import Problem, decode, encode
 
 # Spaces break the first line of scripts, colons break PATH, commas break linker options; the
 # others have a meaning in shells, make or run paths.

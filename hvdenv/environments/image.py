@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import IMAGE_PROGRAMS
-from hvdenv.command import Command
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.command import Command
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.places import replacing, sweep, sync, write_json, write_text
+from hvdenv.base.reading import GIB, OWN, STATE, Kind, hash_file, read_json, read_text
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.environments.generations import IMAGE, Environment, read_record
 from hvdenv.environments.installation import inspect_prefix, recorded
-from hvdenv.errors import StepError, UsageError
-from hvdenv.places import replacing, sweep, sync, write_json, write_text
-from hvdenv.reading import GIB, OWN, STATE, Kind, hash_file, read_json, read_text
-from hvdenv.runner import Runner
-from hvdenv.schema import Problem, decode, encode
+from hvdenv.locks.record import GenerationRecord
 
 FILE = Kind("an image", 1024 * GIB)
 _PROGRAM = IMAGE_PROGRAMS / "enter.py"

@@ -14,16 +14,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from hvdenv import STANDALONE
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import user_name
+from hvdenv.base.reading import EXTENSION, SYSTEM, open_file, read_text
+from hvdenv.base.runner import environment
 from hvdenv.environments import generations
 from hvdenv.environments.activation import UNSET, filled_in
-from hvdenv.errors import UsageError
-from hvdenv.launch.container import inside
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Container, Reference
 from hvdenv.model.dialect import job_id
-from hvdenv.places import user_name
-from hvdenv.reading import EXTENSION, SYSTEM, open_file, read_text
-from hvdenv.runner import environment
+from hvdenv.sites.container import inside
 
 # The variable with the directories that every Python searches before its own packages.
 PYTHON_PATH = "PYTHONPATH"

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.contents.packages import (
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import Places, home_folder
+from hvdenv.base.reading import MANIFEST, STATE, open_file, read_json
+from hvdenv.base.schema import Table
+from hvdenv.environments import generations, installation, registry
+from hvdenv.locks import condalock, lockfile, pypi
+from hvdenv.locks.lockfile import CONDA, MAIN, Locked
+from hvdenv.locks.packages import (
     Contents,
     Horovod,
     Installed,
@@ -20,14 +27,7 @@ from hvdenv.contents.packages import (
     from_record,
     hint,
 )
-from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, installation, registry
-from hvdenv.errors import UsageError
-from hvdenv.locks import condalock, lockfile, pypi
-from hvdenv.locks.lockfile import CONDA, MAIN, Locked
-from hvdenv.places import Places, home_folder
-from hvdenv.reading import MANIFEST, STATE, open_file, read_json
-from hvdenv.schema import Table
+from hvdenv.locks.record import GenerationRecord
 
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 

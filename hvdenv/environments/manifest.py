@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.errors import StepError
-from hvdenv.places import reporting, write_text
-from hvdenv.reading import MANIFEST, read_file
+from hvdenv.base.errors import StepError
+from hvdenv.base.places import reporting, write_text
+from hvdenv.base.reading import MANIFEST, read_file
 
 NAME = "manifest.txt"
 _HEADER = "hvdenv.manifest/1"

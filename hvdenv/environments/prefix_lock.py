@@ -24,13 +24,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.base.errors import BusyError, HvdenvError
+from hvdenv.base.places import blocked, make_folder, reporting, user_name
+from hvdenv.base.reading import STATE, SYSTEM, read_file, read_text
+from hvdenv.base.runner import environment
+from hvdenv.base.schema import Problem, decode
 from hvdenv.environments.generations import timestamp
-from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.model.dialect import job_id
-from hvdenv.places import blocked, make_folder, reporting, user_name
-from hvdenv.reading import STATE, SYSTEM, read_file, read_text
-from hvdenv.runner import environment
-from hvdenv.schema import Problem, decode
 
 # How the names of the files begin.
 PREFIX = "lock-"

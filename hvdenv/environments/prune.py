@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import psutil
 
+from hvdenv.base.errors import BusyError
+from hvdenv.base.places import LEFT_ALONE_SECONDS, reporting, sweep, sync
+from hvdenv.base.reading import SYSTEM, open_file
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import (
     IMAGE,
@@ -22,9 +25,6 @@ from hvdenv.environments.generations import (
     require,
     switch,
 )
-from hvdenv.errors import BusyError
-from hvdenv.places import LEFT_ALONE_SECONDS, reporting, sweep, sync
-from hvdenv.reading import SYSTEM, open_file
 
 
 class User(NamedTuple):

@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.places import Places, environment_name, make_folder, write_json, write_text
+from hvdenv.base.reading import STATE, read_json
+from hvdenv.base.runner import Runner
 from hvdenv.environments import generations
 from hvdenv.environments.generations import MARKER, RECORD, Environment, at, timestamp
-from hvdenv.errors import StepError, UsageError
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.observe import quota, space
-from hvdenv.places import Places, environment_name, make_folder, write_json, write_text
-from hvdenv.reading import STATE, read_json
-from hvdenv.runner import Runner
 from hvdenv.sites import workspace
 
 State = Literal["complete", "incomplete", "broken", "missing"]

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.base.errors import HvdenvError
+from hvdenv.base.masking import learn_from_pip
+from hvdenv.base.places import LEFT_ALONE_SECONDS, make_folder, reporting
+from hvdenv.base.runner import Runner, end_marked
 from hvdenv.environments import prefix_lock
-from hvdenv.errors import HvdenvError
-from hvdenv.masking import learn_from_pip
-from hvdenv.places import LEFT_ALONE_SECONDS, make_folder, reporting
-from hvdenv.runner import Runner, end_marked
 
 # The directories may be in /tmp, which other programs use as well.
 _PREFIX = "hvdenv-scratch-"

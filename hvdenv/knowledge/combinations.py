@@ -14,12 +14,12 @@ from typing import Annotated, Literal, NamedTuple
 
 from packaging.version import Version as Parsed
 
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import Pattern, decode
 from hvdenv.knowledge.observables import minor
 from hvdenv.model.facts import Facts
 from hvdenv.model.recipe import Controller, Framework, Name, Recipe, Version
-from hvdenv.reading import OWN, read_text
 from hvdenv.reports.report import Status as FindingStatus
-from hvdenv.schema import Pattern, decode
 
 FILE = Path(__file__).with_suffix(".json")
 

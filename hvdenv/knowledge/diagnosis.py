@@ -11,11 +11,11 @@ from math import fsum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from hvdenv.base.reading import LOG, open_file
 from hvdenv.knowledge.events import ERRORS, Event, Explainer, Reading, read_log
 from hvdenv.knowledge.failures import Failures, Kind, Meaning, all_failures, pattern
 from hvdenv.knowledge.loglines import without_prefix
 from hvdenv.knowledge.logs import BLOCK, Hit, Place
-from hvdenv.reading import LOG, open_file
 
 # How many lines an advice may be away from what it is about, and how many of them are quoted.
 ADVICE_LINES, QUOTES = 12, 2

@@ -29,8 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import Pattern, decode, parse_toml
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "failures"
 T = TypeVar("T")

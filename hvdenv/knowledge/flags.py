@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from packaging.version import Version as Parsed
 
-from hvdenv.errors import IncompatibleError
+from hvdenv.base.errors import IncompatibleError
 from hvdenv.model.recipe import Gpu, Recipe, Version
 
 # HOROVOD_WITH_NAME and HOROVOD_WITHOUT_NAME: the list of a recipe, and the item in it.

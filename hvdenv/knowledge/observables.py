@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from packaging.version import Version as Parsed
 
-from hvdenv.errors import IncompatibleError
+from hvdenv.base.errors import IncompatibleError
 from hvdenv.knowledge.flags import compute_capabilities, horovod_variables
 from hvdenv.knowledge.patches import applicable, releases
 from hvdenv.knowledge.rules import Observable, Observables

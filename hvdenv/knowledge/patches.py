@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import decode, parse_toml
 from hvdenv.model.recipe import Specifier
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
 
 _RELEASES = Path(__file__).with_name("horovod_releases.toml")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdenv.base.reading import RECIPE, read_text
+from hvdenv.base.schema import parse_toml
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe_files import leaves
-from hvdenv.reading import RECIPE, read_text
-from hvdenv.schema import parse_toml
 
 
 class Change(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import Pattern, decode, parse_toml
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "rules"
 # Patterns see at most this many characters of a word, which bounds their time.

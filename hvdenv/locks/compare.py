@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from hvdenv.contents.packages import canonicalize_name, from_record, parse_requirement
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.schema import encode
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Built, Inputs, Locked, reachable
+from hvdenv.locks.packages import canonicalize_name, from_record, parse_requirement
 from hvdenv.locks.pypi import Package, required
-from hvdenv.schema import encode
+from hvdenv.locks.record import GenerationRecord
 
 # Requests that a lock may satisfy even if the recipe states them differently: compared one by one.
 _REQUESTS = ("packages", "conda.packages")

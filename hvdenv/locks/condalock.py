@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
-from hvdenv import schema
-from hvdenv.contents.packages import canonicalize_name
+from hvdenv.base import schema
 from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable, sha256
+from hvdenv.locks.packages import canonicalize_name
 
 if TYPE_CHECKING:
     from conda_lock.lockfile.v1.models import LockedDependency

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from hvdenv.errors import LockError, RecipeError
-from hvdenv.masking import mask
+from hvdenv.base.errors import LockError, RecipeError
+from hvdenv.base.masking import mask
+from hvdenv.base.places import make_folder, named_folder, reporting, write_text
+from hvdenv.base.reading import LOCK, Content, read_file, read_text
+from hvdenv.base.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 from hvdenv.model.recipe import Channel, Commit, GitUrl, MaybeSha256, Name, Sha256, Version
-from hvdenv.places import make_folder, named_folder, reporting, write_text
-from hvdenv.reading import LOCK, Content, read_file, read_text
-from hvdenv.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 
 FORMAT: Literal[1] = 1
 MAIN = "hvdenv-lock.toml"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from hvdenv.base.schema import Pattern, Problem, decode, parse_toml
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.model.recipe import Sha256
-from hvdenv.schema import Pattern, Problem, decode, parse_toml
 
 if TYPE_CHECKING:
     from packaging import pylock

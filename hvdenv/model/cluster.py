@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from hvdenv.schema import Pattern
+from hvdenv.base.schema import Pattern
 
 ModuleName = Annotated[
     str,

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
+from hvdenv.base.reading import RECIPE, read_file
+from hvdenv.base.schema import Pattern, Problem, decode, parse_toml
 from hvdenv.model import template
-from hvdenv.reading import RECIPE, read_file
-from hvdenv.schema import Pattern, Problem, decode, parse_toml
 
 # Cobalt sets variables of PBS as well, so that it comes first.
 Shipped = Literal["slurm", "cobalt", "pbs", "lsf", "gridengine"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, NamedTuple
 
+from hvdenv.base.schema import Pattern
 from hvdenv.model.cluster import Partition
 from hvdenv.model.recipe import Version
-from hvdenv.schema import Pattern
 
 Number = Annotated[str, Pattern(r"([0-9]+(\.[0-9]+)*)?", "a version such as 12.2.0, or nothing")]
 

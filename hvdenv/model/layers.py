@@ -8,7 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdenv.errors import RecipeError, UsageError
+from hvdenv.base.errors import RecipeError, UsageError
+from hvdenv.base.reading import Content
+from hvdenv.base.schema import (
+    MOST_PROBLEMS,
+    Problem,
+    Table,
+    check_part,
+    decode,
+    dotted,
+    nearest,
+    parse_toml,
+)
+from hvdenv.base.schema import Path as KeyPath
 from hvdenv.model.cluster import Partition, SiteKeys
 from hvdenv.model.recipe import Name, Recipe
 from hvdenv.model.recipe_checks import problems
@@ -23,18 +35,6 @@ from hvdenv.model.recipe_files import (
     variants_of,
     with_bases,
 )
-from hvdenv.reading import Content
-from hvdenv.schema import (
-    MOST_PROBLEMS,
-    Problem,
-    Table,
-    check_part,
-    decode,
-    dotted,
-    nearest,
-    parse_toml,
-)
-from hvdenv.schema import Path as KeyPath
 
 
 class Resolved(NamedTuple):

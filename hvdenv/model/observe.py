@@ -14,8 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import InterruptedRunError, RecipeError, StepError
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import InterruptedRunError, RecipeError, StepError
+from hvdenv.base.places import find_places, home_folder
+from hvdenv.base.reading import FACTS, SYSTEM, read_json, read_text
+from hvdenv.base.runner import Runner, environment
+from hvdenv.base.schema import Problem, decode
+from hvdenv.base.trust import judge_way, trusted_owners
 from hvdenv.model.facts import (
     VERSION_QUESTIONS,
     Facts,
@@ -27,11 +32,6 @@ from hvdenv.model.facts import (
     parse_quota,
     parse_version,
 )
-from hvdenv.places import find_places, home_folder
-from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
-from hvdenv.runner import Runner, environment
-from hvdenv.schema import Problem, decode
-from hvdenv.trust import judge_way, trusted_owners
 
 QUESTION_SECONDS = 10.0
 

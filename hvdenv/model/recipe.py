@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 from urllib.parse import unquote
 
+from hvdenv.base.schema import Pattern
 from hvdenv.model.cluster import (
     Capability,
     Container,
@@ -25,7 +26,6 @@ from hvdenv.model.cluster import (
     Variables,
 )
 from hvdenv.model.dialect import Dialect, with_own
-from hvdenv.schema import Pattern
 
 _RELEASE = r"([0-9]+!)?[0-9]+(\.[0-9]+)*"
 _SUFFIX = r"((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?"

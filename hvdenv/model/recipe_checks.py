@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
-from hvdenv.masking import has_password, holds_secret
+from hvdenv.base.masking import has_password, holds_secret
+from hvdenv.base.schema import Problem, nearest
 from hvdenv.model import template
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
 from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
-from hvdenv.schema import Problem, nearest
 
 # Arguments of horovodrun that a recipe may add: those of Horovod 0.28.1 that start no other program.
 # Source: horovod/runner/launch.py of v0.28.1.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import PACKAGE
-from hvdenv.errors import HvdenvError, RecipeError, UsageError
-from hvdenv.masking import learn
-from hvdenv.reading import RECIPE, SITE, Content, read_file
-from hvdenv.schema import Path as KeyPath
-from hvdenv.schema import Problem, Table, closest, dotted, line_of, parse_toml
+from hvdenv.base.errors import HvdenvError, RecipeError, UsageError
+from hvdenv.base.masking import learn
+from hvdenv.base.reading import RECIPE, SITE, Content, read_file
+from hvdenv.base.schema import Path as KeyPath
+from hvdenv.base.schema import Problem, Table, closest, dotted, line_of, parse_toml
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from hvdenv.command import Outcome
-from hvdenv.contents.packages import Package, canonicalize_name, parse_requirement
-from hvdenv.errors import HvdenvError, IncompatibleError, StepError, UsageError
+from hvdenv.base.command import Outcome
+from hvdenv.base.errors import HvdenvError, IncompatibleError, StepError, UsageError
+from hvdenv.locks.packages import Package, canonicalize_name, parse_requirement
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

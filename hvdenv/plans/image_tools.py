@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import IncompatibleError, StepError, UsageError
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import IncompatibleError, StepError, UsageError
 from hvdenv.knowledge.diagnosis import explain
 
 FormatName = Literal["singularity", "docker"]

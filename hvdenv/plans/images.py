@@ -22,15 +22,15 @@ from hpccm.primitives import (  # type: ignore[import-untyped]
     shell,
 )
 
+from hvdenv.base.errors import IncompatibleError, RecipeError
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import parse_toml
 from hvdenv.environments.activation import left_open
-from hvdenv.errors import IncompatibleError, RecipeError
 from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.image_tools import FormatName
 from hvdenv.plans.plan import Plan, candidates, make_plan, render_bash, steps_of
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import parse_toml
 
 
 class Distribution(NamedTuple):

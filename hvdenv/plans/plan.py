@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.errors import IncompatibleError
+from hvdenv.base.places import environment_name
+from hvdenv.base.runner import ALWAYS_SET, CLEANED_PATTERN, LISTS_OF_PIP, PATHS_OF_PIP
+from hvdenv.base.schema import fill
 from hvdenv.environments.generations import UNFIT_IN_BASH
-from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe, Version
-from hvdenv.places import environment_name
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, TextFile, content, digest
 from hvdenv.plans.steps import GENERATION, Steps, run_variables
-from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, LISTS_OF_PIP, PATHS_OF_PIP
-from hvdenv.schema import fill
 from hvdenv.sites.modules import shell_lines
 
 # Stands for the directory of temporary files until Plan.at() names one.

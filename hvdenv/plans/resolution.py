@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import __version__
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON, Command
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
 from hvdenv.plans.step import Step, digest

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from hvdenv.command import Command
+from hvdenv.base.command import Command
 from hvdenv.model.cluster import Modules
 
 # Without effect on what a program does.

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.reading import OWN, read_text
 from hvdenv.environments.activation import KINDS, activate_script
 from hvdenv.knowledge.flags import FOLDER_VARIABLES, nccl_of_torch
 from hvdenv.knowledge.patches import Patch
@@ -18,7 +19,6 @@ from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Framework, Recipe, Version
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Requested, Step, TextFile, Wheel, digest
-from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
 
 # Stands for a generation's directory until Plan.at() names one. With characters outside of ASCII, so

@@ -9,7 +9,7 @@ from itertools import groupby
 from textwrap import TextWrapper
 from unicodedata import east_asian_width
 
-from hvdenv.masking import mask, plain
+from hvdenv.base.masking import mask, plain
 from hvdenv.reports.report import (
     Finding,
     RankRecord,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hvdenv.schema import Problem, decode, encode
+from hvdenv.base.schema import Problem, decode, encode
 
 Status = Literal["pass", "fail", "unproven", "skip", "error"]
 Verdict = Literal["pass", "fail", "unproven", "error"]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hvdenv.base.places import find_places, make_folder
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
+from hvdenv.building import wheelcache
 from hvdenv.building.effects import try_modules
 from hvdenv.building.engine import build
 from hvdenv.building.state import Built
@@ -13,17 +17,13 @@ from hvdenv.environments import generations
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Workspace
 from hvdenv.model.layers import Resolved
-from hvdenv.places import find_places, make_folder
 from hvdenv.plans.plan import Plan
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.session.judge import judge_recipe, refuse_blocked, suggest
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import choose
 from hvdenv.session.request import Request
 from hvdenv.sites import workspace as workspaces
 from hvdenv.sites.modules import Loaded
-from hvdenv.wheels import wheelcache
 
 
 def allocate_workspace(request: Request, workspace: Workspace, resolved: Resolved) -> None:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from hvdenv import PACKAGE
-from hvdenv.errors import RecipeError, StepError
+from hvdenv.base.errors import RecipeError, StepError
+from hvdenv.base.places import HOME_VARIABLE, find_places, make_folder
+from hvdenv.base.runner import Runner, environment
+from hvdenv.base.schema import encode
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
-from hvdenv.places import HOME_VARIABLE, find_places, make_folder
-from hvdenv.runner import Runner, environment
-from hvdenv.schema import encode
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import SITE_VARIABLE, Request

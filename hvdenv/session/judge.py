@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
+from hvdenv.base.errors import HvdenvError, IncompatibleError, UsageError
+from hvdenv.base.runner import Runner, environment
+from hvdenv.base.schema import nearest
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, Trial, improve, propose
@@ -17,8 +19,6 @@ from hvdenv.model.cluster import Job
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import executed_paths
 from hvdenv.plans.plan import choose_versions
-from hvdenv.runner import Runner, environment
-from hvdenv.schema import nearest
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, choose_python
 from hvdenv.session.recipe import open_recipe

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from hvdenv.base.errors import LockError, UsageError
+from hvdenv.base.places import find_places
 from hvdenv.building.run_step import perform
-from hvdenv.contents.record import GenerationRecord
-from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, lockfile
 from hvdenv.locks.compare import DRIFTS
 from hvdenv.locks.lockfile import MAIN, Inputs, Locked
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe_files import recipe_folder
-from hvdenv.places import find_places
 from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step

@@ -6,15 +6,15 @@ import os
 import time
 from pathlib import Path
 
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.places import find_places
+from hvdenv.base.reading import STATE, read_json
+from hvdenv.base.schema import Problem, decode
 from hvdenv.drafting.draft import Draft, nested
 from hvdenv.drafting.here import Seen, of_host
 from hvdenv.drafting.values import Found
-from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, with_own
-from hvdenv.places import find_places
-from hvdenv.reading import STATE, read_json
-from hvdenv.schema import Problem, decode
 from hvdenv.session.job import OWN, submit_own, to_the_end
 from hvdenv.sites.batch import BatchJob, check, own_job
 from hvdenv.sites.jobs import OUTPUT_SECONDS, Submitted

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.command import spelled_out
+from hvdenv.base.command import spelled_out
+from hvdenv.base.errors import IncompatibleError
+from hvdenv.base.places import environment_name, find_places
+from hvdenv.base.runner import Runner, cleaned_names, environment
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import IncompatibleError
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Partition
 from hvdenv.model.facts import Facts, Interpreter, of_partition
 from hvdenv.model.layers import Resolved, load_recipe
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import environment_name, find_places
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.plan import TEMPORARY, Plan, candidates, make_plan, site_python, steps_of
 from hvdenv.plans.step import TextFile
-from hvdenv.runner import Runner, cleaned_names, environment
 from hvdenv.session.recipe import open_recipe, planned_environment
 from hvdenv.session.request import Request
 from hvdenv.sites.modules import BACKENDS, USUAL_SCRIPTS, commands

@@ -10,7 +10,7 @@ import time
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from hvdenv.masking import clean
+from hvdenv.base.masking import clean
 from hvdenv.plans.step import Step
 from hvdenv.reports.render import COLUMNS, shortened
 from hvdenv.session.output import report

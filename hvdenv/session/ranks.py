@@ -6,22 +6,22 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.command import Command
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.command import Command
+from hvdenv.base.errors import HvdenvError, UsageError
+from hvdenv.base.runner import Runner, environment
 from hvdenv.environments import generations, image
 from hvdenv.environments.generations import IMAGE
 from hvdenv.environments.image import Packed
 from hvdenv.environments.installation import PYTHON_PATH, inspect_prefix, mpi_prefix
-from hvdenv.errors import HvdenvError, UsageError
-from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
-from hvdenv.launch.placement import Requested
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe import Recipe
-from hvdenv.runner import Runner, environment
 from hvdenv.session.output import report
 from hvdenv.session.request import Request, read_hostfile
 from hvdenv.session.target import Chosen
 from hvdenv.sites.allocation import Allocation, find_allocation
 from hvdenv.sites.hosts import parse_hostfile, parse_hosts
+from hvdenv.sites.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
+from hvdenv.sites.placement import Requested
 
 
 def current_allocation(recipe: Recipe | None = None) -> Allocation:

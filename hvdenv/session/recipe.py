@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import environment_name, find_places, home_folder, login_name
+from hvdenv.base.runner import Runner, environment
+from hvdenv.base.schema import Path as Keys
+from hvdenv.base.schema import decode, dotted, encode
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import UsageError
 from hvdenv.model.cluster import FileName, Folder, SiteKeys, Wheels, Workspace
 from hvdenv.model.layers import Resolved, load_recipe, own_keys
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import read_layer
-from hvdenv.places import environment_name, find_places, home_folder, login_name
-from hvdenv.runner import Runner, environment
-from hvdenv.schema import Path as Keys
-from hvdenv.schema import decode, dotted, encode
 from hvdenv.session.output import report
 from hvdenv.session.request import Request
 from hvdenv.sites import workspace as workspaces

@@ -10,16 +10,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv import trust
-from hvdenv.errors import StepError, UntrustedError, UsageError
+from hvdenv.base import trust
+from hvdenv.base.errors import StepError, UntrustedError, UsageError
+from hvdenv.base.places import find_places, make_folder
+from hvdenv.base.reading import HOSTS, Content, read_text
+from hvdenv.base.runner import environment
+from hvdenv.base.trust import Fault, Owners
 from hvdenv.model.layers import own_keys
 from hvdenv.model.recipe import Recipe, executed_paths, executed_words
 from hvdenv.model.recipe_files import read_layer
-from hvdenv.places import find_places, make_folder
-from hvdenv.reading import HOSTS, Content, read_text
-from hvdenv.runner import environment
 from hvdenv.session.output import report
-from hvdenv.trust import Fault, Owners
 
 _RUNS_PROGRAMS = "hvdenv would run its programs"
 _RUNS_NAMED = "hvdenv would run what it names"

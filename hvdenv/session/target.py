@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import environment_name, find_places, make_folder, write_text
+from hvdenv.base.runner import environment
 from hvdenv.environments import generations, registry
 from hvdenv.environments.activation import Kind, activate_script, site_lines
 from hvdenv.environments.generations import Environment
@@ -22,15 +24,13 @@ from hvdenv.environments.installation import (
     inspect_prefix,
     uses_mpi,
 )
-from hvdenv.errors import UsageError
-from hvdenv.launch.container import inside, recipe_image
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe, provided_by_modules
-from hvdenv.places import environment_name, find_places, make_folder, write_text
-from hvdenv.runner import environment
 from hvdenv.session.output import report
 from hvdenv.session.recipe import open_recipe, planned_environment
 from hvdenv.session.request import Request
+from hvdenv.sites.container import inside, recipe_image
 from hvdenv.sites.modules import shell_lines
 
 # They name the environment that is active in a shell.

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, shipped

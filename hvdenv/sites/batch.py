@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
+from hvdenv.base.schema import Problem, decode, fields, nearest
 from hvdenv.model import template
 from hvdenv.model.cluster import JOB_OPTIONS, Job, Partition
 from hvdenv.model.dialect import Dialect
-from hvdenv.schema import Problem, decode, fields, nearest
 from hvdenv.sites.status import EXIT_LINE, limited, number
 
 # Words of a launcher's arguments that stand for the file with the job's hosts, for a list of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
 
 # More than the largest machine has, so that a typing error does not fill the memory.
 MOST_HOSTS = 20_000

@@ -12,15 +12,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import StepError, UsageError
-from hvdenv.masking import clean, cut_before
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.masking import clean, cut_before
+from hvdenv.base.places import Places, make_folder, write_json, write_text
+from hvdenv.base.reading import MIB, OUTPUT, STATE, open_file, read_json
+from hvdenv.base.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
+from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.model import template
 from hvdenv.model.dialect import Answer, Dialect, State
-from hvdenv.places import Places, make_folder, write_json, write_text
-from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
-from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
-from hvdenv.schema import Problem, decode, encode
 from hvdenv.sites.status import Status, find_exit_code, job_number, limited, parse_status
 
 # Schedulers serve many users: hvdenv polls often only while something changes.

@@ -15,12 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import IncompatibleError, StepError
-from hvdenv.masking import clean
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import IncompatibleError, StepError
+from hvdenv.base.masking import clean
+from hvdenv.base.reading import RESULT, read_file, read_text
+from hvdenv.base.runner import Runner, absolute_folders
 from hvdenv.model.cluster import Modules
-from hvdenv.reading import RESULT, read_file, read_text
-from hvdenv.runner import Runner, absolute_folders
 from hvdenv.sites.modules import (
     BACKENDS,
     Backend,

@@ -11,7 +11,7 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import NamedTuple
 
-from hvdenv.errors import RecipeError
+from hvdenv.base.errors import RecipeError
 from hvdenv.model.dialect import Answer, AnyState, Dialect, State
 
 PATTERN_SECONDS = 5.0

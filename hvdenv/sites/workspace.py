@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-from hvdenv.command import Command
-from hvdenv.errors import StepError
+from hvdenv.base.command import Command
+from hvdenv.base.errors import StepError
+from hvdenv.base.runner import Runner
 from hvdenv.model.cluster import Workspace
-from hvdenv.runner import Runner
 
 _SECONDS = 60.0
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import RANK_PROGRAMS
-from hvdenv.launch.launchers import Launch, Mpi
-from hvdenv.launch.placement import filled
+from hvdenv.base.schema import Problem, decode
 from hvdenv.model.cluster import (
     BANDWIDTH,
     LATENCY,
@@ -32,8 +31,9 @@ from hvdenv.model.cluster import (
 )
 from hvdenv.reports.page import size as bytes_shown
 from hvdenv.reports.report import Measurement
-from hvdenv.schema import Problem, decode
 from hvdenv.sites.batch import counted
+from hvdenv.sites.launchers import Launch, Mpi
+from hvdenv.sites.placement import filled
 from hvdenv.standalone.ranks.events import BenchEnd, Timed
 from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, judge_run
 from hvdenv.verification.rank_run import RankRun

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hvdenv.launch.launchers import Mpi, parse_mpi_library
-from hvdenv.masking import clean
+from hvdenv.base.masking import clean
 from hvdenv.reports.report import RankRecord, Status
+from hvdenv.sites.launchers import Mpi, parse_mpi_library
 from hvdenv.standalone.ranks.events import DataPath, Joined
 from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
 from hvdenv.verification.rank_run import Rank, RankRun

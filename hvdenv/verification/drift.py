@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from os.path import dirname, isabs
 from typing import NamedTuple
 
-from hvdenv.contents.difference import differing
-from hvdenv.launch.launchers import parse_mpi_library
+from hvdenv.locks.difference import differing
 from hvdenv.reports.report import EVERYTHING, About
+from hvdenv.sites.launchers import parse_mpi_library
 from hvdenv.sites.modules import module_family
 
 _OF_MPI = About((), ("MPI",), ("MPI",))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
+from hvdenv.base.errors import HvdenvError
 from hvdenv.environments.manifest import Difference
-from hvdenv.errors import HvdenvError
-from hvdenv.launch.launchers import Mpi
+from hvdenv.sites.launchers import Mpi
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, inspection, rank_start
 from hvdenv.verification.bench import Benchmark

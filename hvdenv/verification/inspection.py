@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdenv.command import Command, Outcome
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import InterruptedRunError, StepError
+from hvdenv.base.masking import clean, plain
+from hvdenv.base.schema import Problem, decode
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation
-from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.launch.launchers import Mpi, parse_mpi_version
-from hvdenv.masking import clean, plain
-from hvdenv.schema import Problem, decode
+from hvdenv.sites.launchers import Mpi, parse_mpi_version
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
 from hvdenv.verification import drift
 from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Setup

@@ -6,15 +6,15 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from hvdenv.command import Outcome
+from hvdenv.base.command import Outcome
+from hvdenv.base.masking import shown
 from hvdenv.environments.installation import Expectation, hides_variables, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.launch.launchers import LAUNCHERS
-from hvdenv.launch.placement import hidden_variables
-from hvdenv.masking import shown
 from hvdenv.reports.report import EVERYTHING, About, Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
+from hvdenv.sites.launchers import LAUNCHERS
+from hvdenv.sites.placement import hidden_variables
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification.drift import compare
 from hvdenv.verification.evidence import Evidence

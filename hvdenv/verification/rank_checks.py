@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hvdenv.errors import HvdenvError
-from hvdenv.launch.launchers import LAUNCHERS
-from hvdenv.launch.nodes import compatible
-from hvdenv.masking import clean
+from hvdenv.base.errors import HvdenvError
+from hvdenv.base.masking import clean
 from hvdenv.model.cluster import NCCL_ALONE
 from hvdenv.reports.report import About, Finding, Status
+from hvdenv.sites.launchers import LAUNCHERS
+from hvdenv.sites.nodes import compatible
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import bench, datapath, training
 from hvdenv.verification.evidence import Evidence

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hvdenv.base.masking import clean
 from hvdenv.knowledge.diagnosis import Found, explain
-from hvdenv.masking import clean
 from hvdenv.reports.report import Status
 from hvdenv.sites.hosts import short
 from hvdenv.standalone.ranks.events import ExtensionFacts, Operation, Result

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from hvdenv.masking import clean
-from hvdenv.schema import Problem, decode
+from hvdenv.base.masking import clean
+from hvdenv.base.schema import Problem, decode
 from hvdenv.standalone.ranks.events import (
     DataPath,
     Exited,

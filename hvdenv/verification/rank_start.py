@@ -9,14 +9,14 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from hvdenv.command import Outcome
+from hvdenv.base.command import Outcome
+from hvdenv.base.errors import HvdenvError, IncompatibleError
+from hvdenv.base.runner import TOKEN_VARIABLE
 from hvdenv.environments.installation import Expectation, hides_variables, mpi_prefix
 from hvdenv.environments.prefix_lock import boot_id
-from hvdenv.errors import HvdenvError, IncompatibleError
-from hvdenv.launch.container import launch_here, start_in_image
-from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import Requested, exported_variables, hidden_variables, shell_variables
-from hvdenv.runner import TOKEN_VARIABLE
+from hvdenv.sites.container import launch_here, start_in_image
+from hvdenv.sites.launchers import Launch
+from hvdenv.sites.placement import Requested, exported_variables, hidden_variables, shell_variables
 from hvdenv.verification import training
 from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_judgement import judge_run

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from hvdenv.command import Command, Outcome
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import InterruptedRunError, StepError
+from hvdenv.base.runner import Runner, environment
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.launch.launchers import Launch, Mpi, named
-from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Measurement
-from hvdenv.runner import Runner, environment
+from hvdenv.sites.launchers import Launch, Mpi, named
+from hvdenv.sites.placement import influences
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 CONTROLLERS = ("MPI", "Gloo")

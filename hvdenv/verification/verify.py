@@ -14,10 +14,10 @@ from types import FrameType
 from typing import NamedTuple
 
 from hvdenv import __version__
-from hvdenv.errors import HvdenvError, InterruptedRunError
-from hvdenv.launch import nodes
+from hvdenv.base.errors import HvdenvError, InterruptedRunError
+from hvdenv.base.runner import ENDING, Runner, end_marked, handled
 from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement, Report, Row, proven
-from hvdenv.runner import ENDING, Runner, end_marked, handled
+from hvdenv.sites import nodes
 from hvdenv.verification import bench, datapath, installation_checks, rank_checks, training
 from hvdenv.verification.evidence import Evidence, found, gather
 from hvdenv.verification.inspection import CHECK_BUILD_ROWS, Extensions

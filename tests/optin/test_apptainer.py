@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container
 from hvdenv.plans.image_tools import Build, build_command, mount_points
 from hvdenv.plans.images import define
+from hvdenv.sites.container import inside
 from tests.real.conftest import home
 from tests.real.test_container import (
     BASE,

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from hvdenv.base.runner import Runner
 from hvdenv.model.observe import observe
-from hvdenv.runner import Runner
 from tests.real.conftest import Cli, home
 
 __all__ = ["home"]

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
 from hvdenv.verification.setup import Setup
 from tests.real.conftest import cli, cluster, home, local_prefix, original, runner
 from tests.real.doctored import PATIENCE

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.places import find_places
+from hvdenv.base.places import find_places
 
 ROOT = Path(__file__).parents[2]
 

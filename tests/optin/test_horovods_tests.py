@@ -21,9 +21,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import decode, parse_toml
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
-from hvdenv.schema import decode, parse_toml
 from hvdenv.verification.setup import Setup
 from tests.real.conftest import Cli, cli, home, local_prefix, original, runner
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.base.places import Places
+from hvdenv.building.wheelcache import own, store
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
-from hvdenv.places import Places
-from hvdenv.wheels.wheelcache import own, store
 from tests.support.index import package, served
 from tests.wheels import TORCH_INPUTS, compiled_wheel
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.schema import decode, encode, fields
 from hvdenv.environments import generations
 from hvdenv.environments.activation import (
     KINDS,
@@ -27,11 +28,10 @@ from hvdenv.environments.activation import (
 )
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix
-from hvdenv.errors import StepError, UsageError
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.model.dialect import job_variables
 from hvdenv.model.recipe import Python, Recipe
-from hvdenv.schema import decode, encode, fields
 from tests.commands import Hvdenv
 from tests.environments import ONE, build_active
 from tests.files import write

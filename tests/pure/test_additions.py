@@ -6,22 +6,22 @@ import re
 
 import pytest
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import IncompatibleError, LockError, StepError, UsageError
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import decode, encode
 from hvdenv.building.run_step import attempt, perform
 from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
-from hvdenv.command import Command
-from hvdenv.contents.packages import Package
-from hvdenv.contents.record import GenerationRecord, LockUse
-from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import lockfile
+from hvdenv.locks.packages import Package
+from hvdenv.locks.record import GenerationRecord, LockUse
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import Additions, added_to, parse
 from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.step import Step
-from hvdenv.runner import Runner
-from hvdenv.schema import decode, encode
 from hvdenv.session.lock import add_recorded_lock, make_resolution, recipe_locks
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, shipped
 from hvdenv.sites import allocation

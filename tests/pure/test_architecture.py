@@ -13,23 +13,13 @@ PACKAGE = Path(hvdenv.__file__).parent
 # Packages, and modules that lie in none: one imports what stands before it, and what stands
 # beside it; modules never import each other in a circle.
 LAYERS = (
-    ("errors", "libraries", "schema", "masking", "reading", "command", "reports", "standalone"),
-    ("runner",),
-    ("places",),
-    ("trust",),
-    ("model",),
+    ("base", "standalone"),
+    ("model", "reports"),
     ("sites",),
-    ("knowledge",),
-    ("launch",),
-    ("contents",),
-    ("locks",),
-    ("environments",),
-    ("plans",),
-    ("wheels",),
-    ("verification",),
-    ("programs",),
+    ("knowledge", "locks"),
+    ("environments", "drafting"),
+    ("plans", "verification"),
     ("building",),
-    ("drafting",),
     ("session",),
     ("cli.options", "cli.verify_report"),
     ("cli",),
@@ -138,7 +128,7 @@ def test_programs_stand_alone_and_are_old_python(path: Path) -> None:
 def test_only_the_runner_starts_processes_and_reads_the_environment() -> None:
     """Ruff forbids it as well; this holds where nobody runs ruff."""
     forbidden = {"os.environ", "os.getenv", "os.system", "os.popen"}
-    for module in MODULES.keys() - {"runner"}:
+    for module in MODULES.keys() - {"base.runner"}:
         nodes = nodes_of(MODULES[module])
         used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
         assert not used & forbidden, module
@@ -148,11 +138,11 @@ def test_only_the_runner_starts_processes_and_reads_the_environment() -> None:
 # What they open they have seen by other means: the null device or a file of their own, and what
 # a directory's listing calls a regular file.
 OPENERS = {
-    "reading",
-    "runner",
+    "base.reading",
+    "base.runner",
+    "building.wheelcache",
     "environments.manifest",
     "standalone.steps.archives",
-    "wheels.wheelcache",
 }
 
 

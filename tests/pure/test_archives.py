@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.places import find_places
+from hvdenv.base.places import find_places
+from hvdenv.building.wheelcache import own, store
 from hvdenv.standalone.steps import archives
-from hvdenv.wheels.wheelcache import own, store
 from tests.commands import Hvdenv
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
 

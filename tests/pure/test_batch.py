@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
+from hvdenv.base.schema import decode, parse_toml
 from hvdenv.model.cluster import JOB_OPTIONS, Job, JobOf, Partition
 from hvdenv.model.dialect import shipped
-from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import (
     HOSTFILE,
     HOSTS,

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import pytest
 
-from hvdenv.errors import RecipeError
-from hvdenv.launch.launchers import Launch
+from hvdenv.base.errors import RecipeError
+from hvdenv.base.schema import decode, encode
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python, steps_of
-from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
+from hvdenv.sites.launchers import Launch
 from hvdenv.standalone.ranks.events import BenchEnd, DataPath, RankEvent, Timed
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick

@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import HvdenvError, LockError, StepError
+from hvdenv.base.places import Places
 from hvdenv.building import copied
 from hvdenv.building.engine import build
 from hvdenv.building.state import Built, Request, already_built
-from hvdenv.command import Command
+from hvdenv.building.wheelcache import key, names, own, store
 from hvdenv.environments.generations import Environment, at, switch
-from hvdenv.errors import HvdenvError, LockError, StepError
 from hvdenv.locks.lockfile import Built as Made
 from hvdenv.locks.lockfile import Horovod, Inputs, Locked, bind
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.places import Places
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.step import Step, Wheel, fingerprint
 from hvdenv.plans.steps import GENERATION
 from hvdenv.session.progress import ObjectClock, Silent
-from hvdenv.wheels.wheelcache import key, names, own, store
 
 DIGEST = "1" * 64
 

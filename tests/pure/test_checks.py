@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.command import Command, Outcome
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import IncompatibleError, InterruptedRunError, StepError
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.environments.manifest import Difference
-from hvdenv.errors import IncompatibleError, InterruptedRunError, StepError
-from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status
-from hvdenv.runner import Runner
+from hvdenv.sites.launchers import Launch, Mpi
 from hvdenv.standalone.ranks.events import (
     ExtensionFacts,
     Operation,

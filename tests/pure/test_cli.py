@@ -18,12 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv import __version__, cli, errors
+from hvdenv import __version__, cli
+from hvdenv.base import errors
+from hvdenv.base.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.cli import verify
 from hvdenv.cli.main import COMMANDS, GROUPS, main, make_parser
 from hvdenv.cli.options import command_line
 from hvdenv.environments.installation import Expectation
-from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.sites.hosts import Host
 from hvdenv.verification.verify import usual_ranks
 from tests.commands import Hvdenv

@@ -16,15 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdenv.base.command import Command
+from hvdenv.base.errors import RecipeError, StepError
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import hand_over, replace_process
+from hvdenv.base.schema import encode
 from hvdenv.cli.shell import shell_command, start_files
-from hvdenv.command import Command
 from hvdenv.environments import generations, manifest, registry
-from hvdenv.errors import RecipeError, StepError
-from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
-from hvdenv.places import find_places
-from hvdenv.runner import hand_over, replace_process
-from hvdenv.schema import encode
+from hvdenv.sites.placement import influences
 from tests.commands import Hvdenv
 from tests.environments import ONE, build
 from tests.files import programs
@@ -524,8 +524,8 @@ def test_zsh_reads_the_users_files_too(tmp_path: Path) -> None:
 
 HAND_OVER = """
 import os, sys
-from hvdenv.command import Command
-from hvdenv.runner import hand_over
+from hvdenv.base.command import Command
+from hvdenv.base.runner import hand_over
 sys.exit(hand_over(Command(tuple(sys.argv[1:])), os.environ))
 """
 
@@ -566,8 +566,8 @@ def test_a_program_that_is_not_there() -> None:
 
 
 def test_another_program_takes_the_place_of_this_process() -> None:
-    program = "import os; from hvdenv.command import Command\n"
-    program += "from hvdenv.runner import replace_process; print(os.getpid(), flush=True)\n"
+    program = "import os; from hvdenv.base.command import Command\n"
+    program += "from hvdenv.base.runner import replace_process; print(os.getpid(), flush=True)\n"
     program += "replace_process(Command(('sh', '-c', 'echo $$ $A; exit 3'), (('A', 'b'),)), {})"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     before, after, variable = done.stdout.split()

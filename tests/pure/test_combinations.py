@@ -14,6 +14,7 @@ import pytest
 from benchmarks import combinations as script
 from benchmarks.combinations import Wanted, all_wanted
 from docs import reference
+from hvdenv.base.schema import Problem, encode
 from hvdenv.knowledge import combinations
 from hvdenv.knowledge.combinations import (
     Combination,
@@ -31,7 +32,6 @@ from hvdenv.knowledge.rules import all_rules
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Recipe
-from hvdenv.schema import Problem, encode
 from tests.commands import Hvdenv
 from tests.files import write
 

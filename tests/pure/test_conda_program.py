@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.libraries import install_command
+from hvdenv.base.libraries import install_command
 from tests.files import programs, write
 from tests.standalone import load
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvdenv.errors import RecipeError
+from hvdenv.base.errors import RecipeError
 from hvdenv.locks import condalock
 from hvdenv.locks.condalock import CondaLock
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, bind

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import IncompatibleError, RecipeError, UsageError
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import IncompatibleError, RecipeError, UsageError
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
 from hvdenv.plans.image_tools import TOOLS, Build, FormatName, build_command, failed, mount_points

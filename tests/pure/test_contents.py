@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hvdenv.contents import cyclonedx
-from hvdenv.contents.difference import Difference, compare, render
-from hvdenv.contents.packages import Contents, Horovod, Installed, Package, from_record, hint
-from hvdenv.contents.record import GenerationRecord
-from hvdenv.schema import decode
+from hvdenv.base.schema import decode
+from hvdenv.locks import cyclonedx
+from hvdenv.locks.difference import Difference, compare, render
+from hvdenv.locks.packages import Contents, Horovod, Installed, Package, from_record, hint
+from hvdenv.locks.record import GenerationRecord
 
 CASES = ("local", "cluster")
 # Of the machine and the user of the case: none of it is anybody else's business.

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import decode
 from hvdenv.building import copied
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.locks.lockfile import Locked, Source
 from hvdenv.locks.pypi import Package
-from hvdenv.places import find_places
-from hvdenv.runner import Runner
-from hvdenv.schema import decode
+from hvdenv.locks.record import GenerationRecord
 from tests.environments import ONE, build, local
 from tests.files import EXECUTABLE, write
 from tests.pure.test_locks import NINJA, TORCH, locked

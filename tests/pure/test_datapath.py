@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.command import Command, Outcome
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import parse_toml
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.launchers import Mpi, parse_mpi_library
 from hvdenv.reports.report import Finding
-from hvdenv.runner import Runner
-from hvdenv.schema import parse_toml
+from hvdenv.sites.launchers import Mpi, parse_mpi_library
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent, Result, Started
 from hvdenv.verification import datapath, rank_checks
 from hvdenv.verification.inspection import Extension

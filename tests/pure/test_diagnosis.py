@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdenv.base.schema import decode, parse_toml
 from hvdenv.knowledge import events, logs
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step, interpret
 from hvdenv.knowledge.events import Reading, read_log
 from hvdenv.knowledge.failures import FOLDER, SHORTEST, Failures, all_failures, anchor, pattern
 from hvdenv.knowledge.logs import ALL_TRIES, BLOCK, FEW_TRIES, TRIES
 from hvdenv.knowledge.rules import all_rules, each_of
-from hvdenv.schema import decode, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"
 KNOWN = all_failures()

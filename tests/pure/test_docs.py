@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from docs import horovod_api, reference
-from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS, errors
+from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS
+from hvdenv.base import errors
 from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.patches import set_number

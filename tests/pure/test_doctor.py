@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.base.errors import StepError
+from hvdenv.base.places import Places, find_places
 from hvdenv.building.lastfailed import last_failure, note_failure
 from hvdenv.building.state import LOGS
 from hvdenv.cli import doctor as doctor_command
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
-from hvdenv.errors import StepError
-from hvdenv.places import Places, find_places
 from hvdenv.reports.report import Finding, Report, Status
 from tests.commands import Hvdenv
 from tests.environments import ONE, TWO

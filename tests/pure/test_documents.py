@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.schema import parse_toml
 from hvdenv.model.layers import load_recipe
-from hvdenv.schema import parse_toml
 from tests.commands import Hvdenv
 from tests.shipped import OFFERED
 

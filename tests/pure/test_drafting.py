@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.errors import StepError
+from hvdenv.base.masking import plain
+from hvdenv.base.schema import encode, parse_toml
 from hvdenv.drafting import here
 from hvdenv.drafting.draft import Draft, combine
 from hvdenv.drafting.here import Seen
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.values import Found, Value
 from hvdenv.drafting.writer import write
-from hvdenv.errors import StepError
-from hvdenv.masking import plain
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
-from hvdenv.schema import encode, parse_toml
 from hvdenv.session import node
 from hvdenv.sites.jobs import Submitted
 from tests.commands import Hvdenv

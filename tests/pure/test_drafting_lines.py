@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.base.schema import Table, parse_toml
 from hvdenv.drafting.draft import Draft, combine
 from hvdenv.drafting.reader import read_page
 from hvdenv.drafting.writer import write
-from hvdenv.schema import Table, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"
 PAGES = {path.name: path for path in sorted((CASES / "pages").iterdir())}

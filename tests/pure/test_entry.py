@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hvdenv import STANDALONE
+from hvdenv.base.runner import ENDING
 from hvdenv.cli.main import COMMANDS, PASS_CODES_ON, main
-from hvdenv.runner import ENDING
 from tests.files import write
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from hvdenv.errors import RecipeError
+from hvdenv.base.errors import RecipeError
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.model.facts import (
     Facts,
     Interpreter,
@@ -20,8 +22,6 @@ from hvdenv.model.facts import (
     parse_version,
 )
 from hvdenv.model.observe import ask_interpreter, declared, observe, own_interpreter
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from tests.files import EXECUTABLE, programs, write
 
 NVCC = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdenv.errors import IncompatibleError
+from hvdenv.base.errors import IncompatibleError
 from hvdenv.knowledge.flags import compute_capabilities, horovod_variables, operations
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe

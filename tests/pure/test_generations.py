@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.base.errors import BusyError, StepError, UsageError
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import UNFIT_IN_BASH, UNFIT_IN_PREFIX, Environment, at
-from hvdenv.errors import BusyError, StepError, UsageError
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import make_plan, render_bash, steps_of

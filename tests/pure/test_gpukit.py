@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gpukit import make
-from hvdenv.places import find_places
-from hvdenv.wheels.wheelcache import own, store
+from hvdenv.base.places import find_places
+from hvdenv.building.wheelcache import own, store
 from tests.waiting import wait_until
 from tests.wheels import wheel_in
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv import INSPECT_PROGRAMS
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import InterruptedRunError, StepError, UsageError
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
-from hvdenv.errors import InterruptedRunError, StepError, UsageError
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.reports.report import Finding
-from hvdenv.runner import Runner
-from hvdenv.schema import Problem, decode, encode
 from hvdenv.verification import inspection
 from hvdenv.verification.drift import File, Module, Observation, compare
 from hvdenv.verification.inspection import Observed, parse_check_build

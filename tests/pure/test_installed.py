@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hvdenv.contents.packages import Package
+from hvdenv.base.errors import HvdenvError
+from hvdenv.base.places import find_places
 from hvdenv.environments import installed
 from hvdenv.environments.generations import Environment, at, claim
-from hvdenv.errors import HvdenvError
-from hvdenv.places import find_places
+from hvdenv.locks.packages import Package
 from tests.commands import Hvdenv
 from tests.environments import ONE, TWO, build, build_active, local
 from tests.files import write

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.container import inside, recipe_image, start_in_image
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
+from hvdenv.base.errors import IncompatibleError, UsageError
 from hvdenv.model import cluster
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
+from hvdenv.sites.container import inside, recipe_image, start_in_image
 from hvdenv.sites.hosts import Host
+from hvdenv.sites.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
 from tests.files import programs
 
 PROGRAM = ("/env/bin/python", "rank.py", "two words", "$HOME;")

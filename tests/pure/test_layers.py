@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from hvdenv.errors import RecipeError, UsageError
+from hvdenv.base.errors import RecipeError, UsageError
+from hvdenv.base.schema import Problem, check_part, json_schema
 from hvdenv.model.cluster import JobOf
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import shipped_recipes
-from hvdenv.schema import Problem, check_part, json_schema
 from hvdenv.session.recipe import User, expand, planned_environment
 from hvdenv.session.request import Gate, Request
 from tests.commands import Hvdenv

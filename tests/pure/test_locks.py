@@ -6,26 +6,25 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import LockError, NetworkError, RecipeError, StepError
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import decode
 from hvdenv.building import resolver as uv
 from hvdenv.building.resolver import Resolver
 from hvdenv.cli import lock
-from hvdenv.command import Command, Outcome
-from hvdenv.contents import difference
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
-from hvdenv.errors import LockError, NetworkError, RecipeError, StepError
-from hvdenv.locks import compare, lockfile, pypi
+from hvdenv.locks import compare, difference, lockfile, pypi
 from hvdenv.locks.compare import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import find_places
 from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.steps import Steps
-from hvdenv.runner import Runner
-from hvdenv.schema import decode
 from tests.commands import Hvdenv
 from tests.files import write
 

@@ -15,17 +15,17 @@ from urllib.error import HTTPError
 
 import pytest
 
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.masking import forgotten, mask
+from hvdenv.base.runner import Runner
 from hvdenv.building import lookup
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
-from hvdenv.command import Command, Outcome
 from hvdenv.environments import scratch
-from hvdenv.masking import forgotten, mask
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Availability, Resolution
-from hvdenv.runner import Runner
 from hvdenv.session.progress import Silent
 from tests.commands import Hvdenv
 from tests.files import write

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdenv.base.errors import StepError
 from hvdenv.environments.installed import damaged_files
 from hvdenv.environments.manifest import NAME, compare, read, write
-from hvdenv.errors import StepError
 
 ODD = st.binary(min_size=1, max_size=20).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")

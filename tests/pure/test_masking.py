@@ -18,9 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.cli.main import main
-from hvdenv.knowledge.diagnosis import explain
-from hvdenv.masking import (
+from hvdenv.base.masking import (
     clean,
     clean_output,
     cut_before,
@@ -30,6 +28,8 @@ from hvdenv.masking import (
     mask,
     plain,
 )
+from hvdenv.cli.main import main
+from hvdenv.knowledge.diagnosis import explain
 from tests.files import write
 
 # Texts that are likelier to hold something than arbitrary ones.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hvdenv.base.schema import Problem, decode
 from hvdenv.model.cluster import Modules, Swap
-from hvdenv.schema import Problem, decode
 from hvdenv.sites.module_shell import Trial, judge
 from hvdenv.sites.modules import (
     Loaded,

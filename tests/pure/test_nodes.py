@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.command import Command, Outcome
-from hvdenv.launch import nodes
-from hvdenv.launch.launchers import Mpi
-from hvdenv.launch.nodes import Node, Requirements, compatible, judge_nodes, node_query, parse_node
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.runner import Runner
 from hvdenv.model.cluster import Container
 from hvdenv.reports.report import Finding, Status, judge
-from hvdenv.runner import Runner
+from hvdenv.sites import nodes
+from hvdenv.sites.launchers import Mpi
+from hvdenv.sites.nodes import Node, Requirements, compatible, judge_nodes, node_query, parse_node
 from tests.files import programs
 from tests.waiting import runs, wait_until
 

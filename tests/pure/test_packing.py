@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.errors import HvdenvError, UsageError
+from hvdenv.base.places import write_json
+from hvdenv.base.schema import encode
 from hvdenv.environments import generations, image
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.image import Manifest, Packed
-from hvdenv.errors import HvdenvError, UsageError
-from hvdenv.places import write_json
-from hvdenv.schema import encode
 from tests.environments import ONE, TWO, build_active
 from tests.standalone import load
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hvdenv.base.schema import encode
 from hvdenv.reports import page
 from hvdenv.reports.page import is_drawn, plots
 from hvdenv.reports.render import HEADINGS, clean
 from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row
-from hvdenv.schema import encode
 from tests.pure.conftest import CASES
 
 MARKUP = """<script> </pre> </style> <!-- ]]> {{ {% "/onload=" ' & &lt;""".split()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.base.errors import InterruptedRunError, StepError
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.launch.launchers import Launch
-from hvdenv.runner import Runner
+from hvdenv.sites.launchers import Launch
 from hvdenv.verification.setup import Parts, Setup
 
 SETUP = Setup(Installation("/env", "python", ()), Runner(), cores=4)

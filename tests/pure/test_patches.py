@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
+from hvdenv.base.schema import Problem
 from hvdenv.knowledge import patches
 from hvdenv.knowledge.patches import (
     FOLDER,
@@ -24,7 +25,6 @@ from hvdenv.knowledge.patches import (
     set_digest,
     set_number,
 )
-from hvdenv.schema import Problem
 
 BOTH = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.base.schema import Problem, decode
+from hvdenv.building import published
 from hvdenv.drafting import jobs
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
@@ -25,9 +27,7 @@ from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
 from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.model.recipe import CondaSpec, Specifier
 from hvdenv.plans import images
-from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
-from hvdenv.wheels import published
 from tests.patterns import Verdict, judge, pumped
 from tests.standalone import load
 
@@ -48,8 +48,8 @@ SECONDS = 0.1
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new
 # one has to be entered here.
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
-    ("contents/packages.py", "name"): lambda: _arguments("_provided", "contents/"),
-    ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
+    ("locks/packages.py", "name"): lambda: _arguments("_provided", "locks/"),
+    ("locks/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
     ("drafting/jobs.py", "pattern"): lambda: [pattern for each in jobs.PARTS.values() for pattern in each],
     ("knowledge/events.py", "named.parts"): lambda: [each.parts for each in all_failures().texts.mention if each.parts],
     ("knowledge/logs.py", "re.escape(anchor)"): list,  # fixed texts
@@ -59,12 +59,12 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images.py", "each.pattern"): lambda: [each.pattern for each in images.DISTRIBUTIONS],
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
-    ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
+    ("building/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
     ("standalone/steps/conda_clone.py", "b'#!(' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+))(.*)'"): lambda: [r"#!(/a/(?:\S*/)?(\S+))(.*)"],
     ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
-    ("schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
+    ("base/schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
     ("model/dialect.py", "pattern"): list,  # compiled only
     ("standalone/ranks/datapath.py", "pattern"): lambda: [each.pattern for _, each in load("datapath")._VALUES],
     ("sites/batch.py", "pattern"): lambda: [e for d in DIALECTS.values() for e in d.times],

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv.base.errors import IncompatibleError, UsageError
 from hvdenv.environments.activation import UNSET
-from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import (
+from hvdenv.model import cluster
+from hvdenv.model.layers import load_recipe
+from hvdenv.model.recipe import Recipe
+from hvdenv.sites.allocation import Allocation
+from hvdenv.sites.hosts import Host
+from hvdenv.sites.launchers import Launch
+from hvdenv.sites.placement import (
     Requested,
     choose_launcher,
     exported_variables,
@@ -23,11 +28,6 @@ from hvdenv.launch.placement import (
     refuse_unfit,
     shell_variables,
 )
-from hvdenv.model import cluster
-from hvdenv.model.layers import load_recipe
-from hvdenv.model.recipe import Recipe
-from hvdenv.sites.allocation import Allocation
-from hvdenv.sites.hosts import Host
 from hvdenv.verification.rank_start import variables_for_ranks
 
 LOCAL = load_recipe("local").recipe

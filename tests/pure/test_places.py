@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.errors import StepError, UsageError
-from hvdenv.places import (
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.places import (
     environment_name,
     find_places,
     make_folder,
@@ -221,8 +221,8 @@ def test_everything_that_a_command_makes_has_a_safe_umask(tmp_path: Path) -> Non
     """Also what its children make; programs of `run` have the user's own umask."""
     program = (
         "import os, sys; os.umask(0)\n"
-        "from hvdenv.cli.main import main; from hvdenv.command import Command\n"
-        "from hvdenv.runner import Runner, replace_process\n"
+        "from hvdenv.cli.main import main; from hvdenv.base.command import Command\n"
+        "from hvdenv.base.runner import Runner, replace_process\n"
         "main(['recipes']); show = ('sh', '-c', 'umask')\n"
         "print(Runner().run(Command(show)).output)\n"
         "sys.stdout.flush(); replace_process(Command(show), os.environ)"

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.errors import IncompatibleError
+from hvdenv.base.errors import IncompatibleError
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import observe
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import find_places
 from hvdenv.plans import steps
 from hvdenv.plans.plan import Plan, choose_versions, make_plan, render_bash, steps_of
 from hvdenv.plans.step import Step
 from hvdenv.plans.steps import Steps
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.session import prepare
 from hvdenv.session import recipe as opened
 from hvdenv.session.prepare import choose_python

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdenv.errors import UsageError
-from hvdenv.programs import start
-from hvdenv.programs.program import Program
-from hvdenv.programs.rules import judge
+from hvdenv.base.errors import UsageError
 from hvdenv.reports.report import Finding
 from hvdenv.standalone.ranks.events import (
     Call,
@@ -26,6 +23,9 @@ from hvdenv.standalone.ranks.events import (
     Shown,
     TrainingStep,
 )
+from hvdenv.verification import program_start as start
+from hvdenv.verification.program import Program
+from hvdenv.verification.program_rules import judge
 from tests.standalone import load
 from tests.support.rank_events import event, exited, run, started
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdenv.command import Command
+from hvdenv.base.command import Command
 from hvdenv.plans.step import Step
 from hvdenv.session import progress
 from hvdenv.session.progress import Lines, Live, Parts, Silent, choose

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.masking import clean, learn
+from hvdenv.base.masking import clean, learn
 from hvdenv.standalone.ranks.events import (
     DataPath,
     EventWriter,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.reading import MIB, RECIPE, SYSTEM, Kind, open_file, read_file, read_text
+from hvdenv.base.reading import MIB, RECIPE, SYSTEM, Kind, open_file, read_file, read_text
 from tests.files import write
 
 SMALL = Kind("a test", 100)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hvdenv.base.errors import RecipeError
+from hvdenv.base.schema import parse_toml
 from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
-from hvdenv.errors import RecipeError
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import shipped_recipes
-from hvdenv.schema import parse_toml
 from tests.files import write
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.base.places import Places, find_places
+from hvdenv.base.runner import Runner
 from hvdenv.environments import generations, prefix_lock, prune, registry
 from hvdenv.environments.generations import Environment, at
 from hvdenv.environments.registry import Size, measure
-from hvdenv.places import Places, find_places
-from hvdenv.runner import Runner
 from tests.commands import Hvdenv
 from tests.environments import ONE, THREE, TWO, build, build_active, local
 from tests.files import programs, write

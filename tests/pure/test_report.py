@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hvdenv import places
+from hvdenv.base import places
+from hvdenv.base.errors import StepError
+from hvdenv.base.masking import masked
+from hvdenv.base.schema import encode
 from hvdenv.cli import verify_report
-from hvdenv.errors import StepError
-from hvdenv.masking import masked
 from hvdenv.reports import page
 from hvdenv.reports.report import SCHEMA, Finding, Measurement, RankRecord, Report, different_ranks
-from hvdenv.schema import encode
 from tests.commands import Hvdenv
 
 PASS = Finding("allreduce", "torch over MPI", "pass", "right")

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from hvdenv.base.errors import IncompatibleError, UsageError
+from hvdenv.base.reading import RECIPE, read_file
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import decode, encode, parse_toml
 from hvdenv.cli.main import main
-from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.remedies import Change, Trial, propose
@@ -28,9 +31,6 @@ from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, Gpu, Recipe
 from hvdenv.plans.plan import choose_versions
-from hvdenv.reading import RECIPE, read_file
-from hvdenv.runner import Runner
-from hvdenv.schema import decode, encode, parse_toml
 from hvdenv.session import build
 from hvdenv.session.judge import judge_recipe, refuse_blocked, suggest, told
 from hvdenv.session.prepare import choose_python, prepare

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hvdenv.command import OWN_PYTHON, Command, spelled_out
-from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.runner import (
+from hvdenv.base.command import OWN_PYTHON, Command, spelled_out
+from hvdenv.base.errors import InterruptedRunError, StepError
+from hvdenv.base.runner import (
     ENDING,
     LINE_LIMIT,
     TOKEN_VARIABLE,
@@ -161,7 +161,7 @@ def test_a_huge_output_is_bounded(
     width: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one of empty lines, one whose lines are very long, and one without an end of line."""
-    monkeypatch.setattr("hvdenv.runner.OUTPUT_LIMIT", 20_000)
+    monkeypatch.setattr("hvdenv.base.runner.OUTPUT_LIMIT", 20_000)
     log, line = tmp_path / "log", f"'x' * {width}"
     program = f"print(({line} + '\\n') * {count} + 'last')" if count else f"print({line}, end='')"
     outcome = Runner().run(python(program), log=log)
@@ -191,7 +191,7 @@ def test_a_timeout_ends_the_whole_tree(tmp_path: Path, monkeypatch: pytest.Monke
     passed: list[str] = []
     # The minute is over once both processes run.
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 60 * len(passed))
-    monkeypatch.setattr("hvdenv.runner.time", clock)
+    monkeypatch.setattr("hvdenv.base.runner.time", clock)
     command = Command((sys.executable, "-c", STUBBORN, str(tmp_path / "pid")), timeout=60.0)
     outcome = Runner().run(command, on_line=passed.append)
     assert outcome.timed_out
@@ -208,7 +208,7 @@ def test_a_timeout_ends_the_whole_tree(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_timeout_ends_what_ignores_it_and_what_prints(
     script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdenv.runner.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("hvdenv.base.runner.GRACE_SECONDS", 0.2)
     outcome = Runner().run(sh(script, timeout=0.3))
     assert outcome.timed_out
     assert outcome.seconds < 60
@@ -370,7 +370,7 @@ def test_no_interrupt_is_lost_in_a_destructor(number: signal.Signals) -> None:
 def test_signals_in_quick_succession_do_not_wait_for_each_other() -> None:
     said = interrupted("""
 import signal
-from hvdenv.runner import Runner
+from hvdenv.base.runner import Runner
 runner = Runner()
 signal.signal(signal.SIGALRM, lambda number, frame: runner.stop())
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
@@ -385,8 +385,8 @@ print(runner.stopped)
 def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing() -> None:
     said = interrupted("""
 import random, signal
-from hvdenv.command import Command
-from hvdenv.runner import Runner, end_marked
+from hvdenv.base.command import Command
+from hvdenv.base.runner import Runner, end_marked
 runner = Runner()
 for each in range(40):
     # The signal comes while the process is started, or soon after.

@@ -11,17 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv.base.errors import RecipeError, UsageError
+from hvdenv.base.places import Places
+from hvdenv.base.schema import Problem, decode, parse_toml
 from hvdenv.cli.main import main
-from hvdenv.errors import RecipeError, UsageError
-from hvdenv.launch.launchers import Launch, named
-from hvdenv.launch.placement import Requested, choose_launcher, refuse_unfit
 from hvdenv.model import template
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Answer, shipped
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import Places
-from hvdenv.schema import Problem, decode, parse_toml
 from hvdenv.sites import status
 from hvdenv.sites.allocation import find_allocation, interactive, refuse_unknown
 from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
@@ -34,6 +32,8 @@ from hvdenv.sites.jobs import (
     records,
     unfinished,
 )
+from hvdenv.sites.launchers import Launch, named
+from hvdenv.sites.placement import Requested, choose_launcher, refuse_unfit
 from hvdenv.sites.status import Status, find_exit_code, parse_status
 from tests.files import write
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from hvdenv.base.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 from hvdenv.model import recipe as recipes
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 
 
 def regex(kind: Any) -> str:

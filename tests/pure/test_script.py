@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.command import Command
+from hvdenv.base.command import Command
+from hvdenv.base.places import find_places
+from hvdenv.base.runner import ALWAYS_SET, clean, cleaned_names
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import find_places
 from hvdenv.plans.plan import Plan, make_plan, render_bash, steps_of
 from hvdenv.plans.step import Step, TextFile
-from hvdenv.runner import ALWAYS_SET, clean, cleaned_names
 from tests.commands import Hvdenv
 
 # Legal in a file's name, and in none of the places that a prefix may lie.

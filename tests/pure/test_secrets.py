@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.places import find_places
+from hvdenv.base.schema import encode
 from hvdenv.building.effects import _recorded
 from hvdenv.cli.main import COMMANDS, main
-from hvdenv.places import find_places
-from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
 from tests.commands import Hvdenv
 from tests.files import write

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.errors import RecipeError, UsageError
+from hvdenv.base.errors import RecipeError, UsageError
+from hvdenv.base.schema import decode, encode
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import releases
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import decode, encode
 from hvdenv.sites.batch import check
 from tests.commands import Hvdenv
 from tests.files import programs, write

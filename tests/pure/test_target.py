@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from hvdenv import INSPECT_PROGRAMS
+from hvdenv.base.schema import encode
 from hvdenv.environments import generations
 from hvdenv.environments.installation import horovod_in, inspect_prefix, uses_mpi
-from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
-from hvdenv.schema import encode
+from hvdenv.sites.placement import influences
 from tests.commands import Hvdenv
 from tests.environments import ONE, TWO, build
 from tests.files import write

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import trust
+from hvdenv.base import trust
+from hvdenv.base.command import Command
+from hvdenv.base.runner import Runner, drop_relative_folders
+from hvdenv.base.schema import decode, encode
 from hvdenv.cli.main import COMMANDS, main, make_parser
-from hvdenv.command import Command
 from hvdenv.environments import generations
 from hvdenv.model.cluster import Modules
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
-from hvdenv.runner import Runner, drop_relative_folders
-from hvdenv.schema import decode, encode
 from hvdenv.session import build as session_build
 from hvdenv.session import job
 from tests.commands import Hvdenv

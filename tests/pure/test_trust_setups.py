@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import trust
+from hvdenv.base import trust
+from hvdenv.base.places import find_places
+from hvdenv.base.reading import RECIPE, read_file
 from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
-from hvdenv.places import find_places
-from hvdenv.reading import RECIPE, read_file
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
 from tests.files import write

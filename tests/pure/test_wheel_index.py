@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.places import find_places
+from hvdenv.building import index as indexing
+from hvdenv.building import published, wheelcache
+from hvdenv.building.wheelcache import own, store
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
-from hvdenv.places import find_places
-from hvdenv.wheels import index as indexing
-from hvdenv.wheels import published, wheelcache
-from hvdenv.wheels.wheelcache import own, store
 from tests.commands import Hvdenv, Said
 from tests.support.index import served
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask

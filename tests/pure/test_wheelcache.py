@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.errors import StepError
-from hvdenv.model.cluster import Wheels
-from hvdenv.places import find_places
-from hvdenv.wheels import downloads
-from hvdenv.wheels.wheelcache import (
+from hvdenv.base.errors import StepError
+from hvdenv.base.places import find_places
+from hvdenv.building import downloads
+from hvdenv.building.wheelcache import (
     Cache,
     Taken,
     carry,
@@ -29,6 +28,7 @@ from hvdenv.wheels.wheelcache import (
     store,
     take,
 )
+from hvdenv.model.cluster import Wheels
 from tests.commands import Hvdenv
 from tests.standalone import load
 from tests.wheels import NAME, umask, wheel_in

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation, inspect_prefix
-from hvdenv.runner import Runner
 from tests.real.doctored import make_copy, marked
 from tests.standin import Cluster
 from tests.support.modulesystems import cache_folder, install

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.base.runner import TOKEN_VARIABLE, Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding, Report
-from hvdenv.runner import TOKEN_VARIABLE, Runner
+from hvdenv.sites.launchers import Launch
 from hvdenv.verification import inspection, rank_run, rank_start
 from hvdenv.verification.setup import Setup
 

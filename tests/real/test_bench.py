@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.command import Command
+from hvdenv.base.command import Command
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Network, Reference
-from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
+from hvdenv.sites.launchers import Launch
 from hvdenv.verification import inspection
 from hvdenv.verification.bench import measure_yardstick
 from hvdenv.verification.setup import Effort, Setup

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.launchers import Launch
-from hvdenv.runner import Runner
+from hvdenv.sites.launchers import Launch
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import rank_checks
 from hvdenv.verification.rank_run import RankRun

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
 from hvdenv.verification import rank_judgement
 from tests.real.conftest import Cli
 from tests.real.test_launch_traps import start, told_of

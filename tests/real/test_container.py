@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 import pytest
 
+from hvdenv.base.runner import Runner
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.image_tools import Build, build_command, failed
 from hvdenv.plans.images import define, image_facts, image_plan, image_python
 from hvdenv.plans.plan import Plan
-from hvdenv.runner import Runner
 from tests.real.conftest import Cli
 from tests.support.needs import need
 from tests.support.workers import one_at_a_time

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import StepError
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.environments import generations
 from hvdenv.environments.installation import Installation, with_modules
-from hvdenv.errors import StepError
-from hvdenv.launch.launchers import Mpi
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Modules
 from hvdenv.reports.report import Finding
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from hvdenv.sites import module_shell
+from hvdenv.sites.launchers import Mpi
 from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup

@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.reports.report import Finding, Report
-from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.verification import inspection, rank_judgement
 from hvdenv.verification import installation_checks as checks
@@ -448,7 +448,7 @@ def test_a_signal_leaves_a_report_and_nothing_else(
 DRIVER = """
 import json, sys
 from hvdenv.environments.installation import Installation, Expectation
-from hvdenv.runner import Runner
+from hvdenv.base.runner import Runner
 from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import EXERCISES, verify
 prefix, token, *path = sys.argv[1:]
@@ -487,8 +487,8 @@ def test_a_library_that_handles_signals_in_c_costs_no_report_and_no_exit_code(
     """Python does not know such a handler and cannot put it back."""
     library = compiled(C_HANDLERS, tmp_path / "handlers.so")
     code = (
-        "import os, signal, sys; from hvdenv.command import Command;"
-        " from hvdenv.runner import Runner, hand_over\n"
+        "import os, signal, sys; from hvdenv.base.command import Command;"
+        " from hvdenv.base.runner import Runner, hand_over\n"
         "assert signal.getsignal(signal.SIGINT) is None\n" + AFTER_ALL[name]
     )
     ended = subprocess.run(

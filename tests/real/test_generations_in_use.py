@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.errors import BusyError
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
-from hvdenv.errors import BusyError
+from hvdenv.locks.record import GenerationRecord
 from tests.waiting import wait_until
 
 ONE, TWO = "1" * 12, "2" * 12

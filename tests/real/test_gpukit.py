@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.command import Command
+from hvdenv.base.command import Command
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
 
 CASES = Path(__file__).parents[2] / "gpukit/cuda_cases.py"
 

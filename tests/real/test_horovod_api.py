@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from docs import horovod_api
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import Operation
 from tests.real.doctored import run_ranks
 

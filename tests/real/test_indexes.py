@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.base.command import Command
+from hvdenv.base.errors import StepError
+from hvdenv.base.runner import Runner
 from hvdenv.building.run_step import perform
-from hvdenv.command import Command
-from hvdenv.errors import StepError
 from hvdenv.plans.step import Step, TextFile
-from hvdenv.runner import Runner
 from tests.support.index import Site, package, served
 
 LOGIN = b"<!DOCTYPE html>\n<title>Log in\n first</title><a href=/help>help</a>"

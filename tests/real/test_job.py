@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
+from hvdenv.locks.record import GenerationRecord
 from tests.real.conftest import Cli, hear_interrupts
 from tests.standin import Cluster
 from tests.waiting import wait_until

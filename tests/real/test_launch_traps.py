@@ -8,12 +8,12 @@ from typing import Literal
 
 import pytest
 
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import LaunchSettings as Settings
 from hvdenv.model.cluster import Network
-from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
+from hvdenv.sites.launchers import Launch
 from hvdenv.verification import datapath, inspection, rank_judgement, rank_run, rank_start
 from hvdenv.verification.setup import Setup
 from tests.real.doctored import purelib, run_ranks

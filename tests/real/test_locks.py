@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.locks import lockfile, pypi
 from hvdenv.locks.lockfile import MAIN, PYPI, bind
+from hvdenv.locks.record import GenerationRecord
 from tests.real.conftest import Cli, processes_of
 from tests.support.needs import need
 from tests.waiting import wait_until

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.errors import StepError
+from hvdenv.base.errors import StepError
+from hvdenv.base.runner import Runner
 from hvdenv.model.cluster import Modules, Swap
-from hvdenv.runner import Runner
 from hvdenv.sites.module_shell import ModuleSystem, detect, find, load, try_out
 from hvdenv.sites.modules import Loaded, Phase, offers, shell_lines
 from tests.real.doctored import marked
@@ -134,7 +134,7 @@ def test_a_machine_without_modules_is_told_so() -> None:
     program = (
         "from hvdenv import runner\n"
         "from hvdenv.sites import module_shell\n"
-        "from hvdenv.errors import IncompatibleError\n"
+        "from hvdenv.base.errors import IncompatibleError\n"
         "bare = runner.Runner({'PATH': '/usr/bin:/bin'})\n"
         "assert module_shell.detect(bare, '/nowhere/init.sh') is None\n"
         "try: module_shell.find(bare)\n"

@@ -15,15 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from hvdenv.command import Command, Outcome
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.runner import Runner
+from hvdenv.base.schema import encode
 from hvdenv.environments import generations, image, manifest, prune
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.image import Packed
 from hvdenv.environments.installation import inspect_prefix
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.layers import load_recipe
-from hvdenv.runner import Runner
-from hvdenv.schema import encode
 from tests.real.conftest import Cli
 from tests.real.doctored import make_copy
 from tests.standin import Cluster

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import places
+from hvdenv.base import places
+from hvdenv.base.errors import HvdenvError, StepError
 from hvdenv.environments import generations, manifest, prefix_lock
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import HvdenvError, StepError
 from hvdenv.model.observe import declared
 from hvdenv.plans.step import Step
 from tests.pure.test_build_anew import STEPS, Recorder, Site

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from hvdenv.base.errors import BusyError, StepError
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.prefix_lock import PREFIX, hold
-from hvdenv.errors import BusyError, StepError
 from tests.waiting import wait_until
 
 REAL = os.listdir

@@ -30,11 +30,11 @@ PYTHON = "/usr/bin/python3"
 BUILD = """
 import subprocess, sys
 from pathlib import Path
-from hvdenv.contents.record import GenerationRecord
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.activation import activate_script
 from hvdenv.model.layers import load_recipe
-from hvdenv.schema import encode
+from hvdenv.base.schema import encode
 
 prefix, bundle = map(Path, sys.argv[1:])
 environment = generations.at(prefix)

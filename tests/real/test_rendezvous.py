@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
 from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import judge_rendezvous
 from hvdenv.verification.setup import Setup

@@ -12,15 +12,15 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
+from hvdenv.base.places import LEFT_ALONE_SECONDS
 from hvdenv.environments import prefix_lock, scratch
-from hvdenv.places import LEFT_ALONE_SECONDS
 from tests.waiting import runs, wait_until
 
 HOLDER = """
 import sys
 from pathlib import Path
 from hvdenv.environments import scratch
-from hvdenv.command import Command
+from hvdenv.base.command import Command
 with scratch.folder(Path(sys.argv[1]), "fetching") as work:
     print(work.path, flush=True)
     work.runner.run(Command(("sleep", "600.5")))

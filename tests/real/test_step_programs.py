@@ -25,9 +25,9 @@ from unittest import mock
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.runner import Runner, clean
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.runner import Runner, clean
 from tests.standalone import load
 from tests.support.index import package, served
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
-from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import RankEvent, Training
 from hvdenv.verification import training
 from hvdenv.verification.rank_judgement import judge_exercise

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdenv.base.errors import UsageError
+from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
-from hvdenv.errors import UsageError
-from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding
-from hvdenv.runner import Runner
+from hvdenv.sites.launchers import Launch
 from hvdenv.verification import inspection, rank_judgement, rank_run
 from hvdenv.verification.installation_checks import check_extension
 from hvdenv.verification.setup import Setup

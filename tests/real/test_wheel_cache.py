@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hvdenv.errors import StepError
+from hvdenv.base.errors import StepError
+from hvdenv.base.places import Places
+from hvdenv.building import wheelcache
+from hvdenv.building.wheelcache import Cache, key, names, own, store, take
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import Places
-from hvdenv.wheels import wheelcache
-from hvdenv.wheels.wheelcache import Cache, key, names, own, store, take
 from tests.real.conftest import Cli
 from tests.support.needs import need
 from tests.waiting import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from hvdenv.command import Command, Outcome
+from hvdenv.base.command import Command, Outcome
 from hvdenv.verification.evidence import Evidence, known
 from hvdenv.verification.inspection import Extension
 

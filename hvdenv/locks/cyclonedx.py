@@ -26,7 +26,7 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-from hvdenv.contents.packages import Contents, Horovod, Package
+from hvdenv.locks.packages import Contents, Horovod, Package
 
 # Namespace for serial numbers that are made from digests: any fixed UUID.
 _NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"

@@ -9,12 +9,12 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.places import Places
+from hvdenv.base.runner import Runner
+from hvdenv.building.wheelcache import Kept, least_recently_used
 from hvdenv.environments.generations import timestamp
 from hvdenv.environments.registry import measure
-from hvdenv.places import Places
-from hvdenv.runner import Runner
-from hvdenv.wheels.wheelcache import Kept, least_recently_used
 
 # What `wheels prune --downloads` keeps by default, in bytes.
 LARGEST = 20e9

@@ -25,12 +25,12 @@ from urllib.parse import quote
 
 from packaging.utils import parse_wheel_filename
 
-from hvdenv.errors import UsageError
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
+from hvdenv.base.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
+from hvdenv.base.schema import Problem, decode, encode
+from hvdenv.building.published import Source, compiled_for, make, name_of
 from hvdenv.model.recipe import Sha256
-from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
-from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
-from hvdenv.schema import Problem, decode, encode
-from hvdenv.wheels.published import Source, compiled_for, make, name_of
 
 FILES, PROJECT = "files", "horovod"
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.errors import StepError, UsageError
-from hvdenv.runner import environment
+from hvdenv.base.errors import StepError, UsageError
+from hvdenv.base.runner import environment
 
 HOME_VARIABLE = "HVDENV_HOME"
 # How long files of a process are left alone that may run on another host.

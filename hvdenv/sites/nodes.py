@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from hvdenv.command import Command, Outcome
-from hvdenv.errors import StepError
-from hvdenv.launch.launchers import Mpi, parse_mpi_version
+from hvdenv.base.command import Command, Outcome
+from hvdenv.base.errors import StepError
+from hvdenv.base.runner import TOKEN_VARIABLE, Runner, end_marked, environment
 from hvdenv.model.cluster import Container
 from hvdenv.reports.report import Finding, Status
-from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked, environment
+from hvdenv.sites.launchers import Mpi, parse_mpi_version
 
 # With more connections at once, sshd begins to drop them.
 _AT_ONCE = 8

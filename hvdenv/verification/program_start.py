@@ -9,15 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvdenv.errors import UsageError
-from hvdenv.launch.launchers import named
-from hvdenv.programs.program import Program, finding, unproven
-from hvdenv.programs.rules import judge
+from hvdenv.base.errors import UsageError
+from hvdenv.base.runner import end_marked
 from hvdenv.reports.report import Finding
-from hvdenv.runner import end_marked
+from hvdenv.sites.launchers import named
 from hvdenv.standalone.ranks.events import FileUse, TrainingStep
 from hvdenv.verification.bench import with_fewer
 from hvdenv.verification.inspection import host_mpi
+from hvdenv.verification.program import Program, finding, unproven
+from hvdenv.verification.program_rules import judge
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import start_ranks
 from hvdenv.verification.setup import HostMpi, Setup

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from hvdenv.programs.program import (
+from hvdenv.reports.report import Finding
+from hvdenv.standalone.ranks import events
+from hvdenv.verification.program import (
     METRIC_ELEMENTS,
     Program,
     Steps,
@@ -29,8 +31,6 @@ from hvdenv.programs.program import (
     unproven,
     values,
 )
-from hvdenv.reports.report import Finding
-from hvdenv.standalone.ranks import events
 from hvdenv.verification.rank_judgement import breakdown, listed
 from hvdenv.verification.rank_run import Rank
 

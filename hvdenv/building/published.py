@@ -20,13 +20,13 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from hvdenv import WHEEL_PROGRAMS
+from hvdenv.base.masking import shown
+from hvdenv.base.reading import OWN, WHEEL, open_file, read_text
+from hvdenv.base.schema import Problem, decode, encode
+from hvdenv.building.wheelcache import Record
 from hvdenv.knowledge.patches import applicable, set_number
-from hvdenv.masking import shown
 from hvdenv.plans.step import digest
-from hvdenv.reading import OWN, WHEEL, open_file, read_text
-from hvdenv.schema import Problem, decode, encode
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
-from hvdenv.wheels.wheelcache import Record
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
 # In the directory of the metadata: the record of the cached wheel.

@@ -19,12 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from hvdenv import trust
-from hvdenv.environments.generations import timestamp
-from hvdenv.errors import StepError
-from hvdenv.model.cluster import Wheels
-from hvdenv.model.recipe import Sha256
-from hvdenv.places import (
+from hvdenv.base import trust
+from hvdenv.base.errors import StepError
+from hvdenv.base.places import (
     LEFT_ALONE_SECONDS,
     Places,
     blocked,
@@ -34,9 +31,12 @@ from hvdenv.places import (
     write_bytes,
     write_json,
 )
-from hvdenv.reading import MIB, STATE, WHEEL, Content, hash_file, open_file, read_file
-from hvdenv.runner import environment
-from hvdenv.schema import Pattern, Problem, Table, decode
+from hvdenv.base.reading import MIB, STATE, WHEEL, Content, hash_file, open_file, read_file
+from hvdenv.base.runner import environment
+from hvdenv.base.schema import Pattern, Problem, Table, decode
+from hvdenv.environments.generations import timestamp
+from hvdenv.model.cluster import Wheels
+from hvdenv.model.recipe import Sha256
 
 RECORD = "entry.json"
 # Directories, separated by colons.

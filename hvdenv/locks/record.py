@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hvdenv.schema import Table
+from hvdenv.base.schema import Table
 
 
 class LockUse(NamedTuple):

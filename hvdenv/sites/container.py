@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
-from hvdenv.errors import IncompatibleError
-from hvdenv.launch.launchers import Launch, Start, named
+from hvdenv.base.errors import IncompatibleError
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.hosts import short
+from hvdenv.sites.launchers import Launch, Start, named
 
 # The directory of the host's Open MPI. The Open MPI of an image would look for its parts there. If
 # the image sets one of the two, they differ, and Open MPI 4 hangs in MPI_Init.

@@ -21,8 +21,8 @@ from glob import escape, glob
 from os.path import dirname
 from typing import NamedTuple
 
-from hvdenv.places import OTHERS_WRITE, user_name, walk
-from hvdenv.reading import RECIPE, SYSTEM, Content, read_text
+from hvdenv.base.places import OTHERS_WRITE, user_name, walk
+from hvdenv.base.reading import RECIPE, SYSTEM, Content, read_text
 
 Owners = frozenset[int]
 Status = os.stat_result

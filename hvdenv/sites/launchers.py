@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.base.errors import IncompatibleError, UsageError
+from hvdenv.base.reading import OWN, read_text
+from hvdenv.base.schema import decode, parse_toml
 from hvdenv.model import cluster, template
-from hvdenv.reading import OWN, read_text
-from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.hosts import Host
 
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]

@@ -22,10 +22,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from hvdenv.command import OWN_PYTHON, Command, Outcome
-from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.masking import clean as cleaned
-from hvdenv.masking import cut_before, learn
+from hvdenv.base.command import OWN_PYTHON, Command, Outcome
+from hvdenv.base.errors import InterruptedRunError, StepError
+from hvdenv.base.masking import clean as cleaned
+from hvdenv.base.masking import cut_before, learn
 
 if TYPE_CHECKING:
     import psutil

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
-from hvdenv.contents.packages import Contents, Horovod
-from hvdenv.masking import plain
+from hvdenv.base.masking import plain
+from hvdenv.locks.packages import Contents, Horovod
 from hvdenv.sites.modules import module_family
 
 Kind = Literal["added", "removed", "up", "down", "changed"]

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi, named
-from hvdenv.masking import is_secret
+from hvdenv.base.errors import IncompatibleError, UsageError
+from hvdenv.base.masking import is_secret
+from hvdenv.base.schema import nearest
 from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import nearest
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host, distribute, short
+from hvdenv.sites.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi, named
 
 # Two hosts and several frameworks take longer to start than horovodrun waits by default.
 START_SECONDS = 120

@@ -21,7 +21,7 @@ from typing import Any, TextIO, TypeVar, cast
 from urllib.parse import quote, quote_plus, unquote
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.errors import StepError
+from hvdenv.base.errors import StepError
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hvdenv.contents.record import GenerationRecord
-from hvdenv.launch.launchers import parse_mpi_version
-from hvdenv.masking import mask, shown
+from hvdenv.base.masking import mask, shown
+from hvdenv.base.schema import encode
+from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.facts import parse_version
-from hvdenv.schema import encode
+from hvdenv.sites.launchers import parse_mpi_version
 from hvdenv.sites.modules import module_family
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
-from hvdenv.masking import MASK, mask, shown
+from hvdenv.base.masking import MASK, mask, shown
 
 # Stands for the interpreter that hvdenv itself runs on, with its libraries.
 OWN_PYTHON = "hvdenv-python"

@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, strict decoding, processes, files, secrets, trust."""

@@ -1,1 +1,0 @@
-"""The contents of environments: as data, compared, and in formats of other programs."""

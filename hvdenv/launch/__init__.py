@@ -1,1 +1,0 @@
-"""How ranks are started: hosts, launchers, allocations."""

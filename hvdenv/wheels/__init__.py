@@ -1,1 +1,0 @@
-"""Wheels that were compiled before: kept, trusted, taken along."""
