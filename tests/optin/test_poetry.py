@@ -15,7 +15,7 @@ from hvdenv.building.wheelcache import own, store
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from tests.support.index import package, served
-from tests.wheels import TORCH_INPUTS, compiled_wheel
+from tests.support.wheels import TORCH_INPUTS, compiled_wheel
 
 VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"
 PROJECT = """

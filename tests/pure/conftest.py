@@ -16,7 +16,7 @@ from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.resolution import Availability
 from hvdenv.reports.report import Report
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 _HOMES = count()

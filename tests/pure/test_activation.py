@@ -32,9 +32,9 @@ from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.model.dialect import job_variables
 from hvdenv.model.recipe import Python, Recipe
-from tests.commands import Hvdenv
-from tests.environments import ONE, build_active
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, build_active
+from tests.support.files import write
 
 ENVIRONMENT = Path("/g/env")
 

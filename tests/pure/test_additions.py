@@ -26,7 +26,7 @@ from hvdenv.session.lock import add_recorded_lock, make_resolution, recipe_locks
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent
 from hvdenv.session.request import Request
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 OWN = {"numpy": "1.26.4", "torch": "2.13.0+cpu", "horovod": "0.28.1"}
 CONDA = Package("conda", "python", "3.11.7", "h955ad1f_0")

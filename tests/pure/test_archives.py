@@ -17,8 +17,8 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.base.places import find_places
 from hvdenv.building.wheelcache import own, store
 from hvdenv.standalone.steps import archives
-from tests.commands import Hvdenv
-from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
+from tests.support.commands import Hvdenv
+from tests.support.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
 
 
 def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytearray:

@@ -22,11 +22,11 @@ from hvdenv.standalone.ranks.events import BenchEnd, DataPath, RankEvent, Timed
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.rank_run import RankRun
-from tests.commands import Hvdenv
-from tests.files import write
-from tests.standalone import load
 from tests.support import rank_events
+from tests.support.commands import Hvdenv
+from tests.support.files import write
 from tests.support.rank_events import event, exited, good
+from tests.support.standalone import load
 
 SUBJECT: Final = "torch over MPI"
 MIB = 1 << 20

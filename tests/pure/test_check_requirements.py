@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from tests.files import write
+from tests.support.files import write
 
 PACKAGES = {
     "app-1.0": ("Lib[conf]<3,>=2", 'old ; python_version < "3.6"', 'no ; extra == "no"'),

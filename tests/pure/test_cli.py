@@ -27,7 +27,7 @@ from hvdenv.cli.options import command_line
 from hvdenv.environments.installation import Expectation
 from hvdenv.sites.hosts import Host
 from hvdenv.verification.verify import usual_ranks
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 Captured = pytest.CaptureFixture[str]
 

@@ -25,11 +25,11 @@ from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.environments import generations, manifest, registry
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.placement import influences
-from tests.commands import Hvdenv
-from tests.environments import ONE, build
-from tests.files import programs
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, build
+from tests.support.files import programs
 from tests.support.terminal import Terminal
-from tests.waiting import runs, wait_until
+from tests.support.waiting import runs, wait_until
 
 Captured = pytest.CaptureFixture[str]
 ACTIVATE = 'VIRTUAL_ENV=/env; export VIRTUAL_ENV\nif [ -n "${BROKEN-}" ]; then return 1; fi\n'

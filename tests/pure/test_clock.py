@@ -12,7 +12,7 @@ import pytest
 from hvdenv.environments import prefix_lock, scratch
 from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.standalone.ranks import events as wire
-from tests.standalone import load
+from tests.support.standalone import load
 
 PACKAGE = Path(__file__).parents[2] / "hvdenv"
 JUMPS = [-1e6, 0.0, 1e6]

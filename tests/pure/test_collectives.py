@@ -19,8 +19,8 @@ from hvdenv.verification.rank_checks import judge_operations
 from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_run import RankRun, Received, event_of
 from hvdenv.verification.training import judge_parts
-from tests.standalone import load
 from tests.support.rank_events import event, exited, good, result, run, started
+from tests.support.standalone import load
 
 
 def report(number: int, operation: str = "alltoall", right: int = 3, **changed: Any) -> Received:

@@ -32,8 +32,8 @@ from hvdenv.knowledge.rules import all_rules
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Recipe
-from tests.commands import Hvdenv
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.files import write
 
 ROOT = Path(__file__).parents[2]
 PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))

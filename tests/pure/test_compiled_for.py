@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hvdenv import WHEEL_PROGRAMS
-from tests.files import write
+from tests.support.files import write
 
 TORCH = """
 import types

@@ -15,8 +15,8 @@ import pytest
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.base.libraries import install_command
-from tests.files import programs, write
-from tests.standalone import load
+from tests.support.files import programs, write
+from tests.support.standalone import load
 
 PROGRAM = STEP_PROGRAMS / "conda_env.py"
 PLACEHOLDER = "/opt/" + "placehold_" * 25

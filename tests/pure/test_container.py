@@ -30,7 +30,7 @@ from hvdenv.plans.images import (
 )
 from hvdenv.plans.plan import TEMPORARY, Plan, render_bash
 from hvdenv.plans.steps import GENERATION
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 DEBIAN = "debian:bookworm-slim"
 CUDA = "nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04"

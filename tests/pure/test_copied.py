@@ -18,9 +18,9 @@ from hvdenv.environments import generations, manifest
 from hvdenv.locks.lockfile import Locked, Source
 from hvdenv.locks.pypi import Package
 from hvdenv.locks.record import GenerationRecord
-from tests.environments import ONE, build, local
-from tests.files import EXECUTABLE, write
 from tests.pure.test_locks import NINJA, TORCH, locked
+from tests.support.environments import ONE, build, local
+from tests.support.files import EXECUTABLE, write
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_run import Rank, RankRun, collect
 from hvdenv.verification.rank_start import Pair
 from hvdenv.verification.setup import Setup
-from tests.files import write
-from tests.standalone import load
 from tests.support import rank_events
 from tests.support.evidence import evidence
+from tests.support.files import write
 from tests.support.rank_events import event, exited, result, started
+from tests.support.standalone import load
 
 rank_datapath, gpus = load("datapath"), load("gpus")
 CASES = {

@@ -24,7 +24,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
 from hvdenv.verification.verify import EXERCISES
-from tests.standalone import load
+from tests.support.standalone import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

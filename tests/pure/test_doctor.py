@@ -21,9 +21,9 @@ from hvdenv.cli import doctor as doctor_command
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
 from hvdenv.reports.report import Finding, Report, Status
-from tests.commands import Hvdenv
-from tests.environments import ONE, TWO
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, TWO
+from tests.support.files import write
 
 FULL = "c++: fatal error: x.o: No space left on device\n"
 

@@ -11,8 +11,8 @@ import pytest
 
 from hvdenv.base.schema import parse_toml
 from hvdenv.model.layers import load_recipe
-from tests.commands import Hvdenv
-from tests.shipped import OFFERED
+from tests.support.commands import Hvdenv
+from tests.support.shipped import OFFERED
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCS = Path(__file__).parents[2] / "docs"

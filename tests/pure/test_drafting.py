@@ -25,8 +25,8 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
 from hvdenv.session import node
 from hvdenv.sites.jobs import Submitted
-from tests.commands import Hvdenv
 from tests.pure.test_drafting_lines import DRAFTS, shown_values
+from tests.support.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))

@@ -18,7 +18,7 @@ import pytest
 from hvdenv import STANDALONE
 from hvdenv.base.runner import ENDING
 from hvdenv.cli.main import COMMANDS, PASS_CODES_ON, main
-from tests.files import write
+from tests.support.files import write
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(sys.executable).with_name("hvdenv")

@@ -22,7 +22,7 @@ from hvdenv.model.facts import (
     parse_version,
 )
 from hvdenv.model.observe import ask_interpreter, declared, observe, own_interpreter
-from tests.files import EXECUTABLE, programs, write
+from tests.support.files import EXECUTABLE, programs, write
 
 NVCC = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n"
 

@@ -16,8 +16,8 @@ from hvdenv.environments.generations import UNFIT_IN_BASH, UNFIT_IN_PREFIX, Envi
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import make_plan, render_bash, steps_of
-from tests.environments import ONE, THREE, TWO, build, build_active
-from tests.files import write
+from tests.support.environments import ONE, THREE, TWO, build, build_active
+from tests.support.files import write
 
 
 def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 from gpukit import make
 from hvdenv.base.places import find_places
 from hvdenv.building.wheelcache import own, store
-from tests.waiting import wait_until
-from tests.wheels import wheel_in
+from tests.support.waiting import wait_until
+from tests.support.wheels import wheel_in
 
 KIT = Path(__file__).parents[2] / "gpukit"
 

@@ -27,10 +27,10 @@ from hvdenv.verification.inspection import Observed, parse_check_build
 from hvdenv.verification.installation_checks import check_drift, check_files
 from hvdenv.verification.rank_start import words_before_launcher
 from hvdenv.verification.setup import Setup
-from tests.files import EXECUTABLE, write
-from tests.merge import patched
-from tests.standalone import load
 from tests.support.evidence import evidence
+from tests.support.files import EXECUTABLE, write
+from tests.support.merge import patched
+from tests.support.standalone import load
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"

@@ -12,9 +12,9 @@ from hvdenv.base.places import find_places
 from hvdenv.environments import installed
 from hvdenv.environments.generations import Environment, at, claim
 from hvdenv.locks.packages import Package
-from tests.commands import Hvdenv
-from tests.environments import ONE, TWO, build, build_active, local
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, TWO, build, build_active, local
+from tests.support.files import write
 
 SITE = "lib/python3.11/site-packages"
 

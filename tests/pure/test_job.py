@@ -14,13 +14,13 @@ import pytest
 
 from hvdenv.environments import generations
 from hvdenv.sites import jobs
-from tests.commands import Hvdenv
-from tests.environments import ONE, build
-from tests.files import programs
 from tests.real.conftest import hear_interrupts
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, build
+from tests.support.files import programs
 from tests.support.schedulers import SCHEDULERS, Scheduler, install
 from tests.support.terminal import Terminal
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 RECIPE = """\
 format = 1

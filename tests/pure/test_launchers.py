@@ -15,7 +15,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.sites.container import inside, recipe_image, start_in_image
 from hvdenv.sites.hosts import Host
 from hvdenv.sites.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
-from tests.files import programs
+from tests.support.files import programs
 
 PROGRAM = ("/env/bin/python", "rank.py", "two words", "$HOME;")
 TRAIN = ("python", "train_hvd.py")

@@ -20,8 +20,8 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.session.recipe import User, expand, planned_environment
 from hvdenv.session.request import Gate, Request
-from tests.commands import Hvdenv
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.files import write
 
 RECIPE = """\
 format = 1

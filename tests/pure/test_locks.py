@@ -25,8 +25,8 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.steps import Steps
-from tests.commands import Hvdenv
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.files import write
 
 HASH = "0123456789abcdef" * 4
 NINJA = Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH, "https://x.org/n.whl", ())

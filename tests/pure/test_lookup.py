@@ -27,9 +27,9 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.session.progress import Silent
-from tests.commands import Hvdenv
-from tests.files import write
-from tests.standalone import load
+from tests.support.commands import Hvdenv
+from tests.support.files import write
+from tests.support.standalone import load
 
 pip_sources, uv_pip, index_page = map(load, ("pip_sources", "uv_pip", "index_page"))
 

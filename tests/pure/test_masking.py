@@ -30,7 +30,7 @@ from hvdenv.base.masking import (
 )
 from hvdenv.cli.main import main
 from hvdenv.knowledge.diagnosis import explain
-from tests.files import write
+from tests.support.files import write
 
 # Texts that are likelier to hold something than arbitrary ones.
 PIECES = st.sampled_from(

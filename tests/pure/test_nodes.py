@@ -20,8 +20,8 @@ from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.sites import nodes
 from hvdenv.sites.launchers import Mpi
 from hvdenv.sites.nodes import Node, Requirements, compatible, judge_nodes, node_query, parse_node
-from tests.files import programs
-from tests.waiting import runs, wait_until
+from tests.support.files import programs
+from tests.support.waiting import runs, wait_until
 
 HERE = os.uname().nodename
 # What ssh does: the words that it gets are read by a shell.

@@ -14,8 +14,8 @@ from hvdenv.base.schema import encode
 from hvdenv.environments import generations, image
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.image import Manifest, Packed
-from tests.environments import ONE, TWO, build_active
-from tests.standalone import load
+from tests.support.environments import ONE, TWO, build_active
+from tests.support.standalone import load
 
 enter = load("enter")
 

@@ -28,8 +28,8 @@ from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.model.recipe import CondaSpec, Specifier
 from hvdenv.plans import images
 from hvdenv.sites import batch
-from tests.patterns import Verdict, judge, pumped
-from tests.standalone import load
+from tests.support.patterns import Verdict, judge, pumped
+from tests.support.standalone import load
 
 ROOT = Path(__file__).parents[2]
 DIALECTS = dialect.shipped()

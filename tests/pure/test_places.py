@@ -26,8 +26,8 @@ from hvdenv.base.places import (
     write_json,
     write_text,
 )
-from tests.files import write
-from tests.wheels import umask
+from tests.support.files import write
+from tests.support.wheels import umask
 
 VARIANTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True), max_size=5)
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")

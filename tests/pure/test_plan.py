@@ -28,9 +28,9 @@ from hvdenv.plans.steps import Steps
 from hvdenv.session import prepare
 from hvdenv.session import recipe as opened
 from hvdenv.session.prepare import choose_python
-from tests.commands import Hvdenv
-from tests.files import write
-from tests.shipped import CHOICES
+from tests.support.commands import Hvdenv
+from tests.support.files import write
+from tests.support.shipped import CHOICES
 
 PREFIX = "/scratch/envs/horovod"
 

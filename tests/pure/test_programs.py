@@ -26,8 +26,8 @@ from hvdenv.standalone.ranks.events import (
 from hvdenv.verification import program_start as start
 from hvdenv.verification.program import Program
 from hvdenv.verification.program_rules import judge
-from tests.standalone import load
 from tests.support.rank_events import event, exited, run, started
+from tests.support.standalone import load
 
 SIZE = 2
 END = ProgramEnd([3], "enough", libraries=["horovod", "torch"], initialised=True)

@@ -13,7 +13,7 @@ from hvdenv.drafting.values import Found, Origin, at
 from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 KEYS = ("python.version", "horovod.frameworks", "horovod.version", "horovod.controllers")
 OF_TORCH = (*KEYS, "frameworks.torch.version", "mpi.kind")

@@ -40,7 +40,6 @@ from hvdenv.verification.rank_run import (
     listener,
     read_events,
 )
-from tests.standalone import load
 from tests.support.rank_events import (
     event,
     exited,
@@ -52,6 +51,7 @@ from tests.support.rank_events import (
     run,
     started,
 )
+from tests.support.standalone import load
 
 rank = load("rank")
 TOKEN = "0123abc"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.base.reading import MIB, RECIPE, SYSTEM, Kind, open_file, read_file, read_text
-from tests.files import write
+from tests.support.files import write
 
 SMALL = Kind("a test", 100)
 

@@ -15,7 +15,7 @@ from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import shipped_recipes
-from tests.files import write
+from tests.support.files import write
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

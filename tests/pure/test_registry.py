@@ -14,9 +14,9 @@ from hvdenv.base.runner import Runner
 from hvdenv.environments import generations, prefix_lock, prune, registry
 from hvdenv.environments.generations import Environment, at
 from hvdenv.environments.registry import Size, measure
-from tests.commands import Hvdenv
-from tests.environments import ONE, THREE, TWO, build, build_active, local
-from tests.files import programs, write
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, THREE, TWO, build, build_active, local
+from tests.support.files import programs, write
 
 
 def listing(places: Places) -> list[tuple[str, tuple[str, ...], str, str]]:

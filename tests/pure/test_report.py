@@ -19,7 +19,7 @@ from hvdenv.base.schema import encode
 from hvdenv.cli import verify_report
 from hvdenv.reports import page
 from hvdenv.reports.report import SCHEMA, Finding, Measurement, RankRecord, Report, different_ranks
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 PASS = Finding("allreduce", "torch over MPI", "pass", "right")
 REPORT = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (PASS,))

@@ -35,10 +35,10 @@ from hvdenv.session import build
 from hvdenv.session.judge import judge_recipe, refuse_blocked, suggest, told
 from hvdenv.session.prepare import choose_python, prepare
 from hvdenv.session.request import Gate, Request
-from tests.commands import Hvdenv
-from tests.files import write
-from tests.merge import patched
-from tests.shipped import CHOICES
+from tests.support.commands import Hvdenv
+from tests.support.files import write
+from tests.support.merge import patched
+from tests.support.shipped import CHOICES
 
 FOLDER = Path(__file__).parents[1] / "cases/rules"
 SHIPPED = FOLDER.with_name("findings.toml")

@@ -28,8 +28,8 @@ from hvdenv.base.runner import (
     interrupts,
     undisturbed,
 )
-from tests.files import write
-from tests.waiting import runs, wait_until
+from tests.support.files import write
+from tests.support.waiting import runs, wait_until
 
 
 def sh(script: str, **options: float) -> Command:

@@ -35,7 +35,7 @@ from hvdenv.sites.jobs import (
 from hvdenv.sites.launchers import Launch, named
 from hvdenv.sites.placement import Requested, choose_launcher, refuse_unfit
 from hvdenv.sites.status import Status, find_exit_code, parse_status
-from tests.files import write
+from tests.support.files import write
 
 DIALECTS = shipped()
 ANSWERS = Path(__file__).parents[1] / "cases/jobs/answers"

@@ -14,7 +14,7 @@ from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import Plan, make_plan, render_bash, steps_of
 from hvdenv.plans.step import Step, TextFile
-from tests.commands import Hvdenv
+from tests.support.commands import Hvdenv
 
 # Legal in a file's name, and in none of the places that a prefix may lie.
 HOSTILE = """/tmp/a b"c'd$(touch pwned)`touch pwned`\\;touch pwned&}{*?#\N{SNOWMAN}"""

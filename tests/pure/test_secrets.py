@@ -16,8 +16,8 @@ from hvdenv.base.schema import encode
 from hvdenv.building.effects import _recorded
 from hvdenv.cli.main import COMMANDS, main
 from hvdenv.sites.modules import Loaded
-from tests.commands import Hvdenv
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.files import write
 
 CANARY = "c4n4ry-of-ann's"
 PASSWORD = "p4ssw0rd-of-ann"

@@ -21,9 +21,9 @@ from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.batch import check
-from tests.commands import Hvdenv
-from tests.files import programs, write
-from tests.shipped import CHOICES, OFFERED
+from tests.support.commands import Hvdenv
+from tests.support.files import programs, write
+from tests.support.shipped import CHOICES, OFFERED
 
 NAMES = sorted(OFFERED)
 DOCS = Path(__file__).parents[2] / "docs"

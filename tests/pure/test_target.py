@@ -19,9 +19,9 @@ from hvdenv.environments import generations
 from hvdenv.environments.installation import horovod_in, inspect_prefix, uses_mpi
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.placement import influences
-from tests.commands import Hvdenv
-from tests.environments import ONE, TWO, build
-from tests.files import write
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, TWO, build
+from tests.support.files import write
 
 PROGRAM = Path(sys.executable).with_name("hvdenv")
 BASE = getattr(sys, "_base_executable", sys.executable)

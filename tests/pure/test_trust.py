@@ -22,9 +22,9 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.session import build as session_build
 from hvdenv.session import job
-from tests.commands import Hvdenv
-from tests.environments import ONE, build
-from tests.files import EXECUTABLE, write
+from tests.support.commands import Hvdenv
+from tests.support.environments import ONE, build
+from tests.support.files import EXECUTABLE, write
 
 EVE, GROUP = 12345, 12346
 OF_EVE = f"belongs to uid {EVE}"

@@ -26,7 +26,7 @@ from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
-from tests.files import write
+from tests.support.files import write
 
 ROOT, ANN, BOB, SERVICE, NOBODY = 0, 61001, 61002, 61003, 65534
 PROJECT, USERS, OTHERS = 61010, 61011, 61012

@@ -22,9 +22,9 @@ from hvdenv.building import published, wheelcache
 from hvdenv.building.wheelcache import own, store
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
-from tests.commands import Hvdenv, Said
+from tests.support.commands import Hvdenv, Said
 from tests.support.index import served
-from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
+from tests.support.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
 
 VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"
 PIP = [sys.executable, "-m", "pip", "install", "--isolated", "--no-deps", "--no-cache-dir"]

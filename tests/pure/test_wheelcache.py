@@ -29,9 +29,9 @@ from hvdenv.building.wheelcache import (
     take,
 )
 from hvdenv.model.cluster import Wheels
-from tests.commands import Hvdenv
-from tests.standalone import load
-from tests.wheels import NAME, umask, wheel_in
+from tests.support.commands import Hvdenv
+from tests.support.standalone import load
+from tests.support.wheels import NAME, umask, wheel_in
 
 INPUTS: dict[str, Any] = {"source": "abc", "patches": ["one", "two"], "flags": {"arch": "-mavx"}}
 JSON = st.recursive(

@@ -25,8 +25,8 @@ from tests.real.doctored import make_copy, marked
 from tests.standin import Cluster
 from tests.support.modulesystems import cache_folder, install
 from tests.support.needs import need
+from tests.support.waiting import wait_until
 from tests.support.workers import one_at_a_time, session_folder
-from tests.waiting import wait_until
 
 # `make test` gives each free worker the next file in this order, then by name. While one worker
 # compiles `local`, the others run long files that do not need it. Then the longest come first, so

@@ -14,7 +14,7 @@ import pytest
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment, read_record
 from tests.real.conftest import Cli
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.needs("python3-dev")
 

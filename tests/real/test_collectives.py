@@ -20,7 +20,7 @@ from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import usual_ranks, verify
 from tests.real.conftest import Cli
 from tests.real.doctored import TIMEOUT, found, run_ranks, without_check_build
-from tests.standalone import load
+from tests.support.standalone import load
 
 CONTROLLERS = {"torch": "MPI", "tensorflow": "Gloo"}
 HERE = Path(__file__).parent

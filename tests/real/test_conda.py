@@ -18,9 +18,9 @@ import pytest
 from hvdenv import STEP_PROGRAMS
 from hvdenv.locks import condalock, lockfile, pypi
 from hvdenv.locks.lockfile import Built, Locked
-from tests.channel import Channel, File, published_channels
 from tests.real.conftest import Cli, Result, hear_interrupts
 from tests.standin import Cluster
+from tests.support.channel import Channel, File, published_channels
 from tests.support.clusters import NEURON, install_software, write_modules
 from tests.support.index import package
 from tests.support.modulesystems import cache_folder, install

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hvdenv.locks import condalock
-from tests.channel import PLACEHOLDER, Channel, File
+from tests.support.channel import PLACEHOLDER, Channel, File
 from tests.support.index import Site, served
 
 ROOT = Path(__file__).parents[2]
@@ -399,7 +399,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if named := os.environ.get("HVDENV_TEST_CONDA"):
         return Path(named)
     path = tmp_path_factory.mktemp("program") / "conda"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/conda_program.py "$@"\n')
+    path.write_text(
+        f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/support/conda_program.py "$@"\n'
+    )
     path.chmod(0o755)
     return path
 

@@ -30,8 +30,8 @@ from hvdenv.plans.images import define, image_facts, image_plan, image_python
 from hvdenv.plans.plan import Plan
 from tests.real.conftest import Cli
 from tests.support.needs import need
+from tests.support.waiting import wait_until
 from tests.support.workers import one_at_a_time
-from tests.waiting import wait_until
 
 BASE = "localhost/debian:12"
 WORDS = ("local", "--variant", "torch", "--set", f"container.base={BASE}")

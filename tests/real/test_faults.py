@@ -47,7 +47,7 @@ from tests.real.doctored import (
 )
 from tests.standin import Cluster
 from tests.support.evidence import evidence
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 TORCH = Expectation(("torch",), ("MPI", "Gloo"))
 OVER_MPI = Expectation(("torch",), ("MPI",))

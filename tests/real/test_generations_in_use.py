@@ -17,7 +17,7 @@ from hvdenv.base.errors import BusyError
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.locks.record import GenerationRecord
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ONE, TWO = "1" * 12, "2" * 12
 FILES = 150

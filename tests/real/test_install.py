@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hvdenv.environments import generations
-from tests.channel import python_channel
 from tests.real.conftest import Cli
+from tests.support.channel import python_channel
 
 RECIPE = """
 format = 1

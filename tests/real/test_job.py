@@ -17,7 +17,7 @@ from hvdenv.environments import generations
 from hvdenv.locks.record import GenerationRecord
 from tests.real.conftest import Cli, hear_interrupts
 from tests.standin import Cluster
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
 SITE = """

@@ -22,8 +22,8 @@ from hvdenv.locks.lockfile import MAIN, PYPI, bind
 from hvdenv.locks.record import GenerationRecord
 from tests.real.conftest import Cli, processes_of
 from tests.support.needs import need
-from tests.waiting import wait_until
-from tests.wheels import store_for
+from tests.support.waiting import wait_until
+from tests.support.wheels import store_for
 
 # TensorFlow would take as long again to install.
 TORCH = ("local", "--variant", "torch")

@@ -26,7 +26,7 @@ from tests.support.modulesystems import (
     write_lua_module,
     write_module,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 HOSTILE = """it's "quoted" $HOME `id` $(id) \\ [exec id] {brace} ; & | ~ *"""
 

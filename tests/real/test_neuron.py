@@ -17,12 +17,12 @@ import pytest
 
 from hvdenv.locks import condalock, lockfile, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, PYPI
-from tests.channel import python_channel
 from tests.real.conftest import Cli, Result
 from tests.standin import Cluster
+from tests.support.channel import python_channel
 from tests.support.clusters import NEURON, install_software, write_modules
 from tests.support.modulesystems import cache_folder, install
-from tests.wheels import store_for
+from tests.support.wheels import store_for
 
 pytestmark = pytest.mark.needs("python3-dev")
 

@@ -27,7 +27,7 @@ from hvdenv.model.layers import load_recipe
 from tests.real.conftest import Cli
 from tests.real.doctored import make_copy
 from tests.standin import Cluster
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.needs("squashfs-tools", "squashfuse", "/dev/fuse", "user namespaces")
 

@@ -21,7 +21,7 @@ import pytest
 from hvdenv.base.errors import BusyError, StepError
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.prefix_lock import PREFIX, hold
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 REAL = os.listdir
 # Prints its token when it has the lock, and keeps it until standard input ends.

@@ -212,8 +212,8 @@ def test_fuzzing(original: Installation, tmp_path: Path) -> None:
 
 
 def fuzz(installation: Installation, seconds: int, folder: Path) -> None:
-    """tests/fuzz.py in an environment."""
-    program = Path(__file__).parents[1] / "fuzz.py"
+    """tests/support/fuzz.py in an environment."""
+    program = Path(__file__).parents[1] / "support/fuzz.py"
     argv = [installation.python, str(program), str(seconds), "1", f"{folder}/marker"]
     found = subprocess.run(
         argv,

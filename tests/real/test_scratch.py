@@ -14,7 +14,7 @@ import pytest
 
 from hvdenv.base.places import LEFT_ALONE_SECONDS
 from hvdenv.environments import prefix_lock, scratch
-from tests.waiting import runs, wait_until
+from tests.support.waiting import runs, wait_until
 
 HOLDER = """
 import sys

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.channel import find_interpreter, python_channel
 from tests.real.conftest import Cli
 from tests.standin import Cluster, Partition
+from tests.support.channel import find_interpreter, python_channel
 from tests.support.modulesystems import cache_folder, install, write_lua_module
 
 PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/conda_env.py"

@@ -18,7 +18,7 @@ from tests.real.conftest import processes_of
 from tests.standin import Cluster, Partition, StandinError
 from tests.standin.machine import BASE, PREFIX, check_machine, started
 from tests.support.needs import Missing
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of namespaces, as /proc calls them.

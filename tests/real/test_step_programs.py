@@ -28,8 +28,8 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.base.command import OWN_PYTHON, Command
 from hvdenv.base.runner import Runner, clean
 from hvdenv.knowledge.diagnosis import explain
-from tests.standalone import load
 from tests.support.index import package, served
+from tests.support.standalone import load
 
 pip_sources = load("pip_sources")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")

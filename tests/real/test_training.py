@@ -16,7 +16,7 @@ from hvdenv.verification import training
 from hvdenv.verification.rank_judgement import judge_exercise
 from hvdenv.verification.rank_run import Rank, RankRun
 from tests.real.doctored import run_ranks
-from tests.standalone import load
+from tests.support.standalone import load
 
 PARTS = load("training").PARTS
 CONTROLLERS = {"torch": "MPI", "tensorflow": "Gloo"}

@@ -17,7 +17,7 @@ import pytest
 from tests.standin import Cluster, Partition
 from tests.support.clusters import Names, install_software, write_modules
 from tests.support.modulesystems import cache_folder, install, write_module
-from tests.wheels import store_for
+from tests.support.wheels import store_for
 
 DOCS = Path(__file__).parents[2] / "docs"
 TARN = Names("gcc/12.3.0", "", "openmpi/4.1.8", "cmake/3.27.6")

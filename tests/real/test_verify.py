@@ -31,7 +31,7 @@ from tests.real.doctored import (
     run_ranks,
 )
 from tests.support.evidence import evidence
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 BOTH = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 TORCH = Expectation(("torch",), ("MPI", "Gloo"))

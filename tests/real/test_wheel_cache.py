@@ -22,8 +22,8 @@ from hvdenv.building.wheelcache import Cache, key, names, own, store, take
 from hvdenv.model.cluster import Wheels
 from tests.real.conftest import Cli
 from tests.support.needs import need
-from tests.waiting import wait_until
-from tests.wheels import NAME, wheel_in
+from tests.support.waiting import wait_until
+from tests.support.wheels import NAME, wheel_in
 
 INPUTS: dict[str, Any] = {"source": "abc"}
 # Nobody's: users need no name to own files. The last one is of another group.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.files import programs
+from tests.support.files import programs
 
 # $id, $name, $out and $code are of the job.
 _SUBMIT = """

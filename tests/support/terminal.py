@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from types import TracebackType
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Terminal:

@@ -29,7 +29,7 @@ import zstandard
 # As long as what conda-build puts into real packages.
 PLACEHOLDER = "/opt/" + "placehold_" * 25
 
-PUBLISHED = Path(__file__).parent / "cases/channels/neuron.toml"
+PUBLISHED = Path(__file__).parents[1] / "cases/channels/neuron.toml"
 
 _INDEXER = """
 import asyncio, os, pathlib, sys
