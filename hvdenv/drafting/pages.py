@@ -266,3 +266,7 @@ class _Preformatted(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.depth:
             self.parts.append(data)
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """Skip ``<![...>``, as browsers do: the inherited method raises on unknown words."""
+        return self.rawdata.find(">", i) + 1 or -1
