@@ -408,3 +408,18 @@ def test_savers_get_their_file_by_place_or_by_name(monkeypatch: pytest.MonkeyPat
     framework.save("model", "a.h5")
     framework.save("model", filepath="a.h5")
     assert used == 2 * [("a.h5", True)]
+
+
+def test_a_step_counts_if_it_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the program trains while it handles an exception."""
+    torch, optimizer, ended = load("in_torch"), SimpleNamespace(), list[object]()
+    one = load("recorder").Optimizer(optimizer, "train.py:8")
+    monkeypatch.setitem(torch.recorder.optimizers, id(optimizer), one)
+    monkeypatch.setattr(torch, "begins", lambda _: None)
+    monkeypatch.setattr(torch, "ended", ended.append)
+    try:
+        torch.steps(lambda _: 1 / 0, optimizer)
+    except ZeroDivisionError:
+        assert not ended
+        assert torch.steps(lambda _: "loss", optimizer) == "loss"
+    assert ended == [one]

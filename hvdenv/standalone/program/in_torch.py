@@ -169,11 +169,12 @@ def steps(original: Function, optimizer: Any, *words: Any, **named: Any) -> Any:
     one.depth += 1
     recorder.guarded(begins, one)
     try:
-        return original(optimizer, *words, **named)
+        result = original(optimizer, *words, **named)
     finally:
         one.depth -= 1
-        if not one.depth and sys.exc_info()[0] is None:
-            recorder.guarded(ended, one)
+    if not one.depth:
+        recorder.guarded(ended, one)
+    return result
 
 
 def is_adasum(optimizer: Any) -> bool:
