@@ -139,7 +139,7 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
         "python": found.prepared.python.path,
         "findings": [
             {
-                **encode(rule._replace(edits=())),
+                **{key: value for key, value in encode(rule).items() if key != "edits"},
                 "edit": found.suggestion.edits.get(rule.id, {}),
                 "not_suggested": found.suggestion.not_suggested.get(rule.id, ""),
                 "allowed": rule.id in allowed,

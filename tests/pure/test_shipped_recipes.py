@@ -217,6 +217,7 @@ def test_what_builds_nothing_works_on_any_machine(name: str, variant: str, hvden
     # Without a cluster, a compiler must be here.
     checked = json.loads(hvdenv("check", *words, "--json", code=0 if recipe.scheduler else 3).out)
     blocking = {each["id"] for each in checked["findings"] if each["severity"] == "block"}
+    assert all("edit" in each and "edits" not in each for each in checked["findings"])
     if recipe.scheduler:
         assert not blocking
     else:
