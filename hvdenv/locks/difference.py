@@ -75,7 +75,7 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
     return tuple(
         each
         for group in compared
-        # A lock that was not built yet has none.
+        # A lock that no build has filled in has none.
         if group != "toolchain" or (first.toolchain and second.toolchain)
         for each in sorted(
             _differences(group, one[group], two[group]),
