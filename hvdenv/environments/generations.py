@@ -326,7 +326,11 @@ def require(environment: Environment) -> None:
 
 
 def begins(environment: Environment, complete: Sequence[str], wanted: str, none: str) -> str:
-    """The complete generation that begins so; ``none`` is the error if none is wanted."""
+    """The only complete generation whose name begins with ``wanted``.
+
+    Args:
+        none: the error if ``wanted`` is empty.
+    """
     fitting = [each for each in complete if wanted and each.startswith(wanted)]
     if wanted in complete:
         fitting = [wanted]

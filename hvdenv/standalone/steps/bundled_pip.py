@@ -1,4 +1,4 @@
-"""Install the pip that comes with the Python of a new environment, sooner than ensurepip does.
+"""Install the pip that comes with the Python of a new environment, faster than ensurepip does.
 
 Stand-alone: imports nothing of hvdenv. It needs a Python that has uv.
 
