@@ -364,7 +364,9 @@ def _start_apart(program: Program, trained: Trained, known: bool) -> Verdict:
 def buffers(program: Program) -> Verdicts:
     """Whether ranks start with the same buffers and frozen parameters."""
     firsts = [trained.steps[0] for trained in program.trained if trained.steps]
-    tables = [dict(map(str.split, step.buffers)) for step in firsts[0]] if firsts else [{}]
+    steps = firsts[0] if firsts else ()
+    # Names may contain spaces: nn.ModuleDict accepts any key.
+    tables = [dict(each.rpartition(" ")[::2] for each in step.buffers) for step in steps] or [{}]
     common = {*tables[0]}.intersection(*tables)
     names = sorted(name for name in common if len({each[name] for each in tables}) > 1)
     if names and all(each.endswith(_STATISTICS) for each in names):

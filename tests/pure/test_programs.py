@@ -165,8 +165,8 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         "start", "fail", "(train.py:10) changes them on ranks without a state",
     ),
     "buffers": (
-        (each(TrainingStep, buffers=lambda rank: ["bn.running_mean 1", f"codes {rank}"]),),
-        "start", "fail", "not trained differ between ranks: codes",
+        (each(TrainingStep, buffers=lambda rank: ["bn.running_mean 1", f"a b.codes {rank}"]),),
+        "start", "fail", "not trained differ between ranks: a b.codes",
     ),
     "statistics": (
         (each(TrainingStep, buffers=lambda rank: [f"bn.running_mean {rank}", f"own{rank} 1"]),),
