@@ -130,7 +130,7 @@ def _copy(state: State, number: int, step: Step) -> tuple[str, ...]:
     state.progress.step_started(number, step._replace(reason=reason))
     failure = copied.copy(source, state)
     if failure:
-        state.progress.note(f"they cannot be copied, so they are installed: {failure}")
+        state.progress.note(f"the packages cannot be copied, so hvdenv installs them: {failure}")
     note = "not copied" if failure else f"copied from {source}"
     state.progress.step_done(number, step, note, time.monotonic() - started)
     return () if failure else copied.REPLACED
