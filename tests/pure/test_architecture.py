@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -203,3 +205,48 @@ def test_large_types_are_made_by_keyword() -> None:
     }
     calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 4]
     assert sum(ast.unparse(call.func) in large for call in calls) <= POSITIONAL_CALLS
+
+
+# What `show` and `recipes` must not load; --help, --version and completion load none of the rest
+# either. Few instructions (tests/real/test_startup.py) leave room for a small module.
+HEAVY = {
+    *"rich psutil asyncio urllib.request shtab difflib jinja2 cyclonedx packageurl".split(),
+    *"conda_lock pydantic rattler yaml".split(),
+}
+LIGHT = {
+    *HEAVY,
+    *"dataclasses inspect packaging logging uuid tempfile concurrent xml".split(),
+    "hvdenv.cli.options",
+}
+LOADED = """
+import sys
+before = set(sys.modules)
+from hvdenv.cli.main import main
+main(sys.argv[1:])
+print(*sys.modules.keys() - before, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        ("--help", LIGHT),
+        ("--version", LIGHT),
+        ("completion bash", LIGHT),
+        ("recipes", HEAVY),
+        ("show local", HEAVY),
+        ("plan local --facts {facts}", {"rich", "psutil", "conda_lock", "hvdenv.building.engine"}),
+    ],
+)
+def test_little_is_loaded_at_start(words: str, slow: set[str], cases: Path) -> None:
+    command = words.format(facts=cases / "facts.json").split()
+    said = subprocess.run(
+        [sys.executable, "-c", LOADED, *command],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    loaded = set(said.stderr.split())
+    assert "hvdenv.cli.main" in loaded
+    assert not loaded & slow
