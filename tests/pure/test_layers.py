@@ -109,6 +109,18 @@ def test_show_names_the_layer_of_each_value(path: Path, tmp_path: Path, hvdenv: 
     assert "deviation from: pip install horovod" in shipped and "because: " in shipped
 
 
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        (["fives", "five"], "variant five and variant fives both set mpi.version"),
+        (["conda"], "its variants are: five, fives, gloo, old, same"),
+    ],
+)
+def test_variants_that_are_refused(path: Path, variants: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_recipe(str(path), variants=variants)
+
+
 @pytest.mark.parametrize("count", range(1, 4))
 def test_the_order_of_variants_does_not_matter(path: Path, count: int) -> None:
     for order in permutations(("five", "gloo", "old", "same"), count):
