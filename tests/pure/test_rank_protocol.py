@@ -344,6 +344,10 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         run(started(0), started(1), exited(0, **BY_LAUNCHER), KILLED, returncode=137),
         "rank 1 on n1: was ended by SIGKILL", "last words",
     ),
+    "crash after the results": (
+        run(*good()[:5], exited(1, code=-11, signal="SIGSEGV")),
+        "rank 1 on n1: was ended by SIGSEGV", "(no output)",
+    ),
     "exit code": (
         run(started(0), started(1), exited(0, code=1, tail="ImportError: x"),
             exited(1, code=1, tail="ImportError: y")),
@@ -352,6 +356,9 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "hang": (
         run(*good()[:3], started(1), overdue(1, STACK), exited(1, **LATE)),
         "rank 1 on n1: did not finish within 60 s; results came from rank 0 on n1", "line 3 in wait",
+    ),
+    "hang without a last word": (
+        run(*good()[:3], started(1), overdue(1, STACK)), "rank 1 on n1: did not finish", "in wait",
     ),
     "lost": (run(*good()[:3], started(1)), "rank 1 on n1: disappeared without reporting an exit", "(no output)"),
     "no result": (run(*good()[:3], *ENDED[2:]), "rank 1 on n1: exited without a result", ""),
@@ -429,6 +436,10 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
             tail=SRUN_SAYS, returncode=139),
         "rank 0 on n1: was ended by SIGSEGV: a process crashed in libuct.so (uct_mm_iface_init), and UCX is in its backtrace",
         "task 1: Killed",
+    ),
+    "a crash without a backtrace, and the kill": (
+        run(started(0), started(1), exited(0, code=-7, signal="SIGBUS"), tail=SRUN_SAYS),
+        "rank 0 on n1: was ended by SIGBUS", "task 1: Killed",
     ),
     "stopped": (
         run(started(0), overdue(0, STACK), exited(0, **LATE),
