@@ -20,7 +20,7 @@ from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.environments.manifest import Difference
 from hvdenv.reports import junit, page, render
-from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status
+from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
 from hvdenv.sites.launchers import Launch, Mpi
 from hvdenv.standalone.ranks.events import (
     ExtensionFacts,
@@ -781,3 +781,12 @@ def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first(
     assert found == finding._replace(remedy=remedy)
     (found,) = with_first_remedy([FAILED], mine, GOOD._replace(changed_files=known(LOST)))
     assert found.remedy.startswith("files are damaged")
+
+
+def test_proof_needs_a_pass() -> None:
+    skipped = Finding("allreduce", "torch over MPI", "skip", "", about=About(("torch",), ("MPI",)))
+    passed, unproven = (skipped._replace(status=each) for each in ("pass", "unproven"))
+    assert not proven([], "controllers", "MPI")
+    assert not proven([skipped], "controllers", "MPI")
+    assert proven([skipped, passed], "controllers", "MPI")
+    assert not proven([skipped, passed, unproven], "controllers", "MPI")
