@@ -214,7 +214,7 @@ def test_a_bug_gives_70_and_a_text_to_paste_and_an_interruption_130(
     assert "interrupted" in hvdenv("recipes", code=130).err
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOSPC, errno.EROFS])
 def test_what_a_file_system_refuses_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, number: int
 ) -> None:

@@ -420,7 +420,8 @@ def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
     fakes = {each: f'exec /usr/bin/{each} "$@"' for each in ("bash", "env")}
     path = str(programs(tmp_path / "bin", **fakes))
     words = [sys.executable, "-m", "hvdenv", "run", recipe, "--launcher", "mpirun", "--", "true"]
-    for variables, said in (({"PATH": path}, "on PATH"), ({"BROKEN": "1"}, "")):
+    missing = "mpirun is neither in the environment nor on PATH"
+    for variables, said in (({"PATH": path}, missing), ({"BROKEN": "1"}, "")):
         done = subprocess.run(words, env={**os.environ, **variables}, stderr=subprocess.PIPE)
         assert done.returncode == 125
         assert said in done.stderr.decode()
