@@ -131,6 +131,7 @@ def test_how_much_is_known_comes_first(
 ) -> None:
     """Only a cause is a success."""
     told = doctor(log, code=1)
+    assert "secret" not in told + doctor(log, "--json", code=1)
     assert told.split("\n", 1)[1].removeprefix("no cause found; ").startswith(first)
     assert also in told
 

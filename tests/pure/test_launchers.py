@@ -334,7 +334,8 @@ def test_recipe_and_user_go_before_the_network() -> None:
 # ---------------------------------------------------------------- all of them
 
 
-KINDS = (FOUR, FIVE, Mpi("Spectrum MPI"), Mpi("Intel MPI"), Mpi("Hydra"), Mpi("Cray MPICH"))
+KINDS = (FOUR, FIVE, Mpi("Spectrum MPI"), Mpi("Intel MPI"), Mpi("Hydra"), Mpi("MVAPICH"))
+KINDS += (Mpi("Cray MPICH"),)
 
 
 @pytest.mark.parametrize("mpi", KINDS, ids=lambda mpi: f"{mpi.kind} {mpi.version}")
