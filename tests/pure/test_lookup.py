@@ -241,11 +241,12 @@ def test_uv_goes_where_pip_would(tmp_path: Path, sources: Sources) -> None:
     assert uv_pip.options(found, ["install", "--require-hashes"]) == []
     none = sources(PIP_NO_INDEX="1", HOME=str(tmp_path))
     assert uv_pip.options(none, ["compile"])[0] == "--no-index"
-    # The main index comes first.
+    # The main index comes first, and those of a recipe last.
     several = {"PIP_INDEX_URL": "https://main", "PIP_EXTRA_INDEX_URL": "https://a https://b"}
-    variables = variables_of(sources(**several, conf=""))
-    assert variables["UV_INDEX"] == "https://main https://a"
-    assert variables["UV_DEFAULT_INDEX"] == "https://b"
+    found = sources("--extra-index-url", "https://recipe", **several, conf="")
+    assert variables_of(found)["UV_INDEX"] == "https://main https://a https://b"
+    assert variables_of(found)["UV_DEFAULT_INDEX"] == "https://recipe"
+    assert sources().indexes == ["https://pypi.org/simple"]
 
 
 def test_the_password_of_an_index_is_sent_but_not_part_of_the_address(

@@ -302,7 +302,7 @@ CONFIGURED = {
     "an empty variable": ("[global]\nindex-url = file:///a\n", {"PIP_INDEX_URL": ""}),
     "an empty option": ("[global]\nindex-url = file:///a\n[install]\nindex-url =\n", {}),
     "other names": ("[global]\n--pypi_url = file:///a\n", {"PIP_INDEX_URL": ""}),
-    "links": ("[install]\nfind-links = {0} file://{0}\nno-index = y\n", {"PIP_NO_INDEX": ""}),
+    "links": ("[install]\nfind-links = {0} /gone file://{0}\nno-index = y\n", {"PIP_NO_INDEX": ""}),
     "relative links": ("", {"PIP_FIND_LINKS": "wheels", "PIP_NO_INDEX": "T"}),
     "one slash": ("[global]\nindex-url = file:{0}\nextra-index-url = {0}\n", {}),
     "another file": ("[global]\nindex-url = file:///a\n", {"PIP_CONFIG_FILE": "{0}/other"}),
