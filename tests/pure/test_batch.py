@@ -94,12 +94,8 @@ def test_scripts(name: str, golden: Callable[[Path, str], None]) -> None:
     dialect = DIALECTS[known.scheduler]
     text = script(dialect, batch_of(known))
     golden(CASES / f"{name}.sh", text)
-    assert (
-        subprocess.run(
-            ["bash", "-n", CASES / f"{name}.sh"], check=True, stderr=subprocess.PIPE
-        ).stderr
-        == b""
-    )
+    read = subprocess.run(["bash", "-n", CASES / f"{name}.sh"], check=True, stderr=subprocess.PIPE)
+    assert read.stderr == b""
     assert set(known.site) <= {
         line.removeprefix(f"{dialect.prefix} ") for line in text.splitlines()
     }
