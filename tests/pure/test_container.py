@@ -180,6 +180,8 @@ def test_the_name_of_an_image_says_its_distribution(base: str) -> None:
 
 def test_the_python_that_is_named_is_taken() -> None:
     recipe = torch_on("rockylinux:9")
+    with pytest.raises(IncompatibleError, match=r"--python requests 3\.9"):
+        plan_of(recipe, "3.9")
     plan = plan_of(recipe, "3.12")
     assert plan.python.path == "/usr/bin/python3.12"
     assert "python3.12-devel" in define(recipe, plan, "docker")

@@ -9,7 +9,7 @@ import pytest
 
 from hvdenv.base.command import Command
 from hvdenv.base.places import find_places
-from hvdenv.base.runner import ALWAYS_SET, clean, cleaned_names
+from hvdenv.base.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import Plan, make_plan, render_bash, steps_of
@@ -167,7 +167,8 @@ def test_what_is_taken_away_and_what_stays() -> None:
 
 
 def test_the_script_takes_away_the_same(plan: Plan, tmp_path: Path) -> None:
-    """Bash reads the pattern its own way: it is asked."""
+    """Bash reads the pattern its own way: it is asked, and nothing is in it that it cannot read."""
+    assert not any(each in CLEANED_PATTERN for each in ("\\", "(?", "{", "^", "$", " "))
     step = Step("see", "", (Command(("env",)),))
     variables = dict.fromkeys({*CLEANED, *KEPT} - {"PATH", "TMPDIR"}, "x")
     code, said = bash(render_bash(harmless(plan, step), tmp_path / "made"), **variables)

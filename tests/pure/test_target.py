@@ -199,14 +199,12 @@ def variables_in(venv: Path, *words: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", ["run", "shell"])
+@pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_programs_run_in_an_environment_that_hvdenv_did_not_build(
-    command: str, venv: Path, shell: pytest.MonkeyPatch
+    kind: str, command: str, venv: Path, shell: pytest.MonkeyPatch
 ) -> None:
     shell.setenv("SHELL", "/bin/bash")
     given = ("--prefix", str(foreign(venv)), *(("--", "true") if command == "run" else ()))
-    clean = variables_in(venv, command, "--clean", *given)
-    assert not {"PYTHONPATH", "OPAL_PREFIX"} & clean.keys()
-    kind = {"run": "VIRTUAL_ENV", "shell": "CONDA_PREFIX"}[command]
     if kind == "CONDA_PREFIX":
         (venv / "conda-meta").mkdir()
         write(venv / "etc/conda/activate.d/own.sh", "export OF_PACKAGE=1\n")
@@ -216,6 +214,8 @@ def test_programs_run_in_an_environment_that_hvdenv_did_not_build(
     assert (seen["PYTHONNOUSERSITE"], seen["PYTHONPATH"]) == ("1", "/modules")
     assert "PYTHONHOME" not in seen
     assert ("OF_PACKAGE" in seen) == (kind == "CONDA_PREFIX")
+    clean = variables_in(venv, command, "--clean", *given)
+    assert not {"PYTHONPATH", "OPAL_PREFIX"} & clean.keys()
 
 
 def test_programs_of_horovod_may_be_those_of_another_environment(

@@ -328,6 +328,7 @@ def test_list(used: Cache, shelf: Shelf, hvdenv: Hvdenv) -> None:
         (("--max-size", "1TB"), [0, 1, 2]),
         (("--older-than", "99999"), [0, 1, 2]),
         (("--older-than", "1000"), []),
+        (("--max-size", "2.1M", "--older-than", "99999"), [1, 2]),
     ],
 )
 def test_prune(used: Cache, words: tuple[str, ...], stay: list[int], hvdenv: Hvdenv) -> None:
