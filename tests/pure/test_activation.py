@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.base.errors import StepError, UsageError
@@ -172,7 +172,6 @@ def fact_in(text: str, pattern: str, escape: str, base: int) -> str:
     return re.sub(escape, unescaped, found[1])
 
 
-@settings(max_examples=25)
 @given(fact=st.text(st.characters(exclude_categories=["Cs"])))
 def test_texts_are_quoted(fact: str) -> None:
     entry = Modulefile("hvd/1", Path("/g/venv"), "venv", {"F": fact})

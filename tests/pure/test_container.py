@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.base.command import Command, Outcome
@@ -140,7 +140,6 @@ def test_packages_are_words(form: FormatName) -> None:
     assert set(words[4:]) == {*packages, *own.split()}
 
 
-@settings(max_examples=25)
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40))
 def test_values_of_the_environment_stay_values_in_a_dockerfile(value: str) -> None:
     recipe = RECIPES["local-torch"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.base.errors import StepError
@@ -79,7 +79,6 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(own(find_places()), shared, wheel_in(tmp_path), build / NAME)
 
 
-@settings(max_examples=25)
 @given(st.dictionaries(st.text(), JSON), st.dictionaries(st.text(), JSON))
 def test_other_inputs_have_another_key(one: dict[str, object], other: dict[str, object]) -> None:
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
