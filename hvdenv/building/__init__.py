@@ -1,1 +1,1 @@
-"""Running plans."""
+"""Running plans; the cache of compiled wheels, and indexes of published ones."""

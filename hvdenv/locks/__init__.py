@@ -1,1 +1,1 @@
-"""Locks: what an environment is made of, so that it is reproducible."""
+"""Locks, and comparing and exporting what an environment contains."""

@@ -1,1 +1,1 @@
-"""What a cluster has: modules, workspaces, batch systems."""
+"""What a cluster has: modules, workspaces, batch systems, launchers, runtimes of images."""

@@ -1,1 +1,1 @@
-"""Judging an environment: facts are found out, then checks judge them."""
+"""Judging an environment or a training program: ranks report facts, then checks judge these."""

@@ -12,8 +12,8 @@ import pytest
 import hvdenv
 
 PACKAGE = Path(hvdenv.__file__).parent
-# Packages, and modules that lie in none: one imports what stands before it, and what stands
-# beside it; modules never import each other in a circle.
+# Packages and some modules: each imports what is listed before it, and what is listed beside
+# it; modules never import each other in a circle.
 LAYERS = (
     ("base", "standalone"),
     ("model", "reports"),
