@@ -30,8 +30,9 @@ examples:
   hvdenv envs prune --older-than 90d --unused-for 60d --dry-run
   hvdenv envs remove ~/envs/horovod
 
-prune keeps the active generation and those that processes on this host use. The last use of a
-generation is its last verify, run, shell or job, or else the access time of its activate.sh.
+prune keeps the active generation and those that processes on this host use. hvdenv cannot see an idle
+shell that sourced activate.sh, but it sees one of `hvdenv shell`. The last use of a generation is its
+last verify, run, shell or job, or else the access time of its activate.sh.
 `hvdenv wheels prune --downloads` removes from the caches of uv and conda, which grow without limit.
 """
 
@@ -123,7 +124,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     removed = 0
     for target in chosen:
         listed = registry.list_generations(target, places)
-        found = {each.generation: each for each in listed}
+        found, remains = {each.generation: each for each in listed}, target.remains()
         if idle and not registry.keeps_access_times(target.store):
             report(
                 f"{target.prefix}: this file system keeps no access times (noatime), so uses of"
@@ -138,6 +139,9 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
                 raise
             report(f"kept {target.prefix}: {error.message}")
             continue
+        left = () if arguments.dry_run else target.remains()
+        gone = [each for each in remains if each not in left]
+        cleared = cleared._replace(removed=(*cleared.removed, *gone))
         _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         removed += len(cleared.removed)
         for identity in () if arguments.dry_run else cleared.removed:

@@ -19,6 +19,7 @@ from hvdenv.base.places import Places, find_places, make_folder, write_text
 from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
 from hvdenv.environments import registry
+from hvdenv.environments.activation import SHELL
 from hvdenv.session.output import report
 from hvdenv.session.ranks import current_allocation, find_entry
 from hvdenv.session.target import Chosen, choose, with_active
@@ -88,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
         report(f"type this there: . {shlex.quote(chosen.activate)}")
-    return replace_process(Command(words), variables)
+    active = os.path.realpath(chosen.prefix)
+    return replace_process(Command(words, ((SHELL, active),)), variables)
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:

@@ -29,6 +29,11 @@ KINDS: Mapping[str, Kind] = {
     "modules": "none",
 }
 
+# Variables that name the environment that is active in a shell.
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+# What `hvdenv shell` sets to its generation: the shell activates that only after it has started.
+SHELL = "HVDENV_SHELL"
+
 # What a value may contain until a program runs.
 _TEMPLATE = re.compile(r"\{user\}|\{jobid\}")
 

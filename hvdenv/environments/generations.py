@@ -152,6 +152,11 @@ class Environment(NamedTuple):
             return []
         return sorted(name for name in names if _ID.fullmatch(name) and _ours(self.store / name))
 
+    def remains(self) -> list[str]:
+        """What is no generation: directories that killed builds and removals left, sorted."""
+        names = (each.name for each in self.store.glob(".*-*"))
+        return sorted(each for each in names if each.startswith((_NEW, _REMOVED)))
+
     def records(self, identities: Iterable[str] | None = None) -> dict[str, GenerationRecord]:
         """The records of the complete generations (default: of all), newest first."""
         found = {}

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import psutil
 
+from hvdenv.base import runner
 from hvdenv.base.errors import BusyError
 from hvdenv.base.places import LEFT_ALONE_SECONDS, reporting, sweep, sync
 from hvdenv.base.reading import SYSTEM, open_file
 from hvdenv.environments import prefix_lock
+from hvdenv.environments.activation import ACTIVE, SHELL
 from hvdenv.environments.generations import (
     IMAGE,
     TEMPORARY,
@@ -28,11 +30,11 @@ from hvdenv.environments.generations import (
 
 
 class User(NamedTuple):
-    """A process that uses a generation; the generation's name is empty if unknown."""
+    """A process that uses some generations; none are named if it is unknown which."""
 
     pid: int
     name: str
-    generation: str
+    generations: frozenset[str]
 
 
 class Uses(NamedTuple):
@@ -43,7 +45,7 @@ class Uses(NamedTuple):
 
     def select(self, identity: str) -> Uses:
         """Those that use this generation, or may do so."""
-        users = (user for user in self.users if user.generation in ("", identity))
+        users = (each for each in self.users if identity in (each.generations or {identity}))
         return self._replace(users=tuple(users))
 
     def __bool__(self) -> bool:
@@ -56,22 +58,30 @@ class Uses(NamedTuple):
 
 
 def uses(environment: Environment) -> Uses:
-    """Find the processes on this host that run from, work in or have loaded a generation.
+    """Find the processes on this host that run from, work in, have loaded or activated a generation.
 
     A process that was started through the prefix and shows no generation counts as a
-    user of every one: the link may have been switched since.
+    user of every one: the link may have been switched since. What a shell has activated
+    since it started shows only in the processes that it starts, such as this one.
     """
     users, unseen, roots = [], 0, _roots(environment)
-    for process in psutil.process_iter(["cmdline", "exe", "cwd", "name"]):
+    for process in psutil.process_iter(["cmdline", "environ", "exe", "cwd", "name"]):
         if process.pid == os.getpid():
             continue
         # None is what this user may not see. Kernel threads have no arguments.
         arguments, *places = (process.info[each] for each in ("cmdline", "exe", "cwd"))
         unseen += bool(arguments) and None in places
-        paths = [*(arguments or ()), *filter(None, places), *_mapped(process.pid)]
-        seen = [found for path in paths if (found := _inside(roots, path)) is not None]
-        if seen:
-            users.append(User(process.pid, process.info["name"], max(seen)))
+        named = (os.path.join(places[1] or "", each) for each in arguments or ())
+        used = _inside(roots, [*named, *filter(None, places), *_mapped(process.pid)])
+        variables = [process.info["environ"] or {}]
+        variables += [runner.environment()] if process.pid == os.getppid() else []
+        values = [each.get(name, "") for each in variables for name in (*ACTIVE, SHELL, "PATH")]
+        activated = _inside(roots, [path for each in values for path in each.split(os.pathsep)])
+        if used or activated:
+            # A variable that names the prefix leads to whichever generation is active.
+            found = used | {each or environment.pointed() for each in activated}
+            known = frozenset() if used == {""} else frozenset(found - {""})
+            users.append(User(process.pid, process.info["name"], known))
     return Uses(tuple(users), unseen)
 
 
@@ -93,15 +103,17 @@ def _roots(environment: Environment) -> dict[str, bool]:
     return {os.path.join(folder, name, ""): each for name, each in names for folder in folders}
 
 
-def _inside(roots: dict[str, bool], path: str) -> str | None:
-    """The generation that a path is in, or empty if unknown; None if it is elsewhere."""
-    for root, generations in roots.items():
-        # The prefix alone, with or without a slash, is an option of some command.
-        if path.rstrip(os.sep).startswith(root):
-            name = path[len(root) :].partition(os.sep)[0] if generations else ""
-            # Of ONE.sqsh.enter.py too, which stays in the command line of a launcher.
-            return name.partition(IMAGE)[0]
-    return None
+def _inside(roots: dict[str, bool], paths: Iterable[str]) -> set[str]:
+    """The generations that paths are in; empty for one that is in the environment otherwise."""
+    found = set()
+    for path in map(os.path.normpath, paths):
+        for root, generations in roots.items():
+            # The prefix alone, with or without a slash, is an option of some command.
+            if path.startswith(root):
+                name = path[len(root) :].partition(os.sep)[0] if generations else ""
+                # Of ONE.sqsh.enter.py too, which stays in the command line of a launcher.
+                found.add(name.partition(IMAGE)[0])
+    return found
 
 
 class Cleared(NamedTuple):

@@ -33,7 +33,7 @@ class Listed(NamedTuple):
     """An environment as ``hvdenv envs`` lists it.
 
     Attributes:
-        state: ``complete``; ``incomplete``: never finished; ``broken``: the prefix points to
+        state: ``complete``; ``incomplete``: a build or removal never finished; ``broken``: the prefix points to
             nothing complete; ``missing``: nothing is left of it.
         created: when the active generation was finished, in UTC; or empty.
         generations: the complete ones, newest first.
@@ -132,7 +132,7 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
         state = "complete"
     elif os.path.lexists(environment.prefix):
         state = "broken"
-    elif environment.identities():
+    elif environment.identities() or environment.remains():
         state = "incomplete"
     return Listed(
         recipe=record.recipe or recipe,
@@ -229,7 +229,7 @@ class Generation(NamedTuple):
     """One generation of an environment.
 
     Attributes:
-        state: ``damaged`` has no readable record.
+        state: ``damaged`` has no readable record; ``unfinished`` is a build or a removal.
         created: when it was finished, or last worked on; in UTC.
         used_by: how that is known; see LastUsed.
     """
@@ -281,7 +281,7 @@ def measure(folder: Path) -> Size:
 def list_generations(environment: Environment, places: Places) -> tuple[Generation, ...]:
     records, active = environment.records(), environment.active()
     found = []
-    for identity in environment.identities():
+    for identity in (*environment.identities(), *environment.remains()):
         folder = environment.generation(identity)
         used, added = last_use(places, folder), ()
         if record := records.get(identity):
@@ -289,7 +289,8 @@ def list_generations(environment: Environment, places: Places) -> tuple[Generati
             created, size = record.created, Size(record.bytes, record.files)
             added = tuple(record.additions.get("requirements", ()))
         else:
-            state = "unfinished" if environment.begun(identity) else "damaged"
+            is_damaged = identity in environment.identities() and not environment.begun(identity)
+            state = "damaged" if is_damaged else "unfinished"
             created, size = _last_change(folder), measure(folder)
         found.append(Generation(identity, state, created, *size, used.when, used.how, added))
     return tuple(sorted(found, key=lambda one: (one.created, one.generation), reverse=True))

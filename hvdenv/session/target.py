@@ -13,7 +13,7 @@ from hvdenv.base.errors import UsageError
 from hvdenv.base.places import environment_name, find_places, make_folder, write_text
 from hvdenv.base.runner import environment
 from hvdenv.environments import generations, registry
-from hvdenv.environments.activation import Kind, activate_script, site_lines
+from hvdenv.environments.activation import ACTIVE, Kind, activate_script, site_lines
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import (
     PYTHON_PATH,
@@ -32,9 +32,6 @@ from hvdenv.session.recipe import open_recipe, planned_environment
 from hvdenv.session.request import Request
 from hvdenv.sites.container import inside, recipe_image
 from hvdenv.sites.modules import shell_lines
-
-# They name the environment that is active in a shell.
-_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class Chosen(NamedTuple):
@@ -202,9 +199,9 @@ def _active() -> Iterator[tuple[Path, str]]:
     """Environments with Horovod that are active in the shell, and how that is known."""
     variables = environment()
     folders = variables.get("PATH", "").split(os.pathsep)
-    bins = {name: os.path.join(variables.get(name, ""), "bin") for name in _ACTIVE}
+    bins = {name: os.path.join(variables.get(name, ""), "bin") for name in ACTIVE}
     # The one that was activated last comes first in PATH.
-    for name in sorted(_ACTIVE, key=lambda each: [*folders, bins[each]].index(bins[each])):
+    for name in sorted(ACTIVE, key=lambda each: [*folders, bins[each]].index(bins[each])):
         base = Path(variables.get(name, ""))
         python_path = variables.get(PYTHON_PATH, "")
         if base.is_absolute() and horovod_in(base, python_path):
@@ -225,7 +222,7 @@ def _last_built() -> tuple[Path, str] | None:
     known = registry.list_environments(find_places())
     complete = [each for each in known if each.state == "complete"]
     last = max(complete, key=lambda each: each.created, default=None)
-    passed = " or ".join(name for name in _ACTIVE if environment().get(name))
+    passed = " or ".join(name for name in ACTIVE if environment().get(name))
     why = "the one built last" + (f"; no Horovod in {passed}" if passed else "")
     return (Path(last.prefix), why) if last else None
 
@@ -274,10 +271,14 @@ def _in_image(request: Request, name: str, recipe: Recipe, container: Container)
     return Chosen(name=name, recipe=recipe, prefix=image, record=None, container=container)
 
 
-def _not_there(request: Request, installed: Environment, name: str, damage: str) -> UsageError:
+def build_command(request: Request) -> str:
+    """The command that builds what a request names."""
     build = f"hvdenv build {request.named if request.recipe else 'RECIPE'}"
-    if request.prefix:
-        build += f" --prefix {shlex.quote(str(request.prefix))}"
+    return f"{build} --prefix {shlex.quote(str(request.prefix))}" if request.prefix else build
+
+
+def _not_there(request: Request, installed: Environment, name: str, damage: str) -> UsageError:
+    build = build_command(request)
     if damage:
         return UsageError(
             f"files of this environment are damaged: {damage}",

@@ -221,6 +221,11 @@ def test_an_environment_that_somebody_deleted(
     assert f"kept {held.prefix}: another build holds this prefix" in said.err
     assert held.identities() == [ONE]
     (held.store / ONE).rename(held.store / ".removed-1")  # as if remove was killed
+    write(held.store / ".removed-1/file", "x" * 300_000)
+    state = f"held  incomplete  {held.prefix}\n    .removed-1  unfinished: 0.3 MB, 2 files"
+    assert state in hvdenv("envs").out
+    assert ".removed-1 (0.3 MB" in hvdenv("envs", "prune", str(held.prefix)).out
+    (held.store / ".removed-1").mkdir()
     assert "removed what was left of" in hvdenv("envs", "remove", str(held.prefix)).out
     assert not held.store.exists()
     registry.register(find_places(), held, "held", [])

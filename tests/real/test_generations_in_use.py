@@ -61,9 +61,13 @@ def start() -> Iterator[Start]:
     """Starts processes; ends those that still run."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def run(*argv: object, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    def run(*argv: object, cwd: Path | None = None, **variables: object) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            list(map(str, argv)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            list(map(str, argv)),
+            cwd=cwd,
+            env=os.environ | {name: str(value) for name, value in variables.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         processes.append(process)
         return process
@@ -115,6 +119,21 @@ def named(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
     return start(sys.executable, "-c", SLEEP, environment.generation(ONE) / "x")
 
 
+def named_from_beside(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    path = f"{environment.store.name}/{ONE}/x"
+    return start(sys.executable, "-c", SLEEP, path, cwd=environment.prefix.parent)
+
+
+def activated(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    return start("sleep", 600, VIRTUAL_ENV=environment.generation(ONE) / "venv")
+
+
+def first_in_path(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    path = f"{environment.generation(ONE)}/venv/bin:{os.environ['PATH']}"
+    # It has loaded nothing from there, and has another generation activated.
+    return start(sys.executable, "-c", SLEEP, PATH=path, CONDA_PREFIX=environment.prefix / "conda")
+
+
 def through_the_prefix(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
     return start(sys.executable, "-c", SLEEP, environment.prefix / "bin/script")
 
@@ -127,7 +146,17 @@ def starts_ranks_in_its_image(environment: Environment, start: Start) -> subproc
 
 @pytest.mark.parametrize(
     "use",
-    [runs, works_there, loaded, named, through_the_prefix, starts_ranks_in_its_image],
+    [
+        runs,
+        works_there,
+        loaded,
+        named,
+        named_from_beside,
+        activated,
+        first_in_path,
+        through_the_prefix,
+        starts_ranks_in_its_image,
+    ],
 )
 def test_a_generation_in_use_is_neither_pruned_nor_removed(
     environment: Environment,
@@ -161,6 +190,34 @@ def test_only_the_generation_that_is_used_is_kept(environment: Environment, star
     wait_until(lambda: prune.uses(environment).select(ONE))
     assert prune.uses(environment).select(TWO).users == ()
     assert [user.pid for user in prune.uses(environment).users] == [process.pid]
+
+
+def test_the_shell_that_calls_hvdenv_uses_what_it_has_activated(
+    environment: Environment, start: Start
+) -> None:
+    script = """VIRTUAL_ENV=$FOLDER/venv; export VIRTUAL_ENV; "$PYTHON" -c "$PROGRAM" $PREFIX \
+        remove {}; echo shell $$"""
+    process = start(
+        *("bash", "-c", script),
+        FOLDER=environment.generation(ONE),
+        PYTHON=sys.executable,
+        PROGRAM=REMOVE,
+        PREFIX=environment.prefix,
+    )
+    assert process.stdout is not None
+    said = process.stdout.read().decode()
+    assert f"shell {process.pid}\n" in said
+    assert f"in use by process {process.pid} (bash)\n" in said
+    assert whole(environment, ONE)
+
+
+def test_a_path_through_the_prefix_is_that_of_the_active_generation(
+    environment: Environment, start: Start
+) -> None:
+    process = start("sleep", 600, PATH=f"{environment.prefix}/venv/bin:{os.environ['PATH']}")
+    wait_until(lambda: prune.uses(environment))
+    assert [user.pid for user in prune.uses(environment).select(TWO).users] == [process.pid]
+    assert prune.prune(environment, keep=0).removed == (ONE,)
 
 
 def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Start) -> None:

@@ -133,7 +133,7 @@ def test_a_shell(cli: Cli, local_prefix: Path, program: str) -> None:
         [sys.executable, "-m", "hvdenv", "shell", "local"],
         env={**cli.variables, "SHELL": "/bin/bash"},
         start_new_session=True,
-        input="echo $VIRTUAL_ENV; mpirun --version; exit 5\n",
+        input="echo $VIRTUAL_ENV; mpirun --version; cat /proc/$$/environ; exit 5\n",
         capture_output=True,
         text=True,
         check=False,
@@ -142,6 +142,8 @@ def test_a_shell(cli: Cli, local_prefix: Path, program: str) -> None:
     assert done.returncode == 5, done.stderr
     assert str(local_prefix.resolve()) in done.stdout
     assert "Open MPI" in done.stdout
+    # So that `envs prune` sees that the shell uses it.
+    assert f"HVDENV_SHELL={local_prefix.resolve()}\0" in done.stdout
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(
