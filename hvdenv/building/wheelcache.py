@@ -151,19 +151,24 @@ def names(cache: Cache) -> list[str]:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not cache.shared:
             return []
-        raise blocked(cache.folder, error, "read") from error
+        problem = blocked(cache.folder, error, "read")
+        if cache.shared:
+            problem.remedy = (
+                f"correct ${VARIABLE} or places.wheels in the site file, or ask the cache's owner"
+            )
+        raise problem from error
     found = (path.name for path in cache.folder.glob("[0-9a-f][0-9a-f]/*"))
     return sorted(name for name in found if re.fullmatch(r"[0-9a-f]{64}", name))
 
 
-def find_all(caches: Iterable[Cache]) -> tuple[list[tuple[Cache, str]], list[str]]:
+def find_all(caches: Iterable[Cache]) -> tuple[list[tuple[Cache, str]], list[StepError]]:
     """The entries of several caches, and why others could not be read."""
-    found, problems = [], []
+    found, problems = [], list[StepError]()
     for cache in caches:
         try:
             found += [(cache, name) for name in names(cache)]
         except StepError as error:
-            problems.append(f"{error.where}: {error.message}")
+            problems.append(error)
     return found, problems
 
 
@@ -301,7 +306,7 @@ def carry(caches: Iterable[Cache], wheel_inputs: Table, to: Path) -> tuple[int, 
     """
     target = Cache(to / CARRIED)
     entries, problems = find_all(caches)
-    notes = [f"cached wheels not used: {each}" for each in problems]
+    notes = [f"cached wheels not used: {each.where}: {each.message}" for each in problems]
     for cache, name in entries:
         try:
             record = read(cache, name)

@@ -13,7 +13,7 @@ from hvdenv.base.places import find_places, named_file, write_text
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import installed
 from hvdenv.session.output import report
-from hvdenv.session.recipe import open_recipe, planned_environment
+from hvdenv.session.target import choose
 
 EXAMPLES = """\
 examples:
@@ -34,8 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     if arguments.recipe:
-        request = read_request(arguments)
-        prefix = planned_environment(request, open_recipe(request)).prefix
+        prefix = choose(read_request(arguments)).prefix
     elif arguments.prefix:
         prefix = arguments.prefix.expanduser().absolute()
     else:

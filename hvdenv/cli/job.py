@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_argument_group("what to do with the script, instead of printing it")
     add(actions, "--to FILE", "write it to a file", type=Path)
     add(actions, "--submit", "submit it and follow the job")
-    add(actions, "--dry-run", "print the script of --submit instead of submitting it")
+    add(actions, "--dry-run", "print the script of --submit; submit and write nothing")
     add(actions, "--detach", "do not follow the job")
     add(actions, "--follow ID", "follow a job that was submitted before")
 
@@ -171,13 +171,13 @@ def _batch(
 
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
-    secret = mask(text) != text
-    if arguments.to:
-        write_text(named_file(arguments.to), text, 0o700 if secret else 0o777)
+    secret, file = mask(text) != text, None if arguments.dry_run else arguments.to
+    if file:
+        write_text(named_file(file), text, 0o700 if secret else 0o777)
     if arguments.json:
         print_json({"text": text, **batch.cost(job)._asdict()})
-    elif arguments.to:
-        print(arguments.to)
+    elif file:
+        print(file)
     else:
         print(text, end="", flush=True)
     if not arguments.json and not arguments.quiet:

@@ -17,7 +17,7 @@ from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe import Recipe
 from hvdenv.session.output import report
 from hvdenv.session.request import Request, read_hostfile
-from hvdenv.session.target import Chosen
+from hvdenv.session.target import Chosen, build_command
 from hvdenv.sites.allocation import Allocation, find_allocation
 from hvdenv.sites.hosts import parse_hostfile, parse_hosts
 from hvdenv.sites.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
@@ -127,7 +127,7 @@ def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
             raise UsageError(
                 "only an environment that hvdenv built can have an image",
                 where=f"--image {request.image}",
-                remedy="omit --image",
+                remedy="omit --image" if chosen.there else f"build it: {build_command(request)}",
             )
         return Entry()
     built = generations.at(chosen.prefix)

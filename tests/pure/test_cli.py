@@ -65,6 +65,8 @@ def test_help(hvdenv: Hvdenv) -> None:
         ("verify none -n 0", 2, "-n: 0 ranks"),
         ("plan local --python 2.7", 3, "--python requests 2.7"),
         ("plan local --prefix /", 2, "cannot be a prefix"),
+        ("plan local --format bash --json", 2, "--json and --format bash exclude each other"),
+        ("job neuron --image /x.sqsh -- true", 2, "build it: hvdenv build neuron"),
         ("envs rollback none", 2, "no environments are named none"),
         ("envs prune --keep 0", 2, "--keep must be 1 or more"),
         ("container --build", 2, "no recipe is named"),
@@ -269,6 +271,7 @@ def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert "\n/tmp/\\xfc\\udcff -> /tmp/" in out
+    assert "\nnote: build refuses /tmp/\\xfc\\udcff: " in out
 
 
 @pytest.mark.parametrize(

@@ -447,7 +447,9 @@ def test_shell_in_an_allocation(recipe: str, built: Path, hvdenv: Hvdenv) -> Non
 
 
 @pytest.mark.parametrize(
-    "words", [("build",), ("verify",), ("job", "--submit")], ids=lambda words: words[0]
+    "words",
+    [("build",), ("verify",), ("job", "--submit"), ("job", "--to", "job.sh")],
+    ids=lambda words: words[0],
 )
 def test_what_would_be_submitted_is_shown(
     words: tuple[str, ...], recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv
@@ -460,7 +462,7 @@ def test_what_would_be_submitted_is_shown(
     assert re.search(
         r"hvdenv\S*: [12] nodes? for .*, up to .* node-hours? and .* GPU-hours", said.err
     )
-    assert not (tmp_path / "home/jobs").exists()
+    assert not (tmp_path / "home/jobs").exists() and not Path("job.sh").exists()
 
 
 def test_nothing_is_submitted_that_cannot_work(

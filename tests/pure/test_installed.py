@@ -152,12 +152,13 @@ def test_diff(environment: Environment, venv: Path, hvdenv: Hvdenv) -> None:
 
 
 def test_what_is_not_built_yet_is_to_be_built(hvdenv: Hvdenv) -> None:
-    for words in (("diff", "local", "local"), ("export", "local"), ("envs", "rollback", "local")):
+    for words in (("diff", "local", "local"), ("envs", "rollback", "local")):
         assert "hvdenv build RECIPE" in hvdenv(*words, code=2).err
+    assert "what to do: hvdenv build local\n" in hvdenv("export", "local", code=2).err
     find_places().envs.mkdir(parents=True)
     claim(at(find_places().envs / "local"))
-    for words in (("export", "local"), ("envs", "rollback", "local")):
-        assert "none of its builds is complete" in hvdenv(*words, code=2).err
+    assert "none of its builds is complete" in hvdenv("envs", "rollback", "local", code=2).err
+    assert "what to do: hvdenv build local\n" in hvdenv("export", "local", code=2).err
 
 
 def test_export(environment: Environment, tmp_path: Path, hvdenv: Hvdenv) -> None:

@@ -366,6 +366,7 @@ def test_the_caches_that_a_site_names(
     said = hvdenv("wheels", "list", code=1)
     assert said.out.count(", own") == 3  # those are listed all the same
     assert f"error: {Path.home()}/wheels: cannot read: No such file" in said.err
+    assert "what to do: correct $HVDENV_WHEEL_CACHE or places.wheels in the site file" in said.err
     hvdenv("wheels", "prune")
     assert left(used) == [1, 2]
     site.write_text('job.account = "x"\n[places.wheels]\nraed = ["/a"]\n')
