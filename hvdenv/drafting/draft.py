@@ -303,7 +303,9 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
         hashed = releases()[str(version.value)].sha256
         origin = Origin("the table of Horovod's releases")
         yield Value(at("horovod.sha256"), hashed, origin, Weight.INFERRED)
-    built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
+    of_page = [each for each in values if each.key[0] == "horovod" and each.origin.line]
+    # That of a framework only implies Horovod.
+    built = max(of_page, key=lambda each: each.weight > Weight.INFERRED, default=None)
     if not built:
         return
     mpi = _mpi_module(values) or find(values, "mpi.kind")

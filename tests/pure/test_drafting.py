@@ -433,3 +433,15 @@ def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(StepError, match="did not answer"):
         node._answered(record, answer)
     assert not answer.exists()
+
+
+def test_gloo_is_attributed_to_the_build_of_horovod() -> None:
+    """Not to the framework that was installed before it."""
+    page = "module load openmpi/4.1.5\npip install torch==2.1.0\npip install horovod==0.28.1\n"
+    draft = draft_of(f"```\n{page}```\n")
+    assert [
+        (each.value, each.origin.line) for each in draft.values if "controllers" in each.key
+    ] == [
+        ("mpi", 2),
+        ("gloo", 4),
+    ]
