@@ -205,18 +205,18 @@ SLOTS = (
 )
 # The page, further values, directives of its job, and options that are in none.
 JOBS = {
-    "types of nodes": (CLUSTER, (), "-l rt_F=2|-g grp|-cwd", ("-q", "-P", "-pe")),
+    "types of nodes": (CLUSTER, (), "#$ -l rt_F=2|-g grp|-cwd", ("-q", "-P", "-pe")),
     "sizes of the whole job": (
         PBS_SCRIPT,
         (*GIVEN, *OF_PBS),
-        "-q gpuvolta|-P grp|-l ncpus=96|-l ngpus=8|-l mem=760GB|-l walltime=01:00:00|-l jobfs=100GB|-l wd"
+        "#PBS -q gpuvolta|-P grp|-l ncpus=96|-l ngpus=8|-l mem=760GB|-l walltime=01:00:00|-l jobfs=100GB|-l wd"
         "|-l storage=gdata/ab12+scratch/ab12",
         ("-l select", "-A"),
     ),
     "slots of LSF": (
         SLOTS,
         (*GIVEN, "partitions.gpu.gpus=4"),
-        "-n 8|-R span[ptile=4]|-q gpu|-gpu num=4",
+        "#BSUB -n 8|-R span[ptile=4]|-q gpu|-gpu num=4",
         ("-nnodes",),
     ),
 }
@@ -240,7 +240,8 @@ def test_the_job_of_a_draft_is_that_of_the_page(
     lines = hvdenv("job", "./fenn.toml", "--account", "grp", "--", "python3", "t.py").out.split(
         "\n"
     )
-    assert {*wanted.split("|")} <= {line.partition(" ")[2] for line in lines if line[:1] == "#"}
+    prefix, _, directives = wanted.partition(" ")
+    assert {f"{prefix} {each}" for each in directives.split("|")} <= {*lines}
     assert not any(f" {other} " in line for line in lines if line[0:1] == "#" for other in others)
     assert "mpirun -np 8" in lines[-2]
 
