@@ -234,7 +234,7 @@ def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: Hv
 
 @pytest.mark.parametrize("words", ["recipes", "show local", "plan local", "check local", "envs"])
 def test_json_is_all_that_is_on_standard_output(words: str, cases: Path, hvdenv: Hvdenv) -> None:
-    facts = ("--facts", str(cases / "facts.json")) if words[0] in "pc" else ()
+    facts = ("--facts", str(cases / "facts.json")) if words.startswith(("plan", "check")) else ()
     said = hvdenv(*words.split(), *facts, "--json")
     assert json.loads(said.out) is not None
     assert said.err == ""

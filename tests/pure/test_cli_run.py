@@ -107,8 +107,8 @@ def test_the_line(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
 
 
 def test_arguments_of_horovodrun(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
-    chosen = """--set "launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']\""""
-    line = dry(hvdenv, f"{recipe} {chosen} --launcher horovodrun-gloo -- true")
+    chosen = shlex.quote("launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']")
+    line = dry(hvdenv, f"{recipe} --set {chosen} --launcher horovodrun-gloo -- true")
     assert "--gloo-timeout-seconds=300 --verbose --gloo true" in line
 
 

@@ -58,9 +58,8 @@ def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
         return [" ".join(each) for each in conda_spec.virtual_packages(document)]
 
     unix = "__unix 0 0"
-    assert found(SPEC) == [
-        *("__cuda 11.4 0", "__glibc 2.17 0", "__linux 3.10 0", unix, "__archspec 1 x86_64"),
-    ]
+    old = ["__glibc 2.17 0", "__linux 3.10 0", unix]
+    assert found(SPEC) == ["__cuda 11.4 0", *old, "__archspec 1 x86_64"]
     power = {"platform": "linux-ppc64le", "virtual": {"__archspec": "power9", "__linux": "4.18"}}
     assert found(power) == ["__glibc 2.17 0", "__linux 4.18 0", unix, "__archspec 1 power9"]
 

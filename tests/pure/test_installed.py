@@ -76,9 +76,8 @@ def test_a_conda_prefix(tmp_path: Path) -> None:
     write(tmp_path / "conda-meta/history", "")
     write(tmp_path / "conda-meta/broken.json", "{")
     found = installed.installed_packages(tmp_path)
-    assert [(each.kind, each.name) for each in sorted(found.packages)] == [
-        *(("conda", "python"), ("conda", "pytorch"), ("conda", "six"), ("pypi", "mine")),
-    ]
+    names = [f"{each.kind} {each.name}" for each in sorted(found.packages)]
+    assert names == ["conda python", "conda pytorch", "conda six", "pypi mine"]
     assert found.distributions == {"torch": "1.12.0", "six": "1.16.0", "mine": "1"}
     assert found.python == "3.11.9"
 

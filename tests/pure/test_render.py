@@ -281,7 +281,8 @@ def test_what_passed_and_hides_no_other() -> None:
 
 def test_times() -> None:
     findings = (
-        *(JUNIT_FAIL, JUNIT_FAIL),
+        JUNIT_FAIL,
+        JUNIT_FAIL,
         Finding("extension", "torch", "pass", "good"),
         Finding("operation", "MPI in torch", "pass", "good"),
     )
