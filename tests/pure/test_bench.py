@@ -324,6 +324,7 @@ CYCLE: Final = "HOROVOD_CYCLE_TIME"
         # As under `hvdenv run`, Horovod goes by the user's controller.
         ((), None, "HOROVOD_CONTROLLER", "mpi"),
         ((), "gloo", "HOROVOD_CONTROLLER", "gloo"),
+        ((), None, TIMEOUT, "60"),
         ((), "120", TIMEOUT, "60"),
         # Only ranks that add process sets may.
         (("collectives",), None, "HOROVOD_DYNAMIC_PROCESS_SETS", "1"),
@@ -333,6 +334,8 @@ CYCLE: Final = "HOROVOD_CYCLE_TIME"
         (("collectives=", "training"), None, CYCLE, "5"),
         (("collectives=", "training"), "0.1", CYCLE, "0.1"),
         (("bench=1",), None, CYCLE, None),
+        (("bench=1",), "0.1", CYCLE, "0.1"),
+        ((), None, CYCLE, None),
     ],
 )
 def test_variables_of_ranks(
