@@ -153,9 +153,7 @@ def names(cache: Cache) -> list[str]:
             return []
         problem = blocked(cache.folder, error, "read")
         if cache.shared:
-            problem.remedy = (
-                f"correct ${VARIABLE} or places.wheels in the site file, or ask the cache's owner"
-            )
+            problem.remedy = f"correct ${VARIABLE} or places.wheels in the site file"
         raise problem from error
     found = (path.name for path in cache.folder.glob("[0-9a-f][0-9a-f]/*"))
     return sorted(name for name in found if re.fullmatch(r"[0-9a-f]{64}", name))

@@ -89,8 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
         report(f"type this there: . {shlex.quote(chosen.activate)}")
-    active = os.path.realpath(chosen.prefix)
-    return replace_process(Command(words, ((SHELL, active),)), variables)
+    return replace_process(Command(words, ((SHELL, os.path.realpath(chosen.prefix)),)), variables)
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:

@@ -60,9 +60,8 @@ class Uses(NamedTuple):
 def uses(environment: Environment) -> Uses:
     """Find the processes on this host that run from, work in, have loaded or activated a generation.
 
-    A process that was started through the prefix and shows no generation counts as a
-    user of every one: the link may have been switched since. What a shell has activated
-    since it started shows only in the processes that it starts, such as this one.
+    A process that was started through the prefix and shows no generation counts as a user of
+    every one: the link may have been switched. Only its children show what a shell activated.
     """
     users, unseen, roots = [], 0, _roots(environment)
     for process in psutil.process_iter(["cmdline", "environ", "exe", "cwd", "name"]):
