@@ -86,6 +86,9 @@ def combine(name: str, found: Found) -> Draft:
     chosen = [*_placed(chosen, left)]
     chosen += _inferred(chosen, {str(each.value) for each in valid if each.item})
     chosen += _gpu_option(chosen, found.lines)
+    alternatives = _alternatives(chosen, choices, valid)
+    chosen = [each for each in chosen if each not in alternatives]
+    choices += [Choice(each.key, (each,)) for each in alternatives]
     pending = {each.key for each in choices}
     return Draft(
         name=name,
@@ -331,6 +334,25 @@ def _gpu_option(values: Sequence[Value], lines: Iterable[Left]) -> Iterator[Valu
     if sized and sized.origin.text in directives and builds and not requests:
         why = "the script requests no GPUs: its nodes have them"
         yield _follows("job.gpu_option", "none", sized, why)
+
+
+def _alternatives(
+    values: Sequence[Value], choices: Sequence[Choice], every: Sequence[Value]
+) -> list[Value]:
+    """Packages that are installed with only some of several versions of a framework."""
+    lines = {
+        value.origin
+        for choice in choices
+        if choice.key[0] == "frameworks" and choice.key[-1] == "version"
+        for value in choice.values
+    }
+    return [
+        each
+        for each in values
+        if each.key[0] == "packages"
+        and each.origin in lines
+        and not lines <= {other.origin for other in every if other[:2] == each[:2]}
+    ]
 
 
 def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:

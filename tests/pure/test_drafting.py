@@ -248,10 +248,11 @@ def test_the_job_of_a_draft_is_that_of_the_page(
 
 def test_two_values_are_a_choice() -> None:
     page = "#!/bin/bash\nmodule load gcc/1 openmpi/4.1.4\nmodule load gcc/2\nCC=a pip install torch==1.13.1 tqdm==4.0\n"
-    draft = draft_of(page + "pip install torch==2.0.1 tqdm==4.0\n")
+    draft = draft_of(page + "pip install torch==2.0.1 torchaudio==2.0.2 tqdm==4.0\n")
     assert [(each.key, [value.value for value in each.values]) for each in draft.choices] == [
         (("modules", "load", "gcc"), ["gcc/1", "gcc/2"]),
         (("frameworks", "torch", "version"), ["1.13.1", "2.0.1"]),
+        (("packages", "torchaudio"), ["==2.0.2"]),
     ]
     assert '    # "gcc/1",' in write(draft, ["page"])
     add = "conda config --append channels https://x/ce/"
