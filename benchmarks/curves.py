@@ -195,7 +195,7 @@ root = Path(sys.argv[1])
 assert manifest.compare(root, manifest.read(root / manifest.NAME)) == []
 """,
     "verify: judge who can change them": """
-import sys; from hvdenv import trust
+import sys; from hvdenv.base import trust
 for _ in trust.in_environment(sys.argv[1], trust.trusted_owners(), whole=True): pass
 """,
 }

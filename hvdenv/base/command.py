@@ -1,7 +1,5 @@
 """Commands and their outcomes, as plain data."""
 
-from __future__ import annotations
-
 import shlex
 from typing import NamedTuple
 

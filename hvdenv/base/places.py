@@ -1,7 +1,5 @@
 """The directories of HVDENV_HOME, and atomic writes of small files."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import json

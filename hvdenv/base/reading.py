@@ -4,8 +4,6 @@ A refusal is an OSError whose ``strerror`` tells users what is wrong, so callers
 as they report a missing file or a missing permission.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

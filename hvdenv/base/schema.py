@@ -5,8 +5,6 @@ tuple[X, ...], list[X], dict[str, X], NamedTuples, unions of str with one of the
 Annotated[str, Pattern(...)]. docs/explanation/decisions.md says why this is not a library.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import types

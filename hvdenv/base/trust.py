@@ -5,8 +5,6 @@ later by its path. Each link on the way counts, and each directory up to the fir
 the user; directories above that one only must not let everybody exchange it.
 """
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

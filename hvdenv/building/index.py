@@ -9,8 +9,6 @@ atomically, so readers need no lock. Publishers write a page again if it lacks a
 publisher has added meanwhile.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import os

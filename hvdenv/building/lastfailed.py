@@ -1,7 +1,5 @@
 """The last failure on this machine: a step of a build, or a finding of verify."""
 
-from __future__ import annotations
-
 import io
 from contextlib import suppress
 from pathlib import Path

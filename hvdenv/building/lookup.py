@@ -4,8 +4,6 @@ Only metadata is read. No code of a source archive is run: packages without a wh
 looked at.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import time

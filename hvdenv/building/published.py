@@ -4,8 +4,6 @@ Only metadata changes, and a check is added (hvdenv/standalone/wheel/compiled_fo
 compiled again. The same entry and the same hvdenv give the same bytes.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """uv resolves Python packages, for `check`, `lock` and `install`. It looks where pip would."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 import time

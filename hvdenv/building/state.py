@@ -1,7 +1,5 @@
 """The request and the state of a build, and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ entry that cannot be used is replaced. They also read shared ones, whose entries
 owner (docs/how-to/share-compiled-wheels.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Locked packages keep their versions, and a lock that still matches is not rewritten. After
 `hvdenv build --locked`, run `hvdenv lock` again to record the compiler and MPI of the build."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Combines what all sources yield into one draft: conflicts, what follows, and what is missing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args

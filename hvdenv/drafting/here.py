@@ -1,7 +1,5 @@
 """What this machine, and a compute node, show: scheduler, modules, MPI, GPUs, networks, index."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The options of batch systems, in directives and on command lines, as [job]."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

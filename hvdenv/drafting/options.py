@@ -1,7 +1,5 @@
 """What the options of programs mean, and what the variables that a page sets mean, in a recipe."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds the code of a page: HTML, Markdown, reStructuredText, a script, a package list, or text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """The programs of pages, and those that start ranks, request an allocation, or are about images."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args

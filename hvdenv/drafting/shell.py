@@ -1,7 +1,5 @@
 """Reads shell code into statements, and never runs it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a line of a page, or a machine, says about a recipe: plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

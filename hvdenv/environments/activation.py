@@ -4,8 +4,6 @@
 templates beside this module. Every value in them is quoted for their language.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ The generations of ``P`` are in ``.P.hvdenv`` beside it. A generation is complet
 deleted.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -5,8 +5,6 @@ generation gives the same bytes: mksquashfs sorts the names, files belong to the
 generation, and nothing in the image depends on the time or the host. The times of files stay, since
 Python compares those of a module and of its bytecode."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

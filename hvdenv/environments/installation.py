@@ -1,7 +1,5 @@
 """How programs of an environment are run, and what the environment is expected to have."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Reads the contents of environments and locks from disk; runs nothing in them."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -11,8 +11,6 @@ Backslash, tab, newline and carriage return are escaped as in Python; a name tha
 not UTF-8 keeps its bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -10,8 +10,6 @@ when its owner is certainly gone. So nobody can remove a lock that is not the on
 holder touches its file every few seconds.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

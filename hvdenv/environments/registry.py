@@ -6,8 +6,6 @@ access time of that file is known, which some file systems do not keep. The size
 generation is in its record; only unfinished ones and caches are walked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -4,8 +4,6 @@ Each holds the lock of its process, so that the next command can tell which ones
 process has left.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

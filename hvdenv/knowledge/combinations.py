@@ -3,8 +3,6 @@
 benchmarks/combinations.py makes the rows of combinations.json; docs/generated/combinations.md shows them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

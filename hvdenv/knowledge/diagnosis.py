@@ -1,7 +1,5 @@
 """Name the cause of a failure from a log: events are found, explained and ranked."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The events that a log shows, and why they happened: causes, rules of `check`, families of names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase

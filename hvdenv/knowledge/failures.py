@@ -21,8 +21,6 @@ A wording is how a program prints an event, as a line with slots.
 All of them are bounded, so no log makes a search slow.
 """
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 from functools import cache

@@ -4,8 +4,6 @@ A log is read in blocks, so memory does not grow with its size. One pass over a 
 anchors of all wordings; a wording is tried only on lines that contain its anchor.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Horovod's releases, and hvdenv's patches of their sources."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Known incompatibilities: data in hvdenv/knowledge/rules, applied to a recipe and facts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """How a lock differs from the recipe, and a build from the one that filled in the lock."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Differences between the contents of two environments, as a change log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby

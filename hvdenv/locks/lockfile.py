@@ -5,8 +5,6 @@ with, and binds the other two by their hashes: ``pylock.toml`` (PEP 751) and
 ``conda-lock.yml``. They contain no path, user or host of the machine that wrote them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The record of a generation as a type: what ``hvdenv.json`` contains."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from hvdenv.base.schema import Table

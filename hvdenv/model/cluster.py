@@ -1,7 +1,5 @@
 """The cluster part of a recipe: modules, partitions, jobs, launchers, network, places."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple, get_args
 

@@ -1,7 +1,5 @@
 """What hvdenv has to know about a scheduler: data, in schedulers/*.toml and in site files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache

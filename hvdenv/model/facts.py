@@ -1,7 +1,5 @@
 """Facts about a machine: observed on it, or declared in a file."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal, NamedTuple
 

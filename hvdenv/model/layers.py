@@ -1,7 +1,5 @@
 """Merging the layers of a recipe: default, recipe, variant, site, command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

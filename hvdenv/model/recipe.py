@@ -1,7 +1,5 @@
 """The recipe format: what to build and where, as typed data."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple

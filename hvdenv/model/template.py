@@ -5,8 +5,6 @@ value. ``{?exclusive}`` and ``{!error}`` print nothing: what they stand in is le
 field has a value, or has none; ``{?gpu_option=gres}`` compares it.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping

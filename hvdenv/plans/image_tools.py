@@ -1,7 +1,5 @@
 """Programs that build images from definitions: their command lines, and why a build failed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ The image runs the same steps as a build on a machine: the definition contains t
 to build Open MPI from source.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The steps of a build, as plain data, and their digest."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What each step of a build does, from the recipe and the facts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

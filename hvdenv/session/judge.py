@@ -1,7 +1,5 @@
 """What known rules say about a recipe on this machine, and how it is reported."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What decides a plan: the recipe, facts of the machine, and the Python that fits both."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How programs of a chosen environment start: where, with which MPI and variables, from which image."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import NamedTuple

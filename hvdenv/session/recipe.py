@@ -1,7 +1,5 @@
 """What a request names: its recipe, opened and trusted, its site file, and its environment."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the user asked for, in the options that commands share, and the files that hvdenv may use."""
 
-from __future__ import annotations
-
 import shlex
 import stat
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The environment that a command is for: named, active in the shell, or built last."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

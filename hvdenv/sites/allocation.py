@@ -1,7 +1,5 @@
 """The allocation that a process runs in, from its environment variables; and how to request one."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Batch scripts: checks a job against its site, and writes its script. Data in, text out."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

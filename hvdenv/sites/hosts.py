@@ -1,7 +1,5 @@
 """Lists of hosts as users, schedulers and hostfiles write them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Submitting jobs and following them to their end, also after a lost connection."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

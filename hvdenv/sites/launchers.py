@@ -4,8 +4,6 @@ Where a template of the command line is enough, a launcher is data: in launchers
 site files. Others are functions from a Launch to a Start, entered in LAUNCHERS.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping

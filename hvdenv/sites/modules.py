@@ -4,8 +4,6 @@ The commands are for sh, bash, dash and zsh, also under ``set -eu``, and for eve
 ``BACKENDS``.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ the launcher's own processes, which may have no deadline. Processes of the run h
 variable; others are not touched.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import re

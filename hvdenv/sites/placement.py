@@ -1,7 +1,5 @@
 """Where ranks are placed, and which variables of the user's shell reach them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache

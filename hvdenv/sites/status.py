@@ -1,7 +1,5 @@
 """The status of a job: read from a scheduler's answer as its data file says, and in words."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -4,8 +4,6 @@ The ranks (hvdenv/standalone/ranks/bench.py, speed.py) and the yardstick
 (hvdenv/standalone/ranks/yardstick.c) measure; this module starts them and judges their figures.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

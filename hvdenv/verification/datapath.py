@@ -1,7 +1,5 @@
 """By which path the data of ranks went, from what they report of it (standalone/ranks/datapath.py)."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ or MPI, or the files that Horovod's extensions link. Other modules or another dr
 they matter by the files that they provide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from os.path import dirname, isabs
 from typing import NamedTuple

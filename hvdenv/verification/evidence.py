@@ -1,7 +1,5 @@
 """What verify finds out about an environment, in the order in which it does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar

@@ -3,8 +3,6 @@
 Each function takes the seconds that it has as `timeout`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

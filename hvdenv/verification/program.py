@@ -1,7 +1,5 @@
 """What the ranks of a training program reported (standalone/program/observe.py), as rules read it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Runs a training program on ranks that observe it (standalone/program/observe.py)."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Checks of what ranks did: each judges runs of ranks. Nothing is run here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What the events of ranks say about a run: the first thing that is wrong, and why."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics

@@ -1,7 +1,5 @@
 """What ranks reported (hvdenv/standalone/ranks/rank.py), as data."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Starts ranks, and gathers what they report."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

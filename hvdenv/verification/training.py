@@ -1,7 +1,5 @@
 """What ranks found when they trained a small model (standalone/ranks/training.py), judged together."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Verify an environment: find out, start ranks, judge once, report."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

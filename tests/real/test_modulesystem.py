@@ -132,7 +132,7 @@ def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
 def test_a_machine_without_modules_is_told_so() -> None:
     """In a mount namespace in which the usual places are empty."""
     program = (
-        "from hvdenv import runner\n"
+        "from hvdenv.base import runner\n"
         "from hvdenv.sites import module_shell\n"
         "from hvdenv.base.errors import IncompatibleError\n"
         "bare = runner.Runner({'PATH': '/usr/bin:/bin'})\n"
