@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -25,6 +26,7 @@ from hvdenv.model.observe import declared
 from hvdenv.plans.step import Step
 from tests.pure.test_build_anew import STEPS, Recorder, Site
 from tests.support.needs import need
+from tests.support.waiting import wait_until
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 WITHOUT_FLUSH = 2
@@ -62,9 +64,20 @@ class Disk:
             os.close(descriptor)
 
     def restore(self) -> None:
-        """What the disk has after the machine has started again."""
+        """What the disk has after the machine has started again.
+
+        The file system stays shut down as long as the mount namespace of another test has it, too.
+        """
+        wait_until(self._is_mounted_anew)
+
+    def _is_mounted_anew(self) -> bool:
         self.unmount()
         self.mount()
+        try:
+            TemporaryFile(dir=self.root).close()
+        except OSError:
+            return False
+        return True
 
 
 def _call(*words: str) -> str:
