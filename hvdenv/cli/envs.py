@@ -139,7 +139,8 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
                 raise
             report(f"kept {target.prefix}: {error.message}")
             continue
-        gone = [each for each in remains if arguments.dry_run or each not in target.remains()]
+        left = () if arguments.dry_run else target.remains()
+        gone = [each for each in remains if each not in left]
         cleared = cleared._replace(removed=(*cleared.removed, *gone))
         _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         removed += len(cleared.removed)

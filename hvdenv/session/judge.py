@@ -185,17 +185,16 @@ def suggest(
             own = (pair for edit in rule.edits for pair in edit.items())
             helping[rule.id] = dict(pair for pair in own if pair in chosen)
             continue
-        trials = [(edit, attempt({**end.edits, **edit})) for edit in rule.edits]
-        helpful = (edit for edit, trial in trials if _helps(trial, rule, end))
-        if edit := next(helpful, {}):
-            helping[rule.id] = edit
+        failed = []
+        for edit in rule.edits:
+            trial = attempt({**end.edits, **edit})
+            if rule.id not in trial.ids and not trial.refused and trial.weight <= end.weight:
+                helping[rule.id] = edit
+                break
+            failed.append(_why_not(edit, trial, end))
         else:
-            not_suggested[rule.id] = _why_not(*trials[0], end)
+            not_suggested[rule.id] = failed[0]
     return Suggestion(propose(resolved, end.edits) if chosen else None, helping, not_suggested)
-
-
-def _helps(trial: Trial, rule: Rule, end: Trial) -> bool:
-    return rule.id not in trial.ids and not trial.refused and trial.weight <= end.weight
 
 
 def _why_not(edit: Mapping[str, str], trial: Trial, end: Trial) -> str:
