@@ -288,6 +288,9 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
     )
 
 
+_SYNC_THREADS = 8
+
+
 def sync_tree(root: Path) -> None:
     """Flush a tree to disk, so that it survives a power cut.
 
@@ -302,10 +305,18 @@ def sync_tree(root: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     _sync_file_system(root)
-    # Each sync may wait for a file server, so several run in parallel.
-    with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(sync, _files_below(root)):
+    files = [*_files_below(root)]
+    # Each sync may wait for a file server, so several run in parallel. A task for each file would
+    # cost more than the sync itself.
+    parts = (files[number::_SYNC_THREADS] for number in range(_SYNC_THREADS))
+    with ThreadPoolExecutor(_SYNC_THREADS) as pool:
+        for _ in pool.map(_sync_all, parts):
             pass
+
+
+def _sync_all(paths: Iterable[str]) -> None:
+    for path in paths:
+        sync(path)
 
 
 def _sync_file_system(path: Path) -> None:
