@@ -20,12 +20,11 @@ from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options
 from hvdenv.drafting import here, proposals
-from hvdenv.drafting.draft import Choice, Draft, Missing, combine
+from hvdenv.drafting.draft import Draft, combine
 from hvdenv.drafting.here import Seen
-from hvdenv.drafting.modules import SET
 from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Ranges, read_page
-from hvdenv.drafting.values import LOAD, Found, Origin, Value, Weight, joined, shown
-from hvdenv.drafting.writer import choice_text, left_lines, value_text, write
+from hvdenv.drafting.values import LOAD, Found, Origin, joined, shown
+from hvdenv.drafting.writer import choice_text, left_lines, write
 from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.facts import Facts
@@ -42,7 +41,6 @@ examples:
   curl -s https://hpc.example/horovod | hvdenv init fenn --from - -o -
   hvdenv init fenn --here --where compute --set job.partition=gpu
   hvdenv init fenn --from page.html --lines 120-180    one section of the page
-  hvdenv init fenn --from page.md --interactive        asks for what is missing
 """
 _STANDARD = "-"
 # In a key or a value of a page that uses GPUs.
@@ -74,7 +72,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     told = "with --where compute: print the script of the job, and submit nothing"
     add(parser, "--dry-run", told)
-    add(parser, "--interactive", "ask for missing values and where sources differ")
     told = "a value of the recipe, such as horovod.version=0.28.1; may be repeated"
     add(parser, "--set KEY=VALUE", told, dest="overrides", **several)
     add(parser, "-o --to FILE", "file to write, - for standard output (default: NAME.toml)")
@@ -109,12 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
         if of_node is None:
             return 0
         found = joined([found, of_node])
-    if arguments.interactive:
-        found = _ask(name, found)
-    elif seen and not arguments.pages:
+    if seen and not arguments.pages:
         found = _with_proposals(name, found, seen.facts)
     draft = combine(name, found)
-    text = write(draft, [shown(Path(each).name) for each in sources] or ["your answers"])
+    text = write(draft, [shown(Path(each).name) for each in sources])
     if arguments.json:
         print_json({**encode(draft), "toml": text})
         return 0
@@ -125,11 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
-    if not sources and not arguments.interactive:
+    if not sources:
         raise UsageError(
             "nothing to draft a recipe from",
-            remedy="name a page or a job script with --from FILE, look at this machine with --here,"
-            " or answer questions with --interactive",
+            remedy="name a page or a job script with --from FILE, or look at this machine with --here",
         )
     if arguments.where == "compute":
         if not arguments.here:
@@ -242,42 +236,3 @@ def _other_ways(draft: Draft) -> Iterator[str]:
             ways.setdefault((each.origin.source, each.reason), []).append(each.origin.line)
     for (source, reason), lines in ways.items():
         yield f"{Origin(source, min(lines), last=max(lines))}: {reason}"
-
-
-def _ask(name: str, found: Found) -> Found:
-    """Ask about choices first, then for what is missing."""
-    choices = combine(name, found).choices
-    for choice in (each for each in choices if not each.key[-1].startswith(SET)):
-        if chosen := _answer_choice(choice):
-            found = found._replace(facts=(*found.facts, chosen._replace(weight=Weight.GIVEN)))
-    asked = set[tuple[str, ...]]()
-    while missing := [each for each in combine(name, found).missing if each.key not in asked]:
-        asked.add(missing[0].key)
-        found = proposals.give(found, _answer_missing(missing[0]))
-    return found
-
-
-def _read_answer(question: str) -> str:
-    """One line; empty at the end of the input."""
-    print(question, end=" ", file=sys.stderr, flush=True)
-    return sys.stdin.readline(4096).strip()
-
-
-def _answer_choice(choice: Choice) -> Value | None:
-    report(f"{'.'.join(choice.key)}: the sources differ")
-    for number, each in enumerate(choice.values, 1):
-        report(f"  {number}  {value_text(each.value)}  ({each.origin})")
-    text = _read_answer("number (Enter: decide later):")
-    valid = text.isdigit() and 0 < int(text) <= len(choice.values)
-    return choice.values[int(text) - 1] if valid else None
-
-
-def _answer_missing(missing: Missing) -> list[Value]:
-    """Asks again until the value fits the key."""
-    key = ".".join(missing.key)
-    while text := _read_answer(f"{key}, {missing.needs} (Enter: decide later):"):
-        try:
-            return proposals.parse(f"{key}={text}", Origin("your answer"))
-        except UsageError as error:
-            report(error.message)
-    return []

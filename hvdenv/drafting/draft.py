@@ -158,7 +158,7 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
             told = "the page's scripts are for different partitions"
             left += [Left(each.origin, told) for each in best]
         # A module that has a role has alternatives, if only to load none.
-        elif len(best) > 1 or (best[0].role and key == LOAD and most < Weight.GIVEN):
+        elif len(best) > 1 or (best[0].role and key == LOAD):
             choices.append(Choice((*key, slot) if slot else key, tuple(best)))
         elif not str(best[0].value).startswith(WITHOUT):
             merged.append(best[0]._replace(role=""))

@@ -161,11 +161,11 @@ def _comment(text: str) -> str:
 
 
 def choice_text(choice: Choice) -> str:
-    values = ", ".join(f"{value_text(each.value)} ({each.origin.place})" for each in choice.values)
+    values = ", ".join(f"{_value_text(each.value)} ({each.origin.place})" for each in choice.values)
     return f"{'.'.join(choice.key)}: {values}"
 
 
-def value_text(value: Scalar) -> str:
+def _value_text(value: Scalar) -> str:
     if isinstance(value, str) and value.startswith(WITHOUT):
         return f"without {rendered(value.removeprefix(WITHOUT))}"
     return rendered(value)

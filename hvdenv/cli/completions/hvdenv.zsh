@@ -263,7 +263,6 @@ _shtab_hvdenv_init_options=(
   "--here[look at this machine and its modules]"
   "--where[with --here. compute\: also ask a compute node, in a job of at most 10 minutes with one GPU if the job has any (default\: here)]:where:(here compute)"
   "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
-  "--interactive[ask for missing values and where sources differ]"
   "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
   {-o,--to}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
   "--json[print the result as JSON, and nothing else, on standard output]"
