@@ -249,4 +249,5 @@ def _look(block: _Block, at: int, wording: str) -> Hit | None:
 def _trimmed(value: str) -> str:
     """What fills a slot, without the punctuation and the pair of quotation marks around it."""
     value = value.strip().lstrip(":,").rstrip(".:,").strip()
-    return value[1:-1] if value[:1] in "'\"`" and value[:1] == value[-1:] else value
+    quotation = value[:1] in "'\"`" and value[:1] == value[-1:] and value.count(value[:1]) == 2
+    return value[1:-1] if quotation else value
