@@ -245,21 +245,15 @@ def git(statement: Statement, page: Page) -> Iterator[Fact]:
 
 
 def _repository_build(url: str, tag: str) -> Iterator[Fact]:
-    """The build of a repository, as far as recipes can express it."""
+    """The build of a repository: that of Horovod is one of a release."""
     path = "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
     release = re.fullmatch(r"v?(\d+(?:\.\d+)+)", tag)
-    framework = meaning_of(path, "repositories")
-    if framework == "horovod":
-        told = "it names no release of Horovod, and hvdenv builds releases"
-        yield Value(at("horovod.version"), release[1]) if release else leave(told)
-    elif framework:
-        yield from _framework(framework, framework, release[1] if release else "")
-        yield Value(at("frameworks", framework, "provider"), "source")
-        yield Value(at("frameworks", framework, "source", "git"), url.removesuffix(".git"))
-        if tag:
-            yield Value(at("frameworks", framework, "source", "tag"), tag)
+    if path not in ("horovod/horovod", "uber/horovod"):
+        yield leave(f"builds {path} from source: for a framework, set frameworks.NAME.source")
+    elif release:
+        yield Value(at("horovod.version"), release[1])
     else:
-        yield leave(f"hvdenv does not build {path or 'this'} from its source")
+        yield leave("it names no release of Horovod, and hvdenv builds releases")
 
 
 def _build_source(page: Page) -> Iterator[Fact]:

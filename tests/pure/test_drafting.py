@@ -73,7 +73,7 @@ RIGHT_AND_CHOICES = {
     "alvis": (10, 3),
     "neuron": (33, 1),
     "singularity": (14, 1),
-    "taurus": (19, 3),
+    "taurus": (15, 3),
     "theta": (13, 3),
     "thetagpu": (11, 0),
 }
