@@ -24,8 +24,8 @@ from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
 
 # How a site's scheduler differs from the shipped one, by the option that shows it: sizes of the whole job
-# (PBS at Gadi), groups that pay and types of nodes instead of slots (Grid Engine at ABCI and TSUBAME),
-# slots instead of whole nodes, and GPUs (LSF). By the beginning of the shipped directive; {} is the value.
+# (PBS at Gadi), slots instead of whole nodes, and GPUs (LSF). By the beginning of the shipped directive; {}
+# is the value.
 _TOTALS = {
     "-l select=": ("-l ncpus={cpus}", "-l ngpus={gpus}"),
     "{!exclusive}-l place": (),
@@ -36,11 +36,6 @@ _DIFFERENT: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "project": {"-A ": ("-P {account}",)},
         "cpus_in_all": _TOTALS,
         "gpus_in_all": _TOTALS,
-    },
-    "gridengine": {
-        "group": {"-P ": ("-g {account}",)},
-        "node_type": {"-q ": ("-l {partition}={nodes}",), "-pe ": ()},
-        "hostfile": {},
     },
     "lsf": {
         "tasks": {"-nnodes ": ("-n {ranks}", "-R span[ptile={ranks_per_node}]")},
@@ -106,16 +101,12 @@ _COMPUTED = re.compile(
 )
 # The parts of compound values: what separates them, and what the groups of each mean.
 _SEPARATORS = {
-    **dict.fromkeys(("resources", "consumables"), ","),
-    **dict.fromkeys(("chunks", "attributes"), ":"),
+    "resources": ",",
+    "chunks": ":",
+    "attributes": ":",
     "requirements": "span",
 }
 PARTS = {
-    "consumables": {
-        # Types of nodes: rt_F=2 at ABCI, f_node=2 at TSUBAME.
-        r"(rt_[A-Za-z.]+|[a-z]+_node|node_[a-z]+)=(\d{1,6})": "node_type nodes",
-        r"(.*)": "resources",
-    },
     "resources": {
         r"(?:select|nodes)=(\d+):([^+]*)": "nodes chunks",
         r"(?:select|nodes)=(.*)": "nodes",
@@ -253,9 +244,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
 def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
     meaning, text = option.key[-1], str(option.value)
-    key = at(meaning) if "." in meaning else at("job", meaning.replace("node_type", "partition"))
+    key = at(meaning) if "." in meaning else at("job", meaning)
     yield from _site(meaning, text, scheduler, size)
-    if meaning in ("account", "group", "project"):
+    if meaning in ("account", "project"):
         yield Value(at("job.requires"), "account", item=True)
     elif meaning.startswith("-"):
         yield from [_directive(meaning, text)] if text else []
@@ -385,5 +376,4 @@ def with_scheduler(facts: Sequence[Fact]) -> list[Fact]:
         texts = [text.replace("{}", str(mark.value)) for text in lines]
         key = at("schedulers.site.directives")
         kept += [mark._replace(key=key, value=text, item=True) for text in texts]
-    hostfile = [each for each in marks if each.key[2] == "hostfile"]
-    return kept + [each._replace(key=at("schedulers.site.hostfile")) for each in hostfile]
+    return kept

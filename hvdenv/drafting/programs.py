@@ -8,7 +8,7 @@ from hvdenv.drafting import modules, packages
 from hvdenv.drafting.jobs import LAUNCHED, read_options
 from hvdenv.drafting.options import meaning_of, split, tables, variable
 from hvdenv.drafting.shell import Page, Statement
-from hvdenv.drafting.values import OPTION, SITE, UNKNOWN, Fact, Left, Value, Weight, at, leave
+from hvdenv.drafting.values import OPTION, UNKNOWN, Fact, Left, Value, Weight, at, leave
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe_checks import horovodrun_problems
 
@@ -78,8 +78,6 @@ def _option(meaning: str, value: str) -> Iterator[Fact]:
         yield Value(at("launch.mca", name), text)
     elif meaning == "interfaces":
         yield from (Value(at("network.use"), each, item=True) for each in value.split(","))
-    elif value == "$SGE_JOB_HOSTLIST":
-        yield Value((SITE, "gridengine", "hostfile"), value.lstrip("$"), weight=Weight.INFERRED)
     elif "." in meaning:
         yield Value(at(meaning), int(value) if value.isdigit() else value)
 
@@ -133,7 +131,7 @@ def _system_of_qsub(words: Sequence[str]) -> str:
     """Options tell which batch system it belongs to, or else the rest of the page does."""
     if any(word.startswith(("select=", "nodes=", "walltime=", "ncpus=")) for word in words):
         return "pbs"
-    return "gridengine" if {"-pe", "-g"} & {*words} else "cobalt" if "-n" in words else ""
+    return "gridengine" if "-pe" in words else "cobalt" if "-n" in words else ""
 
 
 def _interactive(options: Iterable[Fact]) -> Iterator[Fact]:

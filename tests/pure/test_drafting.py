@@ -174,21 +174,6 @@ def test_the_script_that_starts_ranks_describes_the_job() -> None:
     assert shown_values(draft_of(without))["job.partition"] == "test"
 
 
-CLUSTER = """```
-[me@es1 ~]$ qsub -g grp run.sh
-```
-```
-#!/bin/sh
-#$ -l rt_F=2
-#$ -cwd
-module load python/3.11 hpcx/2.12 nccl/2.16
-python3 -m venv env
-pip3 install torch==2.0.1
-HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITHOUT_GLOO=1 pip3 install horovod==0.27.0
-OPTIONS="-hostfile $SGE_JOB_HOSTLIST -np $N -map-by ppr:4:node -mca pml ob1"
-mpirun $OPTIONS python3 train.py
-```
-"""
 GIVEN = (
     "horovod.version=0.28.1",
     'horovod.frameworks=["torch"]',
@@ -204,7 +189,6 @@ SLOTS = (
 )
 # The page, further values, directives of its job, and options that are in none.
 JOBS = {
-    "types of nodes": (CLUSTER, (), "#$ -l rt_F=2|-g grp|-cwd", ("-q", "-P", "-pe")),
     "sizes of the whole job": (
         PBS_SCRIPT,
         (*GIVEN, *OF_PBS),
