@@ -1,4 +1,4 @@
-"""The module commands of a page: which modules it loads in the end, and which belong together."""
+"""The module commands of a page: which modules it loads in the end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _PROFILES = re.compile(
 UNLOAD, SWAP = at("modules.unload"), at("modules.swap")
 # A script starts from nothing, and so does what follows a purge.
 START = Value(at("modules.start"), "")
-# Begins the name of a choice that is about several modules at once.
-SET = "the set at line"
 
 
 def module(statement: Statement, _: Page) -> Iterator[Fact]:
@@ -130,7 +128,7 @@ def _take_out(command: Value, loads: list[Value]) -> Iterator[Fact]:
 
 def _loaded(sequences: Sequence[Sequence[Value]], *, builds: bool) -> Iterator[Value]:
     """Items of modules.load and modules.build."""
-    sets, names = _sets(sequences), dict[str, set[str]]()
+    differ, names = _differ(sequences), dict[str, set[str]]()
     for each in chain.from_iterable(sequences):
         names.setdefault(module_role(str(each.value)), set()).add(str(each.value))
     for each in chain.from_iterable(sequences):
@@ -140,23 +138,20 @@ def _loaded(sequences: Sequence[Sequence[Value]], *, builds: bool) -> Iterator[V
             yield each._replace(key=at("modules.build"))
         elif role == "Horovod" and builds:
             yield each._replace(role="Horovod, which the page also builds")
+        elif differ:  # merged, they would be none of the page's lists
+            yield each._replace(role="one list of several", weight=Weight.COMMAND)
         else:
-            yield each._replace(role=sets.get(name) or (role if len(names[role]) > 1 else ""))
+            yield each._replace(role=role if len(names[role]) > 1 else "")
 
 
-def _sets(sequences: Iterable[Sequence[Value]]) -> dict[str, str]:
-    """For each module the set it belongs to, if the page has sets without a common module."""
-    groups: list[list[Value]] = []
-    for sequence in filter(None, sequences):
-        names = {each.value for each in sequence}
-        joined = [group for group in groups if names & {each.value for each in group}]
-        groups = [group for group in groups if group not in joined]
-        groups.append([*chain.from_iterable(joined), *sequence])
-    return {
-        str(load.value): f"{SET} {min(each.origin.line for each in group)}"
-        for group in (groups if len(groups) > 1 else [])
-        for load in group
-    }
+def _differ(sequences: Iterable[Sequence[Value]]) -> bool:
+    """Whether a list has no module in common with those before it."""
+    known = set[str]()
+    for names in ({str(load.value) for load in each} for each in sequences if each):
+        if known and known.isdisjoint(names):
+            return True
+        known |= names
+    return False
 
 
 @lru_cache(maxsize=10_000)
