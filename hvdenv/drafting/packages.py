@@ -251,6 +251,7 @@ def _repository_build(url: str, tag: str) -> Iterator[Fact]:
     if path not in ("horovod/horovod", "uber/horovod"):
         yield leave(f"builds {path} from source: for a framework, set frameworks.NAME.source")
     elif release:
+        yield Value(BUILD, True)
         yield Value(at("horovod.version"), release[1])
     else:
         yield leave("it names no release of Horovod, and hvdenv builds releases")
@@ -258,13 +259,10 @@ def _repository_build(url: str, tag: str) -> Iterator[Fact]:
 
 def _build_source(page: Page) -> Iterator[Fact]:
     """``python setup.py install`` or ``pip install .``, in the repository cloned last."""
-    if not page.repository:
+    if page.repository:
+        yield from _repository_build(page.repository, page.tag)
+    else:
         yield leave("the page does not say which repository this is in")
-        return
-    for fact in _repository_build(page.repository, page.tag):
-        if isinstance(fact, Value) and fact.key == at("horovod.version"):
-            yield Value(BUILD, True)
-        yield fact
 
 
 Lines = Iterator[tuple[Statement, Iterator[Fact]]]
