@@ -155,11 +155,8 @@ def _parts(option: Value) -> Iterator[Value]:
         known = ((re.fullmatch(pattern, part), into) for pattern, into in PARTS[meaning].items())
         match, into = next((each for each in known if each[0]), (None, ""))
         for name, value in zip(into.split(), match.groups() if match else (), strict=True):
-            yield from _parts(_as(option, name, value.strip()))
-
-
-def _as(option: Value, meaning: str, text: str) -> Value:
-    return option._replace(key=(*option.key[:2], meaning), value=text)
+            key = (*option.key[:2], name)
+            yield from _parts(option._replace(key=key, value=value.strip()))
 
 
 def job_values(options: Sequence[Value], scheduler: str) -> Iterator[Fact]:

@@ -89,41 +89,35 @@ def with_modules(facts: Iterable[Fact]) -> list[Fact]:
             sequences.append([])
             purged = bool(each.value)
         elif each.key == LOAD:
-            if any(load.value == each.value for load in sequences[-1]):  # again
-                sequences.append([])
-                purged = False
             sequences[-1].append(each)
         elif each.role:  # only loaded by default
             others.append(each._replace(role=""))
-        elif each.key == UNLOAD and purged and sequences[-1] and not _place(each, sequences[-1]):
-            # Only modules of the page can be loaded.
-            told = "recipes unload modules before they load others"
-            others.append(Left(each.origin, told, table="modules"))
         else:
-            others += _take_out(each, sequences[-1])
+            others += _take_out(each, sequences[-1], purged=purged)
     kept = [each for each in others if each.key != BUILD]
     return [*_loaded(sequences, builds=len(kept) < len(others)), *kept]
 
 
-def _place(command: Value, loads: Sequence[Value]) -> list[int]:
-    """Where the module that a command unloads is, named with or without its version."""
-    out = command.value["out"] if isinstance(command.value, dict) else command.value
-    return [n for n, each in enumerate(loads) if f"{each.value}/".startswith(f"{out}/")][:1]
-
-
-def _take_out(command: Value, loads: list[Value]) -> Iterator[Fact]:
+def _take_out(command: Value, loads: list[Value], *, purged: bool) -> Iterator[Fact]:
     """Unload or swap a module that the page loads, or one that is loaded by default."""
-    into = command.value["into"] if isinstance(command.value, dict) else ""
-    place = _place(command, loads)
-    if not place:
-        yield command
+    swap = command.value if isinstance(command.value, dict) else {}
+    out, into = swap.get("out", command.value), swap.get("into", "")
+    # With or without its version.
+    gone = [each for each in loads if f"{each.value}/".startswith(f"{out}/")]
+    if not gone:
+        # Only modules of the page can be loaded after a purge.
+        told = "recipes unload modules before they load others"
+        late = purged and loads and not into
+        yield Left(command.origin, told, table="modules") if late else command
         return
-    gone = loads[place[0]].value
-    told = f"the page loads {into} in place of {gone}" if into else f"the page unloads {gone} again"
-    yield Left(loads[place[0]].origin, told, table="modules")
-    loads[place[0] : place[0] + 1] = [command._replace(key=LOAD, value=into)] if into else []
-    if not into:
-        yield Left(command.origin, f"it unloads {gone}, which the page loads", understood=True)
+    name, place = gone[-1].value, loads.index(gone[0])
+    told = f"the page loads {into} in place of {name}" if into else f"the page unloads {name} again"
+    yield from (Left(each.origin, told, table="modules") for each in gone)
+    loads[:] = [each for each in loads if each not in gone]
+    if into:
+        loads.insert(place, command._replace(key=LOAD, value=into))
+    else:
+        yield Left(command.origin, f"it unloads {name}, which the page loads", understood=True)
 
 
 def _loaded(sequences: Sequence[Sequence[Value]], *, builds: bool) -> Iterator[Value]:
