@@ -140,10 +140,21 @@ def _code(lines: Sequence[str]) -> Iterator[Block]:
         return _fenced(lines)
     if any(map(_HTML.search, lines)):
         parser = _Preformatted()
-        parser.feed("\n".join(lines))
+        parser.feed(_ended("\n".join(lines)))
         parser.close()
         return iter(parser.found)
     return _literals(lines)
+
+
+def _ended(html: str) -> str:
+    """A page without the beginnings of tags and comments that do not end.
+
+    HTMLParser would search for the end of each of them in all the rest of the page.
+    """
+    for opening, closing in (("<!--", "-->"), ("<", ">")):
+        head, end, tail = html.rpartition(closing)
+        html = head + end + tail.replace(opening, f"&lt;{opening[1:]}")
+    return html
 
 
 def _fenced(lines: Sequence[str], first: int = 0, depth: int = 0) -> Iterator[Block]:

@@ -90,6 +90,8 @@ HOSTILE = {
     "NUL": "#!/bin/bash\nmodule load gcc/1\0[modules]\n",
     "deep HTML": "<html>" + "<div><pre>" * 20_000 + "module load gcc/10.2.0",
     "unknown HTML": "<pre>module load gcc/1</pre><![x[<pre>module load evil</pre>]]><![\n<![y",
+    "open comments": "<pre>module load gcc/1</pre>" + "<!--" * 40_000,
+    "open tags": "<pre>module load gcc/1</pre>" + "<a b='x" * 20_000,
     "deep shell": "#!/bin/bash\nmodule load gcc/1\n" + "$((" * 20_000,
     "deep lists": "```\nmodule load gcc/1\n```\n" + "> " * 2000 + "* " * 2000,
     "a long line": "#!/bin/bash\nmodule load " + "x" * 4_000_000,
