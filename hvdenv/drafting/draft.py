@@ -404,7 +404,7 @@ def _every_line(
     named = {each.origin for each in shown}
     kept = [each for each in left if not each.understood or each.table or each.origin not in named]
     named |= {each.origin for each in kept}
-    places = {(each.key, str(each.value)): each.origin.place for each in values}
+    places = {(each.key, str(each.value)): each.origin.place for each in shown}
     for origin, (key, text) in {
         each.origin: (each.key, str(each.value)) for each in found.values
     }.items():
