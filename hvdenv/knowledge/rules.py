@@ -45,7 +45,8 @@ class Rule(NamedTuple):
             not apply, except with the condition "none".
         rows: further conditions; all of one row must hold, too.
         severity: ``block`` stops the build, ``warn`` and ``note`` only report.
-        message: what is wrong; ``{found}`` stands for what "matches" has found.
+        message: what is wrong. In this text and the next two, ``{found}`` stands for what
+            "matches" has found, and the name of an observable for its value.
         symptom: what the user would see later.
         remedy: what to change in the recipe or on the machine.
         source: where the knowledge comes from.
@@ -129,16 +130,20 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _filled(rule: Rule, seen: Observables) -> Rule:
-    """A rule with {found}, {name} and the observables named in its message filled in."""
+    """A rule with {found} and the observables that its texts name, and {name} of its edits."""
     values = _values(rule, seen)
     found = _found(rule, values, seen)
     names = [word.partition("=")[0] for word in found] or [""]
     # Sentences have commas of their own.
     listed = ("; " if any(", " in each for each in found) else ", ").join(found)
+    message, symptom, remedy = (
+        _with_values(text.replace("{found}", listed), seen)
+        for text in (rule.message, rule.symptom, rule.remedy)
+    )
     return rule._replace(
-        message=_with_values(rule.message.replace("{found}", listed), seen)
-        + _here(rule, values, seen, found),
-        symptom=rule.symptom.replace("{found}", listed),
+        message=message + _here(rule, values, seen, found),
+        symptom=symptom,
+        remedy=remedy,
         edits=tuple(
             {
                 key.replace("{name}", name): _with_values(value, seen)

@@ -332,11 +332,12 @@ def test_what_rules_see_of_a_recipe_and_a_machine(
         ("needed-from-nowhere", {"unprovided": frozenset({"NCCL"})}, "does not find NCCL"),
         ("static-nccl-with-stub-driver", {}, "horovod.gpu.nccl_link unset"),
         ("no-mpirun-of-cray", {}, "launch.launcher is mpirun, but"),
+        ("horovod-module-beside-a-build", {}, "or remove Horovod/0.28.1-foss from modules.load"),
     ],
 )
 def test_texts_of_what_was_found(rule: str, seen: Observables, said: str) -> None:
     (found,) = (e for e in judge({**cases_of(RULES[rule], "hits")[0], **seen}) if e.id == rule)
-    assert said in found.message + found.symptom
+    assert said in found.message + found.symptom + found.remedy
 
 
 def test_what_was_found_is_named() -> None:
