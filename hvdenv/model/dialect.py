@@ -124,7 +124,7 @@ class Dialect(NamedTuple):
 
     like: Shipped | None = None
     label: str = ""
-    prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#-]{1,20})?", "a prefix such as #SBATCH")] = ""
+    prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#:-]{1,20})?", "a prefix such as #SBATCH")] = ""
     directives: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     join: str = ":"

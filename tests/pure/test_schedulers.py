@@ -249,21 +249,24 @@ def recipe_with(tmp_path: Path, site: str, scheduler: str = "pjm") -> Recipe:
     ).recipe
 
 
-def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    recipe = recipe_with(tmp_path, example("pjm"))
+# The second is that of Flux.
+@pytest.mark.parametrize("prefix", ["#PJM", "#FLUX:"])
+def test_the_example_of_the_docs(tmp_path: Path, prefix: str) -> None:
+    recipe = recipe_with(tmp_path, example("pjm").replace("#PJM", prefix))
     dialect = recipe.dialect
     assert dialect
     job = Job("gpu", 2, 4, account="g1", time="1-12:00:00", output="x.out")
     lines = script(dialect, BatchJob(job=job, folder="/", command=("true",))).splitlines()
-    assert [line for line in lines if line.startswith("#PJM")] == [
-        "#PJM --name hvdenv",
-        '#PJM -L "rscgrp=gpu"',
-        '#PJM -L "node=2"',
-        '#PJM -L "elapse=36:00:00"',
-        '#PJM --mpi "proc=8"',
-        "#PJM -g g1",
-        "#PJM -o x.out",
-        "#PJM -j",
+    options = (line.partition(f"{prefix} ") for line in lines)
+    assert [option for _, found, option in options if found] == [
+        "--name hvdenv",
+        '-L "rscgrp=gpu"',
+        '-L "node=2"',
+        '-L "elapse=36:00:00"',
+        '--mpi "proc=8"',
+        "-g g1",
+        "-o x.out",
+        "-j",
     ]
     with pytest.raises(UsageError, match="PJM does not support qos"):
         check(job._replace(qos="high"), dialect, {})
