@@ -22,8 +22,8 @@ _NOTHING = failed(LookupError("this test has no such evidence"))
 
 def evidence(**values: Any) -> Evidence:
     """Evidence with these values; everything else was not found out."""
-    fields: dict[str, Any] = {"extensions": {}}
-    fields |= dict.fromkeys(("mpi", "libraries", "rendezvous", "build_table"), _NOTHING)
+    required = Evidence._fields[: -len(Evidence._field_defaults)]
+    fields: dict[str, Any] = {**dict.fromkeys(required, _NOTHING), "extensions": {}}
     for name, value in values.items():
         several = name in ("extensions", "runs", "benchmarks")
         fields[name] = {k: known(v) for k, v in value.items()} if several else known(value)
