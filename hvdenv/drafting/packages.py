@@ -250,11 +250,10 @@ def _repository_build(url: str, tag: str) -> Iterator[Fact]:
     release = re.fullmatch(r"v?(\d+(?:\.\d+)+)", tag)
     if path not in ("horovod/horovod", "uber/horovod"):
         yield leave(f"builds {path} from source: for a framework, set frameworks.NAME.source")
-    elif release:
-        yield Value(BUILD, True)
-        yield Value(at("horovod.version"), release[1])
     else:
-        yield leave("it names no release of Horovod, and hvdenv builds releases")
+        told = leave("it names no release of Horovod, and hvdenv builds releases")
+        yield Value(BUILD, True)
+        yield Value(at("horovod.version"), release[1]) if release else told
 
 
 def _build_source(page: Page) -> Iterator[Fact]:

@@ -270,7 +270,7 @@ class Part(NamedTuple):
 
     @property
     def builds(self) -> bool:
-        return BUILD in self.does or at("horovod.version") in self.does
+        return BUILD in self.does
 
     @property
     def installs(self) -> bool:
