@@ -103,6 +103,7 @@ def observables(
         "place": recipe.places.environments,
         "expires_days": recipe.places.expires_days,
         "container_base": recipe.container.base if recipe.container else None,
+        "container_packages": frozenset(recipe.container.packages) if recipe.container else None,
         "container_gpu": recipe.container.gpu.replace("nvidia", "cuda")
         if recipe.container
         else None,
@@ -286,6 +287,7 @@ def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Fou
     build, cuda = _build_of(name, wanted, version, recipe)
     return {
         name: version,
+        f"{name}_release": version.partition("+")[0],
         f"{name}_package": wanted.package or name,
         f"{name}_provider": "wheelhouse" if wanted.wheelhouse else wanted.provider,
         f"{name}_build": build,
@@ -304,15 +306,16 @@ def _build_of(
 
     Both are empty where that cannot be told.
     """
+    conda = recipe.conda.packages if recipe.conda and wanted.provider == "conda" else {}
     said = " ".join([version, wanted.extra_index or "", *wanted.find_links, wanted.package or ""])
-    if wanted.cpu_index or re.search(r"\bcpu\b", said):
+    if wanted.cpu_index or re.search(r"\bcpu\b", said) or "cpuonly" in conda:
         return "cpu", ""
     if "rocm" in said:
         return "rocm", ""
     if found := re.search(r"\bcu(\d+)(\d)\b", said):
         return "cuda", f"{found[1]}.{found[2]}"
-    if wanted.provider == "conda" and recipe.conda:
-        named = (recipe.conda.packages.get(each, "") for each in _CUDA_OF_CONDA)
+    if conda:
+        named = (conda.get(each, "") for each in _CUDA_OF_CONDA)
         toolkit = next(filter(None, map(_number, named)), "")
         return ("cuda" if toolkit else ""), toolkit
     if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index or wanted.find_links:
@@ -539,6 +542,7 @@ def _observe_job(recipe: Recipe) -> Found:
 
 def _observe_launch(recipe: Recipe) -> Found:
     launch, network, run = recipe.launch, recipe.network, recipe.environment.run
+    threads = run.get("OMP_NUM_THREADS", "")
     in_variables = {k[9:]: v for k, v in run.items() if k.startswith("OMPI_MCA_")}
     return {
         "launcher": launch.launcher,
@@ -550,6 +554,7 @@ def _observe_launch(recipe: Recipe) -> Found:
         "network_both": frozenset({*network.use} & {*network.avoid}),
         "interfaces": len(network.use),
         "run_variables": _assignments(run),
+        "omp_threads": int(threads) if threads.isdecimal() else None,
     }
 
 

@@ -193,7 +193,7 @@ def suggest(
                 break
             failed.append(_why_not(edit, trial, end))
         else:
-            not_suggested[rule.id] = failed[0]
+            not_suggested[rule.id] = next(filter(None, failed), "")
     return Suggestion(propose(resolved, end.edits) if chosen else None, helping, not_suggested)
 
 
@@ -202,7 +202,7 @@ def _why_not(edit: Mapping[str, str], trial: Trial, end: Trial) -> str:
         f"{key} = {value}" if value else f"without {key}" for key, value in edit.items()
     )
     why = trial.refused or ", ".join(each.id for each in trial.new(end))
-    return f"{told_edit} leads to: {why}" if why else f"{told_edit} changes nothing in this recipe"
+    return why and f"{told_edit} leads to: {why}"
 
 
 def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | None = None) -> str:

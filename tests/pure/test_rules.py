@@ -145,6 +145,7 @@ def known(recipe: Recipe, facts: Facts, python: Interpreter) -> dict[str, Any]:
         conda=Conda(("defaults",)),
         modules=Modules(load=tuple(MODULES.split()), build=("cmake/3.24", "gcc/12.2.0")),
         places=Storage(expires_days=30, environments="/scratch"),
+        environment=recipe.environment._replace(run={"OMP_NUM_THREADS": "8"}),
         container=Container("ubuntu:22.04"),
         horovod=recipe.horovod._replace(
             cpu_operations="mpi", gpu=Gpu(operations="nccl", capabilities=("80",))
