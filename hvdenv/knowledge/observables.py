@@ -231,9 +231,16 @@ _BRINGS = {
     "CUDA's toolkit": re.compile("(?i)cuda|nvcc|nvhpc|hpc-?sdk|nvidia"),
     "ROCm": re.compile("(?i)rocm|amd"),
     "MPI": re.compile("(?i)(?<!co)mpi|mvapich|hpcx|foss|intel|prgenv|cray"),
+    "cuDNN": re.compile("(?i)cudnn"),
     "oneCCL": re.compile("(?i)(^|[^nr])ccl|oneapi"),
     "torch": re.compile("(?i)torch|open-ce|wml-ce"),
     "tensorflow": re.compile("(?i)tensorflow|open-ce|wml-ce"),
+}
+# Most packages with CUDA or NVIDIA in their names have libraries only: conda's cudatoolkit, pip's nvidia-*.
+_PACKAGES_BRING = {
+    **_BRINGS,
+    "NCCL": re.compile("nccl|pytorch"),
+    "CUDA's toolkit": re.compile("nvcc|cuda-toolkit|cudatoolkit-dev"),
 }
 
 
@@ -249,9 +256,12 @@ def _unprovided(recipe: Recipe, facts: Facts) -> frozenset[str]:
     ]
     if modules and not named:
         return frozenset()
-    names = (*named, *(conda.packages if conda else ()), *recipe.packages, *recipe.build_tools)
+    packages = (*(conda.packages if conda else ()), *recipe.packages, *recipe.build_tools)
     return frozenset(
-        what for what in _needed(recipe, facts) if not any(map(_BRINGS[what].search, names))
+        what
+        for what in _needed(recipe, facts)
+        if not any(map(_BRINGS[what].search, named))
+        and not any(map(_PACKAGES_BRING[what].search, packages))
     )
 
 
@@ -272,6 +282,8 @@ def _needed(recipe: Recipe, facts: Facts) -> Iterator[str]:
         yield "CUDA's toolkit"
     if gpu.platform == "rocm" and recipe.modules and not gpu.rocm_home:
         yield "ROCm"
+    if horovod.gpu and gpu.platform == "cuda" and _opens_cudnn(recipe):
+        yield "cuDNN"
     if mpi and "mpi" in horovod.controllers and not (mpi.package or facts.mpirun):
         yield "MPI"
     chosen = recipe.environment.run.get("HOROVOD_CPU_OPERATIONS", "").lower()
@@ -280,6 +292,18 @@ def _needed(recipe: Recipe, facts: Facts) -> Iterator[str]:
     yield from (
         each for each in horovod.frameworks if recipe.frameworks[each].provider == "present"
     )
+
+
+def _opens_cudnn(recipe: Recipe) -> bool:
+    """Whether TensorFlow opens a cuDNN that neither its own package nor torch brings."""
+    names, conda = recipe.horovod.frameworks, recipe.conda
+    wanted = recipe.frameworks["tensorflow"] if "tensorflow" in names else None
+    # PyTorch's own channel links cuDNN statically.
+    linked = {"present", "source", *(("conda",) if conda and "pytorch" in conda.channels else ())}
+    if "torch" in names and recipe.frameworks["torch"].provider not in linked:
+        return False
+    package = wanted and wanted.provider == "pip" and (wanted.package or "tensorflow")
+    return package in ("tensorflow", "tensorflow-gpu")
 
 
 def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
@@ -470,7 +494,7 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     version = min(filter(_exact, versions), default="") or _exact(_number(home)) or _number(inside)
     conda = recipe.conda.packages if recipe.conda else ()
     packages = {*conda, *recipe.packages, *recipe.build_tools}
-    brought = any(re.search("nvcc|cuda-toolkit|cudatoolkit-dev", each) for each in packages)
+    brought = any(map(_PACKAGES_BRING["CUDA's toolkit"].search, packages))
     if recipe.modules or gpu.cuda_home or base or brought:
         return {"cuda": version, "nvcc": "named by the recipe"}
     here = facts.nvcc
