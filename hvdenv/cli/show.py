@@ -88,6 +88,7 @@ def recipe_schema() -> dict[str, object]:
     variant["properties"]["without"] = {"type": "array", "items": {"type": "string"}}
     schema["properties"]["variants"] = {"type": "object", "additionalProperties": variant}
     schema["properties"]["extends"] = {"type": "string"}
+    schema["properties"]["without"] = variant["properties"]["without"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hvdenv recipe",

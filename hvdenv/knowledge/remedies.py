@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
 from collections import Counter
@@ -142,7 +143,10 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
     start = text = before if own else extending
     options = []
     for key, value in edits.items():
-        path = _path(key, resolved.origins, parse_toml(text))
+        document = parse_toml(text)
+        path = _path(key, resolved.origins, document)
+        if path and not value and _is_below(path, key, document, resolved):
+            path, value = ("without",), json.dumps([*document.get("without", ()), key])
         changed = _edited(text, path, value) if path else None
         if changed is not None:
             text = changed
@@ -163,6 +167,14 @@ def _path(
         inside = variant in document.get("variants", {})
         return ("variants", variant, *path) if inside else None
     return None if layers & {"site", "command line"} else path
+
+
+def _is_below(
+    path: tuple[str, ...], key: str, document: Mapping[str, Any], resolved: Resolved
+) -> bool:
+    """Whether a key is set, but not in the document."""
+    here = any(each[: len(path)] == path for each, _ in leaves(document))
+    return not here and any(f"{each}.".startswith(f"{key}.") for each in resolved.setters)
 
 
 def _edited(text: str, path: tuple[str, ...], value: str) -> str | None:

@@ -89,7 +89,7 @@ def load_recipe(
     )
     bases = with_bases(top, folders)
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
-    lowest = [read_layer("default", DEFAULTS), *(each.but("variants", "extends") for each in bases)]
+    lowest = [read_layer("default", DEFAULTS), *map(_without_variants, bases)]
     own = {each: _chosen(bases[-1], offered, each) for each in sorted(set(variants))}
     layers = [
         *lowest,
@@ -258,7 +258,8 @@ def _remove(into: Table, key: str, layer: Layer, setters: dict[str, Layer]) -> N
         table = table.get(parent) if isinstance(table, dict) else None
     if not isinstance(table, dict) or last not in table:
         whole = layer._replace(prefix=())
-        raise whole.error(f'no layer below this variant sets "{key}"', (*layer.prefix, "without"))
+        above = "variant" if layer.prefix else "recipe"
+        raise whole.error(f'no layer below this {above} sets "{key}"', (*layer.prefix, "without"))
     del table[last]
     _forget(key, setters)
 
@@ -328,6 +329,15 @@ def _chosen(recipe: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
         f'recipe "{recipe.values.get("name")}" has no variant "{variant}"{nearest(variant, offered)}',
         remedy=f"its variants are: {', '.join(sorted(offered)) or 'none'}",
     )
+
+
+def _without_variants(recipe: Layer) -> Layer:
+    """The layer of a recipe itself."""
+    try:
+        without = decode(tuple[str, ...], recipe.values.get("without", []), ("without",))
+    except Problem as problem:
+        raise recipe.explain(problem) from problem
+    return recipe.but("variants", "extends", "without")._replace(without=without)
 
 
 def _variant(recipe: Layer, variant: str) -> Layer:

@@ -395,6 +395,22 @@ def test_what_is_not_there_cannot_be_done_without(child: Path, line: str, messag
     assert "variants.gloo-only.without" in caught.value.where
 
 
+def test_a_recipe_removes_keys_of_the_one_it_extends(child: Path) -> None:
+    start = 'without = ["mpi", "horovod.controllers"]\nhorovod.controllers = ["gloo"]\n'
+    child.write_text(start + CHILD.replace('[mpi]\nversion = "4.1.7"\n', ""))
+    found = load_recipe(str(child))
+    assert found.recipe.mpi is None
+    assert found.origins["horovod.controllers"] == "recipe"
+    for line, message in (
+        ('without = ["nothing"]', 'no layer below this recipe sets "nothing"'),
+        ("without = 1", "expected a list"),
+    ):
+        child.write_text(f"{line}\n{CHILD}")
+        with pytest.raises(RecipeError, match=message) as caught:
+            load_recipe(str(child))
+        assert caught.value.where == f"{child}:1: without"
+
+
 @pytest.mark.parametrize(
     ("base", "said"),
     [("child", "./child.toml extends this"), ("none", r"\S+none.toml: cannot read")],

@@ -456,6 +456,20 @@ def test_a_shipped_recipe_is_extended_and_not_changed(check: Check, tmp_path: Pa
     check(str(write(tmp_path / "own.toml", text)), cpu_flags=("avx",))
 
 
+def test_a_suggestion_removes_what_a_recipe_below_sets(check: Check, tmp_path: Path) -> None:
+    base = 'environment.run.HOROVOD_GPU = "CUDA"\nenvironment.run.HOROVOD_RANK = "0"\n'
+    write_recipe(tmp_path / "base.toml", base)
+    mine = write_recipe(tmp_path / "mine.toml", 'extends = "./base.toml"\n[job]\nnodes = 1\n')
+    said = check(str(mine), code=3)
+    keys = '["environment.run.HOROVOD_RANK", "environment.run.HOROVOD_GPU"]'
+    assert f"\n+without = {keys}\n" in said
+    change = json.loads(check(str(mine), "--json", code=3))["change"]
+    assert change["options"] == []
+    assert said.index("+without") < said.index("[job]\n", said.index("+without"))
+    text = f'extends = "./base.toml"\nwithout = {keys}\n[job]\nnodes = 1\n'
+    check(str(write_recipe(mine, text)))
+
+
 def test_no_suggestion_leads_to_another_finding(check: Check) -> None:
     """torch 2.8 would have TensorFlow's string ABI, but cannot run on the nodes of neuron."""
     words = ["neuron", "--variant", "cpu", "--set", "frameworks.torch.version=2.4.0"]
