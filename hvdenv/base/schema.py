@@ -25,7 +25,7 @@ class Pattern(NamedTuple):
     meaning: str
 
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 # A parsed TOML or JSON table that no type describes yet: its reader decodes or checks it.
 Table = dict[str, Any]
@@ -41,14 +41,14 @@ class Problem(Exception):
         all: every problem of the document, this one first; at most MOST_PROBLEMS.
     """
 
-    def __init__(self, path: Path, message: str) -> None:
+    def __init__(self, path: KeyPath, message: str) -> None:
         super().__init__(f"{dotted(path)}: {message}" if path else message)
         self.path = path
         self.message = message
         self.all: tuple[Problem, ...] = (self,)
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """The path as users write it: ``frameworks.torch.version[1]``, ``partitions."gpu.a".cores``."""
     text = ""
     for part in path:
@@ -76,13 +76,13 @@ def fill(value: T, words: Mapping[str, str]) -> T:
 
 
 # Makes another text of one with some pattern, at a path.
-Rewriter = Callable[[str, Path], str]
+Rewriter = Callable[[str, KeyPath], str]
 
 
 def decode(
     kind: type[T],
     value: object,
-    path: Path = (),
+    path: KeyPath = (),
     *,
     lenient: bool = False,
     rewriters: Mapping[Pattern, Rewriter] | None = None,
@@ -131,10 +131,10 @@ class _Decoder:
         self.whole = whole
         self.lenient = lenient
         self.rewriters = rewriters or {}
-        self.named: set[Path] = set()  # values under names that users choose
+        self.named: set[KeyPath] = set()  # values under names that users choose
         self.problems: list[Problem] = []
 
-    def document(self, kind: Any, value: object, path: Path) -> object:
+    def document(self, kind: Any, value: object, path: KeyPath) -> object:
         found = None
         with suppress(_TooMany):
             found = self.read(kind, value, path)
@@ -144,12 +144,12 @@ class _Decoder:
             raise first
         return found
 
-    def refuse(self, path: Path, message: str) -> None:
+    def refuse(self, path: KeyPath, message: str) -> None:
         self.problems.append(Problem(path, message))
         if len(self.problems) >= MOST_PROBLEMS:
             raise _TooMany
 
-    def read(self, kind: Any, value: object, path: Path) -> Any:
+    def read(self, kind: Any, value: object, path: KeyPath) -> Any:
         """The typed value; None where a problem was found."""
         if kind is str:  # as most values are
             return self.text(value, path)
@@ -177,7 +177,7 @@ class _Decoder:
             return self.number(value, path)
         return value if kind is Any else self.expect(kind, value, path)
 
-    def choice(self, choices: tuple[object, ...], value: object, path: Path) -> object:
+    def choice(self, choices: tuple[object, ...], value: object, path: KeyPath) -> object:
         # By type as well: to Python, true and 1.0 are equal to 1.
         if not any(value == each and type(value) is type(each) for each in choices):
             hint = nearest(str(value), map(str, choices))
@@ -185,7 +185,7 @@ class _Decoder:
             self.refuse(path, f"expected one of {listed}, found {_shown(value)}{hint}")
         return value
 
-    def union(self, kinds: tuple[Any, ...], value: object, path: Path) -> object:
+    def union(self, kinds: tuple[Any, ...], value: object, path: KeyPath) -> object:
         if value is None and type(None) in kinds:
             return None
         others = [kind for kind in kinds if kind is not type(None)]
@@ -195,7 +195,7 @@ class _Decoder:
             others = strings if wants_string else [k for k in others if k not in strings]
         return self.read(others[0], value, path)
 
-    def items(self, kind: Any, value: object, path: Path) -> tuple[object, ...]:
+    def items(self, kind: Any, value: object, path: KeyPath) -> tuple[object, ...]:
         """A list replaces the one of the layer below, so its tables are always whole."""
         before, self.whole = self.whole, True
         values = self.expect(list, value, path) or ()
@@ -203,7 +203,7 @@ class _Decoder:
         self.whole = before
         return found
 
-    def record(self, kind: Any, value: object, path: Path) -> object:
+    def record(self, kind: Any, value: object, path: KeyPath) -> object:
         table = self.expect(dict, value, path)
         if table is None:
             return None
@@ -229,7 +229,7 @@ class _Decoder:
                 self.refuse((*path, key), "this key is required and missing")
         return kind(**found) if self.whole and not self.problems else None
 
-    def expect(self, kind: type, value: object, path: Path) -> Any:
+    def expect(self, kind: type, value: object, path: KeyPath) -> Any:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
             if isinstance(value, dict) and len(value) == 1:
@@ -241,13 +241,13 @@ class _Decoder:
             return None
         return value
 
-    def with_a_dot(self, path: Path, rest: str) -> str:
+    def with_a_dot(self, path: KeyPath, rest: str) -> str:
         """A hint where TOML split a name at its dot."""
         if path not in self.named:
             return ""
         return f"; a name with a dot needs quotes: {dotted((*path[:-1], f'{path[-1]}.{rest}'))}"
 
-    def text(self, value: object, path: Path) -> str | None:
+    def text(self, value: object, path: KeyPath) -> str | None:
         """No string may hold control characters: a newline can add a batch directive."""
         found: str | None = self.expect(str, value, path)
         if found and not self.lenient and _CONTROL.search(found):
@@ -255,7 +255,7 @@ class _Decoder:
             return None
         return found
 
-    def number(self, value: object, path: Path) -> float | None:
+    def number(self, value: object, path: KeyPath) -> float | None:
         """A whole number will do; TOML's inf and nan will not, but programs report them."""
         whole = isinstance(value, int) and not isinstance(value, bool)
         number = self.expect(int if whole else float, value, path)
@@ -263,7 +263,7 @@ class _Decoder:
             self.refuse(path, f"expected a number, found {_shown(value)}")
         return None if number is None else float(number)
 
-    def matching(self, value: object, pattern: Pattern, path: Path) -> object:
+    def matching(self, value: object, pattern: Pattern, path: KeyPath) -> object:
         if value is None:
             return None
         if not re.fullmatch(pattern.regex, str(value)):
@@ -399,7 +399,7 @@ def _parsed(text: str) -> Table:
 
 def _refuse_long_numbers(document: Table, text: str) -> None:
     """TOML has 64 bits for an integer, and Python refuses to print one with thousands of digits."""
-    waiting: list[tuple[Path, Any]] = [((), document)]
+    waiting: list[tuple[KeyPath, Any]] = [((), document)]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, int) and value.bit_length() > 63:
@@ -463,7 +463,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
     yield first, text[begin:]
 
 
-def line_of(text: str, path: Path) -> int:
+def line_of(text: str, path: KeyPath) -> int:
     """The line of a TOML document in which a key, or its nearest parent, is set.
 
     Returns:
@@ -481,11 +481,11 @@ def line_of(text: str, path: Path) -> int:
 
 
 @lru_cache(maxsize=4)
-def _lines(text: str) -> list[tuple[int, Path]]:
+def _lines(text: str) -> list[tuple[int, KeyPath]]:
     """Each statement's first line and the path that it sets."""
-    table: Path = ()
-    counts: dict[Path, int] = {}
-    found: list[tuple[int, Path]] = []
+    table: KeyPath = ()
+    counts: dict[KeyPath, int] = {}
+    found: list[tuple[int, KeyPath]] = []
     for line, statement in _statements(text):
         keys = _keys(statement)
         if keys and statement.lstrip().startswith("["):
@@ -501,7 +501,7 @@ def _lines(text: str) -> list[tuple[int, Path]]:
     return found
 
 
-def _keys(statement: str) -> Path:
+def _keys(statement: str) -> KeyPath:
     """The keys of a statement, down to its value; none of a comment."""
     keys: list[str] = []
     value: object = _parsed(statement.strip())

@@ -24,7 +24,7 @@ from hvdenv.base.reading import LOCK, RESULT, WHEEL, hash_file, read_json, read_
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import Table, encode
 from hvdenv.building import downloads, wheelcache
-from hvdenv.building.resolver import Resolver, Target, all_hashes, here
+from hvdenv.building.resolver import Machine, Resolver, all_hashes, here
 from hvdenv.building.state import LOGS, Done, Record, State, drift
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version, with_modules
@@ -116,7 +116,7 @@ def resolve(state: State, step: Step, output: str) -> Done:
         work=make_folder(plan.generation / "build" / "resolving"),
         cache=state.places.cache / "uv",
         runner=state.runner,
-        target=here(plan.python.version),
+        python=here(plan.python.version),
         builds=True,
         where="packages",
         log=state.log,
@@ -128,7 +128,7 @@ def resolve(state: State, step: Step, output: str) -> Done:
         asked.pins,
         *(("--no-deps",) if asked.alone else ()),
         strict=True,
-        target=Target(plan.python.version, facts.machine, facts.glibc or "2.17"),
+        machine=Machine(plan.python.version, facts.machine, facts.glibc or "2.17"),
     )
     for line in compare.cuda_builds(found, asked.cpu):
         state.progress.note(

@@ -14,11 +14,11 @@ from hvdenv.base.runner import end_marked, environment
 from hvdenv.building import copied, effects
 from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.run_step import attempt
-from hvdenv.building.state import LOGS, Built, Done, Request, State, drift, refused_drift
+from hvdenv.building.state import LOGS, BuildRequest, Built, Done, State, drift, refused_drift
 from hvdenv.environments import generations, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.knowledge.diagnosis import diagnose_step
-from hvdenv.locks.compare import Difference
+from hvdenv.locks.compare import LockDifference
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.observe import space
 from hvdenv.plans.plan import Plan
@@ -28,7 +28,7 @@ LOCK_WAIT_SECONDS = 2.0
 
 
 def build(
-    request: Request,
+    request: BuildRequest,
     environment: Environment,
     places: Places,
     progress: Progress,
@@ -65,7 +65,7 @@ def build(
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
                 _run(state, copies=not rebuild)
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[LockDifference, ...] = ()
     if locked := request.plan.locked:
         differences = drift(locked, generations.read_record(environment.record(identity)))
     return Built(
@@ -78,7 +78,7 @@ def build(
 
 
 def _switch_back(
-    request: Request, environment: Environment, places: Places, progress: Progress
+    request: BuildRequest, environment: Environment, places: Places, progress: Progress
 ) -> str:
     """Point the prefix to a complete generation of this plan, and return it; empty if there is none.
 

@@ -169,7 +169,7 @@ def _packages(questions: Questions, provided: Collection[str]) -> Availability:
         work=questions.work,
         cache=questions.cache,
         runner=questions.runner,
-        target=elsewhere(maker),
+        python=elsewhere(maker),
         end=questions.end,
     )
     return _resolved(questions, resolver, tag, {*provided})

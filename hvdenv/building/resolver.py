@@ -33,7 +33,7 @@ _RESOLVED = re.compile(r"^([a-z0-9-]+)==[^#\n]+(?:# via (.*))?$", re.MULTILINE)
 _OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
 
-class Target(NamedTuple):
+class Machine(NamedTuple):
     """The machine that packages are locked for.
 
     Attributes:
@@ -70,7 +70,7 @@ class Target(NamedTuple):
         return [*own, *compatible_tags(version, "cp{}{}".format(*version), platforms)]
 
 
-def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, ...]:
+def from_uv(pylock_text: str, resolved: str, machine: Machine) -> tuple[Package, ...]:
     """The packages that uv has resolved, sorted by name.
 
     Args:
@@ -86,10 +86,10 @@ def from_uv(pylock_text: str, resolved: str, target: Target) -> tuple[Package, .
             requires.setdefault(each, set()).add(name)
     document = Pylock.from_dict(parse_toml(pylock_text))
     try:
-        chosen = [*document.select(environment=target.environment, tags=target.tags)]
+        chosen = [*document.select(environment=machine.environment, tags=machine.tags)]
     except PylockSelectError as error:
         raise LockError(
-            f"a package has no wheel for linux-{target.machine}: {error}",
+            f"a package has no wheel for linux-{machine.machine}: {error}",
             remedy="request a version that has one, under `packages` in the recipe; source archives"
             " are only locked on the machine that they are for",
         ) from error
@@ -159,7 +159,7 @@ def here(version: str) -> tuple[str, ...]:
 
 
 def elsewhere(maker: Resolution) -> tuple[str, ...]:
-    """The recipe's Python on its target, as options of uv. For a platform that uv does not know, uv
+    """The recipe's Python on its machine, as options of uv. For a platform that uv does not know, uv
     resolves for all at once."""
     tag = platform(maker.facts.machine, maker.glibc)
     place = ("--python-platform", tag) if tag else ("--universal",)
@@ -173,7 +173,7 @@ class Resolver(NamedTuple):
         sources: where to look in addition, as arguments of uv_pip.py.
         work: directory of its files.
         cache: uv's.
-        target: what to resolve for, as options of uv.
+        python: the one to resolve for and its machine, as options of uv.
         builds: whether code of source archives may run, to learn what they require.
         end: the time on the monotonic clock by which the answer must be there.
         where: what is resolved, for errors.
@@ -184,7 +184,7 @@ class Resolver(NamedTuple):
     work: Path
     cache: Path
     runner: Runner
-    target: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
     builds: bool = False
     end: float = float("inf")
     where: str = "the packages of the lock"
@@ -227,7 +227,7 @@ class Resolver(NamedTuple):
             "never",
             "--cache-dir",
             str(self.cache),
-            *self.target,
+            *self.python,
             *(() if self.builds else ("--no-build",)),
             "--override",
             self._file("apart.in", never),
@@ -249,7 +249,7 @@ class Resolver(NamedTuple):
         pins: Mapping[str, str],
         *words: str,
         strict: bool,
-        target: Target,
+        machine: Machine,
     ) -> tuple[Package, ...]:
         """The files to install, one for each package.
 
@@ -276,7 +276,7 @@ class Resolver(NamedTuple):
         pylock = str(self.pylock)
         written = ("--constraint", resolved, "--format", "pylock.toml", "--output-file", pylock)
         self._refuse(self.compile(requirements, apart, *words, *written))
-        return from_uv(read_text(pylock, LOCK), read_text(resolved, LOCK), target)
+        return from_uv(read_text(pylock, LOCK), read_text(resolved, LOCK), machine)
 
     def _refuse(self, outcome: Outcome) -> None:
         if outcome:

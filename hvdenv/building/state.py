@@ -33,7 +33,7 @@ class Built(NamedTuple):
     generation: Path
     changed: bool
     seconds: float
-    drift: tuple[compare.Difference, ...] = ()
+    drift: tuple[compare.LockDifference, ...] = ()
 
 
 def already_built(
@@ -66,7 +66,7 @@ def already_built(
     )
 
 
-def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.Difference, ...]:
+def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.LockDifference, ...]:
     """How a build differs from the one that filled in the lock."""
     if locked is None or locked.lock.built is None:
         return ()
@@ -106,7 +106,7 @@ class Done(NamedTuple):
     data: Record = {}
 
 
-class Request(NamedTuple):
+class BuildRequest(NamedTuple):
     """What to build.
 
     Attributes:
@@ -137,7 +137,7 @@ class State:
 
     def __init__(
         self,
-        request: Request,
+        request: BuildRequest,
         plan: Plan,
         environment: Environment,
         places: Places,

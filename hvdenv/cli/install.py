@@ -148,7 +148,7 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
             cache=find_places().cache / "uv",
             runner=work.runner,
             # The environment's own Python may not start without the modules of the recipe.
-            target=(
+            python=(
                 *here(there.python.version),
                 *("--target", str(_copied(there, work.path))),
             ),

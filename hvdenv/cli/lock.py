@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.base.errors import LockError, NetworkError, RecipeError, StepError, UsageError
 from hvdenv.base.places import find_places
 from hvdenv.base.reading import RESULT, read_json
-from hvdenv.building.resolver import Resolver, Target, elsewhere, here
+from hvdenv.building.resolver import Machine, Resolver, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
@@ -40,12 +40,12 @@ class Way(NamedTuple):
     Attributes:
         words: options of uv.
         builds: whether code of source archives may run.
-        target: the machine.
+        machine: to resolve for.
     """
 
     words: tuple[str, ...]
     builds: bool
-    target: Target
+    machine: Machine
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -200,10 +200,10 @@ def _pypi(
         note=report,
     )
     for number, way in enumerate(ways, 1):
-        asked = resolver._replace(target=way.words, builds=way.builds)
+        asked = resolver._replace(python=way.words, builds=way.builds)
         strict = bool(moved)
         try:
-            found = asked.lock(maker.requirements, apart, pins, strict=strict, target=way.target)
+            found = asked.lock(maker.requirements, apart, pins, strict=strict, machine=way.machine)
             break
         except (LockError, StepError) as error:
             if number == len(ways) or isinstance(error, NetworkError):
@@ -223,9 +223,9 @@ def _ways(prepared: Prepared, maker: Resolution) -> list[Way]:
     own_glibc = facts.glibc or maker.glibc
     ways = []
     if maker.portable:
-        ways.append(Way(elsewhere(maker), False, Target(version, facts.machine, maker.glibc)))
+        ways.append(Way(elsewhere(maker), False, Machine(version, facts.machine, maker.glibc)))
     if facts.origin == "observed" and maker.recipe.python.provider != "conda":
-        ways.append(Way(here(version), True, Target(version, facts.machine, own_glibc)))
+        ways.append(Way(here(version), True, Machine(version, facts.machine, own_glibc)))
     if not ways:
         raise UsageError(
             "the packages of this recipe can only be resolved on its own machines",

@@ -39,7 +39,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.reports.report import Report
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
-from hvdenv.session.progress import Parts
+from hvdenv.session.progress import VerifyProgress
 from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
 from hvdenv.session.target import choose, with_active
 from hvdenv.sites import module_shell
@@ -205,13 +205,13 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         seconds=timeout,
         without_shell=shlex.join(("hvdenv", *command_line(arguments, clean=True))),
     )
-    with Parts(quiet=arguments.quiet) as parts:
+    with VerifyProgress(quiet=arguments.quiet) as parts:
         if request is None:
             return verify(setup, parts.tell)
         return _proven(request, setup, places, parts.tell, only=arguments.program_only)
 
 
-def _program(arguments: argparse.Namespace) -> start.Request | None:
+def _program(arguments: argparse.Namespace) -> start.ProgramRequest | None:
     """The training program to prove; None without one.
 
     Raises:
@@ -234,7 +234,7 @@ def _program(arguments: argparse.Namespace) -> start.Request | None:
 
 
 def _proven(
-    request: start.Request, setup: Setup, places: Places, tell: Progress, *, only: bool
+    request: start.ProgramRequest, setup: Setup, places: Places, tell: Progress, *, only: bool
 ) -> Report:
     """The report of the environment, unless it passed a day ago or less, and of a program."""
     began = time.monotonic()

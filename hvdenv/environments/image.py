@@ -33,7 +33,7 @@ _START = 'first=$1; [ -x "$first" ] || first=$2; shift 2; exec "$first" -I -S "$
 _SYSTEM_PYTHON = "/usr/bin/python3"
 
 
-class Manifest(NamedTuple):
+class ImageManifest(NamedTuple):
     """What is known of an image.
 
     Attributes:
@@ -67,14 +67,14 @@ class Packed(NamedTuple):
         """The program that runs others from the image, which needs no hvdenv."""
         return self.image.with_name(f"{self.image.name}.enter.py")
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ImageManifest:
         """Read the manifest.
 
         Raises:
             StepError: there is none, or it is malformed.
         """
         try:
-            return decode(Manifest, read_json(self.path, STATE))
+            return decode(ImageManifest, read_json(self.path, STATE))
         except (OSError, ValueError, RecursionError, Problem) as error:
             what = "cannot be read" if isinstance(error, OSError) else "is malformed"
             raise StepError(
@@ -110,7 +110,7 @@ def contents(
 
 def make(
     environment: Environment, record: GenerationRecord, to: Path, runner: Runner, copy_to: str = ""
-) -> Manifest:
+) -> ImageManifest:
     """Make the image of a generation, and the manifest beside it.
 
     Args:
@@ -125,7 +125,7 @@ def make(
         _squash(mounts, temporary, runner)
         digest, size = hash_file(temporary, FILE)
         sync(temporary)
-    manifest = Manifest(
+    manifest = ImageManifest(
         generation=record.generation,
         built=record.created,
         mounts=mounts,
@@ -168,7 +168,7 @@ def _squash(mounts: tuple[str, ...], to: Path, runner: Runner) -> None:
         )
 
 
-def fitting(packed: Packed, environment: Environment, identity: str) -> Manifest:
+def fitting(packed: Packed, environment: Environment, identity: str) -> ImageManifest:
     """The manifest of an image, if it is one of this generation at this path.
 
     Raises:
@@ -193,7 +193,7 @@ def fitting(packed: Packed, environment: Environment, identity: str) -> Manifest
 
 
 def before(
-    packed: Packed, manifest: Manifest, environment: Environment, job: str = ""
+    packed: Packed, manifest: ImageManifest, environment: Environment, job: str = ""
 ) -> tuple[str, ...]:
     """The words before a program that runs from the image.
 

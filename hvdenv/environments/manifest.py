@@ -68,7 +68,7 @@ class Written(NamedTuple):
         return {str(root / path): digest for path, digest in files if digest != _LINK}
 
 
-class Difference(NamedTuple):
+class ChangedFile(NamedTuple):
     """How a tree differs from its manifest."""
 
     kind: Kind
@@ -169,7 +169,7 @@ def compare(
     manifest: Manifest,
     closely: Callable[[str], bool] = lambda path: False,
     at_each: Callable[[], None] = lambda: None,
-) -> list[Difference]:
+) -> list[ChangedFile]:
     """What has changed in a tree since its manifest was written, sorted by path.
 
     Compiled Python files are skipped, since Python may rewrite them.
@@ -251,17 +251,17 @@ def _hash(path: str, view: memoryview) -> Entry:
     return Entry(digest.hexdigest(), size)
 
 
-def _judge(path: str, expected: Entry | None, actual: Entry | None) -> Difference | None:
+def _judge(path: str, expected: Entry | None, actual: Entry | None) -> ChangedFile | None:
     if expected is None:
-        return Difference("extra", path)
+        return ChangedFile("extra", path)
     if actual is None:
-        return Difference("missing", path)
+        return ChangedFile("missing", path)
     if expected.target != actual.target:
-        return Difference("changed", path, f"link to {actual.target!r}, not {expected.target!r}")
+        return ChangedFile("changed", path, f"link to {actual.target!r}, not {expected.target!r}")
     if expected.size != actual.size:
-        return Difference("changed", path, f"{actual.size} bytes instead of {expected.size}")
+        return ChangedFile("changed", path, f"{actual.size} bytes instead of {expected.size}")
     if actual.digest not in ("", expected.digest):
-        return Difference("changed", path, f"sha256 {actual.digest}, not {expected.digest}")
+        return ChangedFile("changed", path, f"sha256 {actual.digest}, not {expected.digest}")
     return None
 
 

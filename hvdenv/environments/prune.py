@@ -29,7 +29,7 @@ from hvdenv.environments.generations import (
 )
 
 
-class User(NamedTuple):
+class Process(NamedTuple):
     """A process that uses some generations; none are named if it is unknown which."""
 
     pid: int
@@ -40,20 +40,20 @@ class User(NamedTuple):
 class Uses(NamedTuple):
     """The processes that use an environment, and how many others could not be checked."""
 
-    users: tuple[User, ...]
+    processes: tuple[Process, ...]
     unseen: int
 
     def select(self, identity: str) -> Uses:
         """Those that use this generation, or may do so."""
-        users = (each for each in self.users if identity in (each.generations or {identity}))
-        return self._replace(users=tuple(users))
+        those = (each for each in self.processes if identity in (each.generations or {identity}))
+        return self._replace(processes=tuple(those))
 
     def __bool__(self) -> bool:
-        return bool(self.users)
+        return bool(self.processes)
 
     def __str__(self) -> str:
-        shown = [f"process {user.pid} ({user.name})" for user in self.users[:5]]
-        more = [f"{len(self.users) - 5} more"] if len(self.users) > 5 else []
+        shown = [f"process {each.pid} ({each.name})" for each in self.processes[:5]]
+        more = [f"{len(self.processes) - 5} more"] if len(self.processes) > 5 else []
         return ", ".join(shown + more)
 
 
@@ -63,7 +63,7 @@ def uses(environment: Environment) -> Uses:
     A process that was started through the prefix and shows no generation counts as a user of
     every one: the link may have been switched. Only its children show what a shell activated.
     """
-    users, unseen, roots = [], 0, _roots(environment)
+    processes, unseen, roots = [], 0, _roots(environment)
     for process in psutil.process_iter(["cmdline", "environ", "exe", "cwd", "name"]):
         if process.pid == os.getpid():
             continue
@@ -80,8 +80,8 @@ def uses(environment: Environment) -> Uses:
             # A variable that names the prefix leads to whichever generation is active.
             found = used | {each or environment.pointed() for each in activated}
             known = frozenset() if used == {""} else frozenset(found - {""})
-            users.append(User(process.pid, process.info["name"], known))
-    return Uses(tuple(users), unseen)
+            processes.append(Process(process.pid, process.info["name"], known))
+    return Uses(tuple(processes), unseen)
 
 
 def _mapped(pid: int) -> set[str]:
@@ -161,7 +161,7 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
     prefix, store = environment.prefix, environment.store
     with prefix_lock.hold(store, wait=0):
         found = Uses((), 0) if force else uses(environment)
-        if found.users:
+        if found.processes:
             raise BusyError(
                 f"in use by {found}",
                 where=str(prefix),

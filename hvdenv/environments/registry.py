@@ -247,7 +247,7 @@ class Generation(NamedTuple):
         return max(self.created, self.used)
 
 
-class Cache(NamedTuple):
+class CacheSize(NamedTuple):
     name: str
     path: str
     bytes: int
@@ -303,10 +303,10 @@ def _last_change(folder: Path) -> str:
     return generations.timestamp(latest)
 
 
-def list_caches(places: Places) -> tuple[Cache, ...]:
+def list_caches(places: Places) -> tuple[CacheSize, ...]:
     """The caches under HVDENV_HOME, not those of pip and other programs."""
     folders = sorted(each for each in places.cache.glob("*") if each.is_dir())
-    return tuple(Cache(each.name, str(each), *measure(each)) for each in folders)
+    return tuple(CacheSize(each.name, str(each), *measure(each)) for each in folders)
 
 
 def free_space(folders: Iterable[Path], runner: Runner) -> tuple[Room, ...]:

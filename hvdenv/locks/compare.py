@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from hvdenv.base.schema import encode
 from hvdenv.locks import condalock, pypi
-from hvdenv.locks.lockfile import CONDA, Built, Inputs, Locked, reachable
+from hvdenv.locks.lockfile import CONDA, BuiltWith, Inputs, Locked, reachable
 from hvdenv.locks.packages import canonicalize_name, from_record, parse_requirement
 from hvdenv.locks.pypi import Package, required
 from hvdenv.locks.record import GenerationRecord
@@ -19,7 +19,7 @@ _NO_PACKAGES = ("horovod.", "mpi", "sources.")
 _CUDA_PACKAGE = re.compile(r"nvidia-|cuda-|triton$")
 
 
-class Difference(NamedTuple):
+class LockDifference(NamedTuple):
     """A value that differs from the lock.
 
     Attributes:
@@ -82,17 +82,17 @@ def packages_still_fit(locked: Locked, inputs: Inputs, cpu_packages: Iterable[st
     return not problems(locked, inputs, cpu_packages, ignored=_NO_PACKAGES)
 
 
-def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:
+def changed(locked: Inputs, now: Inputs) -> tuple[LockDifference, ...]:
     """What the recipe asks for differently than when it was locked, sorted by name."""
     before, after = dict(_flat(encode(locked))), dict(_flat(encode(now)))
     return tuple(
-        Difference(name, before.get(name, ""), after.get(name, ""))
+        LockDifference(name, before.get(name, ""), after.get(name, ""))
         for name in sorted(before.keys() | after.keys())
         if before.get(name, "") != after.get(name, "")
     )
 
 
-def is_request(difference: Difference) -> bool:
+def is_request(difference: LockDifference) -> bool:
     return difference.name.startswith(tuple(f"{name}." for name in _REQUESTS))
 
 
@@ -184,11 +184,11 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
 
 
-def built_with(record: GenerationRecord) -> Built:
+def built_with(record: GenerationRecord) -> BuiltWith:
     """What a lock keeps of a build, from as much of the record as is known."""
     contents = from_record(record, None, "")
     tools = contents.toolchain
-    return Built(
+    return BuiltWith(
         hvdenv=contents.hvdenv,
         python=contents.python,
         compiler=tools.get("compiler", ""),
@@ -201,7 +201,7 @@ def built_with(record: GenerationRecord) -> Built:
     )
 
 
-def drift(locked: Built, found: Built) -> tuple[Difference, ...]:
+def drift(locked: BuiltWith, found: BuiltWith) -> tuple[LockDifference, ...]:
     """How a build differs from the one recorded in the lock. Unknown values are not compared."""
     differences = [
         _judged(name, before, now)
@@ -211,26 +211,26 @@ def drift(locked: Built, found: Built) -> tuple[Difference, ...]:
     return (*differences, *_modules(locked.modules, found.modules))
 
 
-def _judged(name: str, locked: str, found: str) -> Difference:
+def _judged(name: str, locked: str, found: str) -> LockDifference:
     reason = ""
     if name == "compiler" and _vendor(locked) != _vendor(found):
         reason = "another compiler may have another C++ ABI"
     if name in ("mpi", "nvcc") and _series(locked) != _series(found):
         reason = "Horovod is bound to the implementation and its series (major.minor)"
-    return Difference(
+    return LockDifference(
         name=name, locked=locked, found=found, severity="error" if reason else "note", reason=reason
     )
 
 
-def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:
+def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[LockDifference]:
     for name in [*sorted(locked.keys() - found.keys()), *sorted(found.keys() - locked.keys())]:
         states = ("loaded", "") if name in locked else ("", "loaded")
-        yield Difference(
+        yield LockDifference(
             f"modules.{name}", *states, "error", "the module system chose another module"
         )
     for name in sorted(locked.keys() & found.keys()):
         if locked[name] and found[name] and locked[name] != found[name]:
-            yield Difference(f"modules.{name}", locked[name][:12], found[name][:12], "note")
+            yield LockDifference(f"modules.{name}", locked[name][:12], found[name][:12], "note")
 
 
 def _vendor(version: str) -> str:

@@ -86,7 +86,7 @@ class Inputs(NamedTuple):
         return "+".join([self.recipe, *self.variants])
 
 
-class Built(NamedTuple):
+class BuiltWith(NamedTuple):
     """What a build of the lock was made with.
 
     Attributes:
@@ -117,7 +117,7 @@ class Lock(NamedTuple):
     format: Literal[1]
     inputs: Inputs
     files: dict[File, Sha256]
-    built: Built | None = None
+    built: BuiltWith | None = None
 
 
 class Locked(NamedTuple):

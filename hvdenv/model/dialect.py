@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 from hvdenv.base.reading import RECIPE, read_file
-from hvdenv.base.schema import Pattern, Problem, decode, parse_toml
+from hvdenv.base.schema import KeyPath, Pattern, Problem, decode, parse_toml
 from hvdenv.model import template
 
 # Cobalt sets variables of PBS as well, so that it comes first.
@@ -255,9 +255,6 @@ def _over(base: _Table, own: _Table) -> _Table:
     return base._replace(**changed)
 
 
-Key = tuple[str | int, ...]
-
-
 def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
     for name, each in own.items():
         path = ("schedulers", name)
@@ -275,7 +272,7 @@ def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
                 )
 
 
-def _check_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+def _check_templates(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
     values = _flat(dialect)
     for key, known in _COMMANDS.items():
         path, uses = tuple(key.split(".")), tuple(template.uses(values[key]))
@@ -291,7 +288,7 @@ def _check_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
             yield ("setup", number), "a line of the script cannot have fields; use shell variables"
 
 
-def _check_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+def _check_patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
     groups = {"submitted": "id", "exit_code": "code"}
     for keys, pattern in _patterns(dialect):
         group = groups.get(str(keys[-1]))
@@ -306,7 +303,7 @@ def _check_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
             yield keys, f"the pattern needs a group (?P<{group}>...)"
 
 
-def _patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+def _patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
     """The regular expressions of a scheduler, with their keys."""
     for name in ("submitted", "launch_host"):
         yield (name,), getattr(dialect, name)

@@ -10,6 +10,7 @@ from hvdenv.base.errors import RecipeError, UsageError
 from hvdenv.base.reading import Content
 from hvdenv.base.schema import (
     MOST_PROBLEMS,
+    KeyPath,
     Problem,
     Table,
     check_part,
@@ -18,7 +19,6 @@ from hvdenv.base.schema import (
     nearest,
     parse_toml,
 )
-from hvdenv.base.schema import Path as KeyPath
 from hvdenv.model.cluster import Partition, SiteKeys
 from hvdenv.model.recipe import Name, Recipe
 from hvdenv.model.recipe_checks import problems

@@ -12,8 +12,7 @@ from hvdenv import PACKAGE
 from hvdenv.base.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.base.masking import learn
 from hvdenv.base.reading import RECIPE, SITE, Content, read_file
-from hvdenv.base.schema import Path as KeyPath
-from hvdenv.base.schema import Problem, Table, closest, dotted, line_of, parse_toml
+from hvdenv.base.schema import KeyPath, Problem, Table, closest, dotted, line_of, parse_toml
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1

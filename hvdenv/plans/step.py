@@ -119,7 +119,7 @@ class Wheel(NamedTuple):
     inputs: Mapping[str, Any]
 
 
-class Requested(NamedTuple):
+class RequestedPackages(NamedTuple):
     """Python packages to resolve.
 
     Attributes:
@@ -163,7 +163,7 @@ class Step(NamedTuple):
     effect: Effect = ""
     spared_by: str = ""
     wheel: Wheel | None = None
-    requested: Requested | None = None
+    requested: RequestedPackages | None = None
     report: Path | None = None
     modules: Modules | None = None
 

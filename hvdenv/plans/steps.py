@@ -16,7 +16,7 @@ from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Framework, Recipe, Version
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.step import Requested, Step, TextFile, Wheel, digest
+from hvdenv.plans.step import RequestedPackages, Step, TextFile, Wheel, digest
 from hvdenv.sites.modules import shell_lines
 
 # Stands for a generation's directory until Plan.at() names one. With characters outside of ASCII, so
@@ -350,7 +350,7 @@ class Steps(NamedTuple):
         )
         # Packages of conda and of the site stay.
         seeing = not self.portable or self.recipe.python.provider == "conda"
-        asked = Requested(
+        asked = RequestedPackages(
             requirements=tuple(requirements),
             sources=self.sources,
             cpu=self.cpu_packages,

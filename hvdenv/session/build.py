@@ -11,8 +11,7 @@ from hvdenv.base.schema import encode
 from hvdenv.building import wheelcache
 from hvdenv.building.effects import try_modules
 from hvdenv.building.engine import build
-from hvdenv.building.state import Built
-from hvdenv.building.state import Request as BuildRequest
+from hvdenv.building.state import BuildRequest, Built
 from hvdenv.environments import generations
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Workspace

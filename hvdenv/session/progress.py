@@ -189,7 +189,7 @@ class Part(NamedTuple):
     stage_began: float = 0.0
 
 
-class Parts(AbstractContextManager["Parts"]):
+class VerifyProgress(AbstractContextManager["VerifyProgress"]):
     """Progress of verify: what took long, what failed, and what still runs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -200,7 +200,7 @@ class Parts(AbstractContextManager["Parts"]):
         self._printed = time.monotonic()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Parts:
+    def __enter__(self) -> VerifyProgress:
         self.view.__enter__()
         self._thread.start()
         return self

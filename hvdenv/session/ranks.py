@@ -18,7 +18,7 @@ from hvdenv.session.request import Request, read_hostfile
 from hvdenv.session.target import Chosen, build_command
 from hvdenv.sites.allocation import Allocation, find_allocation
 from hvdenv.sites.hosts import parse_hostfile, parse_hosts
-from hvdenv.sites.launchers import Launch, Mpi, parse_mpi_version, puts_mpi_first
+from hvdenv.sites.launchers import Launch, MpiVersion, parse_mpi_version, puts_mpi_first
 from hvdenv.sites.placement import Requested
 
 
@@ -84,7 +84,7 @@ def activated(chosen: Chosen) -> set[str]:
     return {"PATH", "PYTHONNOUSERSITE", own, *variables, *modules}
 
 
-def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
+def _ask_mpi(chosen: Chosen) -> tuple[MpiVersion, dict[str, str]]:
     if not shutil.which("bash"):
         return parse_mpi_version(""), {}
     query = 'printf \'%s=%s\\n\' PATH "$PATH" OPAL_PREFIX "${OPAL_PREFIX-}"; exec mpirun --version'

@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeVar, get_args
 from hvdenv.base.errors import UsageError
 from hvdenv.base.places import environment_name, find_places, home_folder, login_name
 from hvdenv.base.runner import Runner, environment
-from hvdenv.base.schema import Path as Keys
-from hvdenv.base.schema import decode, dotted, encode
+from hvdenv.base.schema import KeyPath, decode, dotted, encode
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.model.cluster import FileName, Folder, SiteKeys, Wheels, Workspace
@@ -46,7 +45,7 @@ class User(NamedTuple):
     lenient: bool = False
 
 
-def expand(kind: type[T], value: T, user: User, above: Keys = ()) -> tuple[T, dict[str, str]]:
+def expand(kind: type[T], value: T, user: User, above: KeyPath = ()) -> tuple[T, dict[str, str]]:
     """The same data with all directories and file names expanded.
 
     Variables for programs are left alone: those are filled in where and when programs run.
@@ -59,13 +58,13 @@ def expand(kind: type[T], value: T, user: User, above: Keys = ()) -> tuple[T, di
     """
     written: dict[str, str] = {}
 
-    def folder(text: str, path: Keys) -> str:
+    def folder(text: str, path: KeyPath) -> str:
         if found := _VARIABLE.match(text):
             written[dotted(path)] = text
             text = _variable_value(found[1], dotted(path), user) + text[found.end() :]
         return named(text, path)
 
-    def named(text: str, path: Keys) -> str:
+    def named(text: str, path: KeyPath) -> str:
         return _PLACEHOLDER.sub(lambda found: _user_value(found[1], dotted(path), user), text)
 
     rewriters = {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}

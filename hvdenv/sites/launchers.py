@@ -45,7 +45,7 @@ MPI_KINDS: dict[str, Kind] = {
 }
 
 
-class Mpi(NamedTuple):
+class MpiVersion(NamedTuple):
     """An MPI implementation as its mpirun names itself; the version may be empty."""
 
     kind: Kind
@@ -82,7 +82,7 @@ class Launch(NamedTuple):
     ranks: int
     cores: int = 0
     root: bool = False
-    mpi: Mpi = Mpi("unknown")
+    mpi: MpiVersion = MpiVersion("unknown")
     exports: tuple[str, ...] = ()
     start_timeout: int = 60
     hosts: tuple[Host, ...] = ()
@@ -161,19 +161,19 @@ class Launcher(NamedTuple):
     mpirun: bool = False
 
 
-def parse_mpi_version(text: str) -> Mpi:
+def parse_mpi_version(text: str) -> MpiVersion:
     """The implementation in the output of ``mpirun --version``."""
     for kind, pattern in _VERSIONS:
         if found := pattern.search(text):
-            return Mpi(kind, found["version"].strip("."))
-    return Mpi("unknown")
+            return MpiVersion(kind, found["version"].strip("."))
+    return MpiVersion("unknown")
 
 
-def parse_mpi_library(text: str) -> Mpi:
+def parse_mpi_library(text: str) -> MpiVersion:
     """The implementation in what MPI_Get_library_version says."""
     kind: Kind = next((kind for mark, kind in _LIBRARIES.items() if mark in text), "unknown")
     version = re.search(r"(?<!\d)(\d+(?:\.\d+)+)", text)
-    return Mpi(kind, version[1] if version else "")
+    return MpiVersion(kind, version[1] if version else "")
 
 
 def _srun(launch: Launch) -> Start:

@@ -53,7 +53,7 @@ _REMEDIES: dict[State, str] = {
 }
 
 
-class Trial(NamedTuple):
+class LoadResult(NamedTuple):
     """The result of one module when all are tried, whether or not those before it loaded.
 
     Attributes:
@@ -89,7 +89,7 @@ class Examined(NamedTuple):
         return f"{self.module}: {self.reason}"
 
 
-def judge(trials: Sequence[Trial], available: Sequence[str]) -> tuple[Examined, ...]:
+def judge(trials: Sequence[LoadResult], available: Sequence[str]) -> tuple[Examined, ...]:
     """Whether each module of a set can be loaded.
 
     Args:
@@ -98,7 +98,7 @@ def judge(trials: Sequence[Trial], available: Sequence[str]) -> tuple[Examined, 
     return tuple(_judge(trial, trials[n + 1 :], available) for n, trial in enumerate(trials))
 
 
-def _judge(trial: Trial, later: Sequence[Trial], available: Sequence[str]) -> Examined:
+def _judge(trial: LoadResult, later: Sequence[LoadResult], available: Sequence[str]) -> Examined:
     module, output = trial.module, trial.output.strip()
     # Environment Modules 3 has the status 0 also for a module that does not exist. A loaded
     # module may have another name (an alias), or have been loaded by a module before it.
@@ -119,7 +119,7 @@ def _judge(trial: Trial, later: Sequence[Trial], available: Sequence[str]) -> Ex
     return Examined(module, "missing", reason, output)
 
 
-def _replaced(trial: Trial, later: Sequence[Trial]) -> str:
+def _replaced(trial: LoadResult, later: Sequence[LoadResult]) -> str:
     """Which later module unloaded one that was loaded; empty if it stays."""
     mine = {name for name in trial.after if is_among(trial.module, [name])}
     mine = mine or set(trial.after) - set(trial.before)
@@ -317,10 +317,10 @@ def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -
     yield f"{failed}; }}"
 
 
-def _trials(system: ModuleSystem, shell: _Shell, modules: Iterable[str]) -> Iterator[Trial]:
+def _trials(system: ModuleSystem, shell: _Shell, modules: Iterable[str]) -> Iterator[LoadResult]:
     before = split_loaded(shell.text("before"))
     for number, module in enumerate(modules):
-        yield Trial(
+        yield LoadResult(
             module=module,
             status=int(shell.text(f"{number}.status")),
             output=shell.text(f"{number}.output"),

@@ -18,7 +18,7 @@ from hvdenv.base.errors import StepError
 from hvdenv.base.runner import TOKEN_VARIABLE, Runner, end_marked, environment
 from hvdenv.model.cluster import Container
 from hvdenv.reports.report import Finding, Status
-from hvdenv.sites.launchers import Mpi, parse_mpi_version
+from hvdenv.sites.launchers import MpiVersion, parse_mpi_version
 
 # With more connections at once, sshd begins to drop them.
 _AT_ONCE = 8
@@ -88,7 +88,7 @@ class Requirements(NamedTuple):
     """
 
     container: Container
-    mpi: Mpi | None = None
+    mpi: MpiVersion | None = None
     launcher: str = ""
 
     @property
@@ -182,7 +182,7 @@ def _judge_image(
     return Finding("image", host, "fail", message, evidence=hashes, remedy=remedy)
 
 
-def _judge_mpi(image: Mpi, launcher: str, host: str, node: Node) -> Finding:
+def _judge_mpi(image: MpiVersion, launcher: str, host: str, node: Node) -> Finding:
     if launcher:
         message = f"only a run shows whether {launcher} has the PMI that {image.kind} needs"
         return Finding("mpi", host, "unproven", message, remedy="run `hvdenv verify` in a job")
@@ -220,7 +220,7 @@ def _judge_gpu(container: Container, host: str, node: Node) -> Finding:
     return Finding("driver", host, "fail", problem, remedy=remedy)
 
 
-def compatible(host: Mpi, image: Mpi) -> tuple[Status, str]:
+def compatible(host: MpiVersion, image: MpiVersion) -> tuple[Status, str]:
     """Whether a host's mpirun can start programs linked to the image's MPI, and why.
 
     mpirun and the library in the image talk to each other while ranks start, so the binary

@@ -12,7 +12,7 @@ from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host, distribute, short
-from hvdenv.sites.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi, named
+from hvdenv.sites.launchers import LAUNCHERS, MPI_KINDS, Launch, MpiVersion, named
 
 # Two hosts and several frameworks take longer to start than horovodrun waits by default.
 START_SECONDS = 120
@@ -62,11 +62,11 @@ def choose_launcher(recipe: Recipe, requested: str = "") -> str:
     )
 
 
-def recipe_mpi(recipe: Recipe) -> Mpi:
+def recipe_mpi(recipe: Recipe) -> MpiVersion:
     """The recipe's MPI; its version may be empty."""
     if recipe.mpi is None:
-        return Mpi("unknown")
-    return Mpi(MPI_KINDS[recipe.mpi.kind], recipe.mpi.version or "")
+        return MpiVersion("unknown")
+    return MpiVersion(MPI_KINDS[recipe.mpi.kind], recipe.mpi.version or "")
 
 
 def place(

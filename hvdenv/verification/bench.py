@@ -30,7 +30,7 @@ from hvdenv.model.cluster import (
 from hvdenv.reports.page import size as bytes_shown
 from hvdenv.reports.report import Measurement
 from hvdenv.sites.batch import counted
-from hvdenv.sites.launchers import Launch, Mpi
+from hvdenv.sites.launchers import Launch, MpiVersion
 from hvdenv.sites.placement import filled
 from hvdenv.standalone.ranks.events import BenchEnd, Timed
 from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, judge_run
@@ -186,7 +186,7 @@ def with_fewer(launch: Launch, ranks: int) -> Launch:
 
 
 def _yardstick_beside(
-    setup: Setup, timeout: float, effort: Effort, mpi: Mpi, run: RankRun
+    setup: Setup, timeout: float, effort: Effort, mpi: MpiVersion, run: RankRun
 ) -> Yardstick:
     """The yardstick for the largest message of a run, on GPUs if the run was on GPUs."""
     measured = [each for _, each in _timed(run) if each.what == "allreduce"]
@@ -215,7 +215,12 @@ def gpu_libraries(run: RankRun) -> tuple[str, str] | None:
 
 
 def measure_yardstick(
-    setup: Setup, timeout: float, effort: Effort, mpi: Mpi, largest: int, gpus: Sequence[str] = ()
+    setup: Setup,
+    timeout: float,
+    effort: Effort,
+    mpi: MpiVersion,
+    largest: int,
+    gpus: Sequence[str] = (),
 ) -> Yardstick:
     """The speed of MPI alone on the same ranks, by a program compiled with its own compiler.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hvdenv.base.masking import clean
 from hvdenv.reports.report import RankRecord, Status
-from hvdenv.sites.launchers import Mpi, parse_mpi_library
+from hvdenv.sites.launchers import MpiVersion, parse_mpi_library
 from hvdenv.standalone.ranks.events import DataPath, Joined
 from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
 from hvdenv.verification.rank_run import Rank, RankRun
@@ -117,7 +117,9 @@ def nccl_release(number: int) -> str:
     return f"{number // wide}.{number % wide // 100}.{number % 100}"
 
 
-def judge_path(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") -> Judgement:
+def judge_path(
+    run: RankRun, mpirun: MpiVersion, meant: Mapping[str, str], mount: str = ""
+) -> Judgement:
     """Whether the data of a run with right reductions went the way that it should.
 
     Args:
@@ -241,7 +243,7 @@ def _nccl_at_run(run: RankRun) -> str:
     return next((text.split("+")[0] for text in printed), "")
 
 
-def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
+def _notes(run: RankRun, mpirun: MpiVersion) -> Iterator[str]:
     """What is odd, and did no harm here."""
     for rank in run.ranks:
         loaded = _path(rank).libraries

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from hvdenv.base.errors import HvdenvError
-from hvdenv.environments.manifest import Difference
-from hvdenv.sites.launchers import Mpi
+from hvdenv.environments.manifest import ChangedFile
+from hvdenv.sites.launchers import MpiVersion
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, inspection, rank_start
 from hvdenv.verification.bench import Benchmark
@@ -40,8 +40,8 @@ class Evidence(NamedTuple):
     extensions: dict[str, Future[Extension]]
     runs: dict[Pair, Future[RankRun]] = {}
     horovodrun: Future[RankRun | HvdenvError] | None = None
-    image_mpi: Future[Mpi] | None = None
-    changed_files: Future[list[Difference]] | None = None
+    image_mpi: Future[MpiVersion] | None = None
+    changed_files: Future[list[ChangedFile]] | None = None
     observed: Future[Observed] | None = None
     benchmarks: dict[Pair, Future[Benchmark]] = {}
 

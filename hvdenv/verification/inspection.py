@@ -19,7 +19,7 @@ from hvdenv.base.masking import clean, plain
 from hvdenv.base.schema import Problem, decode
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation
-from hvdenv.sites.launchers import Mpi, parse_mpi_version
+from hvdenv.sites.launchers import MpiVersion, parse_mpi_version
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
 from hvdenv.verification import drift
 from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Setup
@@ -141,13 +141,13 @@ def host_mpi(setup: Setup, timeout: float) -> HostMpi:
     """The MPI of the mpirun that is found first."""
     path = setup.which("mpirun")
     if not path:
-        return Mpi("unknown"), ""
+        return MpiVersion("unknown"), ""
     # The ranks need time too, even if this hangs.
     found = parse_mpi_version(setup.run((path, "--version"), min(timeout / 3, 60.0)).output)
     return found, f"{path} ({found.kind} {found.version})"
 
 
-def image_mpi(setup: Setup, timeout: float) -> Mpi:
+def image_mpi(setup: Setup, timeout: float) -> MpiVersion:
     """The MPI of the image, as its own mpirun reports it."""
     argv = (*setup.installation.inside, "mpirun", "--version")
     return parse_mpi_version(setup.run(argv, min(timeout / 3, 60.0)).output)
@@ -258,7 +258,7 @@ def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
     return [name for names, rows in expected for name in names if not rows.get(name)]
 
 
-def changed_files(setup: Setup, timeout: float) -> list[manifest.Difference]:
+def changed_files(setup: Setup, timeout: float) -> list[manifest.ChangedFile]:
     """The files of a generation that differ from those at the end of its build.
 
     Raises:
@@ -296,7 +296,7 @@ def observed(setup: Setup, timeout: float, mpi: HostMpi) -> Observed:
     return Observed(was, observe(setup, timeout, mpi[0]))
 
 
-def observe(setup: Setup, timeout: float, mpi: Mpi) -> drift.Observation:
+def observe(setup: Setup, timeout: float, mpi: MpiVersion) -> drift.Observation:
     """What an environment has, with the MPI of the mpirun found first; no framework is imported.
 
     Paths are relative to the generation of the installation.

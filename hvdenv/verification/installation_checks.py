@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hvdenv.base.command import Outcome
 from hvdenv.base.masking import shown
 from hvdenv.environments.installation import Expectation, hides_variables, is_version
-from hvdenv.environments.manifest import Difference
+from hvdenv.environments.manifest import ChangedFile
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.reports.report import EVERYTHING, About, Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
@@ -136,7 +136,7 @@ def _notes(
             yield f"{row} was built but not requested"
 
 
-def is_damaged(changed_files: Sequence[Difference]) -> bool:
+def is_damaged(changed_files: Sequence[ChangedFile]) -> bool:
     """Whether files are missing or empty, as a purge or a power cut leaves them."""
     return any(d.kind == "missing" or d.detail.startswith("0 bytes ") for d in changed_files)
 

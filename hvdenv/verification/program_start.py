@@ -29,7 +29,7 @@ _LAUNCHERS = ("horovodrun", "mpirun", "mpiexec", "srun", "torchrun", "aprun")
 _WITHOUT_EFFECT = ("-u", "-B", "-s", "-q")
 
 
-class Request(NamedTuple):
+class ProgramRequest(NamedTuple):
     """A training program to prove.
 
     Attributes:
@@ -48,7 +48,7 @@ class Request(NamedTuple):
         return os.path.basename(self.argv[1] if self.argv[0] == "-m" else self.argv[0])
 
 
-def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> Request:
+def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> ProgramRequest:
     """The program that a command line of Python runs.
 
     Raises:
@@ -78,10 +78,10 @@ def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> Request:
             where=where,
             remedy="name the script as it is called from this directory",
         )
-    return Request(tuple(rest), os.getcwd(), steps)
+    return ProgramRequest(tuple(rest), os.getcwd(), steps)
 
 
-def prove(setup: Setup, request: Request) -> list[Finding]:
+def prove(setup: Setup, request: ProgramRequest) -> list[Finding]:
     """Run a program and judge what its ranks did.
 
     Args:
@@ -120,7 +120,7 @@ def _controller(setup: Setup, mpi: HostMpi) -> str:
 def _observed(
     setup: Setup,
     mpi: HostMpi,
-    request: Request,
+    request: ProgramRequest,
     controller: str,
     seconds: float,
     *,

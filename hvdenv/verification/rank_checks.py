@@ -45,7 +45,7 @@ _SECOND_JOIN = (
 )
 
 
-class Report(NamedTuple):
+class RankOperation(NamedTuple):
     """What one rank, by its name, or all of them reported of one operation."""
 
     rank: str
@@ -93,12 +93,12 @@ def _remedy(operation: str, controller: str, message: str) -> str:
     return _GLOO_REDUCESCATTER if known else _REMEDY
 
 
-def _reports(run: RankRun) -> dict[str, list[Report]]:
+def _reports(run: RankRun) -> dict[str, list[RankOperation]]:
     """What the ranks reported of each operation."""
-    found: dict[str, list[Report]] = {}
+    found: dict[str, list[RankOperation]] = {}
     for rank in run.ranks:
         for event in rank.all(Operation):
-            found.setdefault(event.operation, []).append(Report(rank.name, _cleaned(event)))
+            found.setdefault(event.operation, []).append(RankOperation(rank.name, _cleaned(event)))
     return found
 
 
@@ -111,7 +111,7 @@ def _cleaned(event: Operation) -> Operation:
     )
 
 
-def _wrong(reports: Sequence[Report]) -> Judgement | None:
+def _wrong(reports: Sequence[RankOperation]) -> Judgement | None:
     """What is wrong with an operation; None if nothing is."""
     outcomes = [outcome for _, outcome in reports]
     if wrong := [report for report in reports if report.outcome.wrong]:
@@ -138,12 +138,12 @@ def _wrong(reports: Sequence[Report]) -> Judgement | None:
     return Judgement("fail", message, _evidence(reports))
 
 
-def _skipped(report: Report) -> str:
+def _skipped(report: RankOperation) -> str:
     reasons = ", ".join(f"{dtype} {why}".strip() for dtype, why, _ in report.outcome.skipped)
     return f"{report.rank} skipped {reasons or 'nothing'}"
 
 
-def _evidence(reports: Sequence[Report]) -> str:
+def _evidence(reports: Sequence[RankOperation]) -> str:
     return "\n".join(line for report in reports for line in _lines(*report))
 
 
@@ -159,13 +159,13 @@ def _lines(name: str, outcome: Operation) -> Iterator[str]:
         yield f"    Horovod gave up: {outcome.ended}"
 
 
-def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
+def _all_right(run: RankRun, reports: dict[str, list[RankOperation]]) -> Judgement:
     """What was tried and was right; the other operations and types with the reason."""
     # Ranks that are in fewer process sets have fewer cases.
     least = [min((o for _, o in each), key=lambda one: one.right) for each in reports.values()]
     tried = [outcome for outcome in least if outcome.right]
     types = {dtype for outcome in tried for dtype in outcome.types}
-    evidence = _evidence([Report(each.operation, each) for each in least])
+    evidence = _evidence([RankOperation(each.operation, each) for each in least])
     if not tried:
         return Judgement("fail", "no operation could be tried", evidence, _REMEDY)
     absent = [f"{o.operation} ({o.skipped[0].why})" for o in least if o.skipped and not o.right]

@@ -17,7 +17,7 @@ from hvdenv.base.errors import InterruptedRunError, StepError
 from hvdenv.base.runner import Runner, environment
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.reports.report import Measurement
-from hvdenv.sites.launchers import Launch, Mpi, named
+from hvdenv.sites.launchers import Launch, MpiVersion, named
 from hvdenv.sites.placement import influences
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
@@ -30,7 +30,7 @@ TWO_RANKS = Launch((), 2)
 NEED_MPIRUN = ("mpirun", "horovodrun-mpi")
 
 # The MPI of the mpirun that is found first, and a description; empty without an mpirun.
-HostMpi = tuple[Mpi, str]
+HostMpi = tuple[MpiVersion, str]
 
 
 class Shell(NamedTuple):

@@ -19,7 +19,7 @@ _REMEDY = (
 )
 
 
-class Outcome(NamedTuple):
+class RankTraining(NamedTuple):
     name: str
     number: int
     facts: Training
@@ -34,10 +34,10 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     if broken := judge_exercise(run, EXERCISE):
         yield "", broken
         return
-    by_rank: dict[str, dict[str, Outcome]] = {}
+    by_rank: dict[str, dict[str, RankTraining]] = {}
     for rank in run.ranks:
         for facts in rank.all(Training):
-            found = Outcome(rank.name, rank.number or 0, facts)
+            found = RankTraining(rank.name, rank.number or 0, facts)
             by_rank.setdefault(facts.part, {})[rank.name] = found
     outcomes = {part: list(each.values()) for part, each in by_rank.items()}
     problems, passed = [], []
@@ -59,7 +59,7 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
         yield "", Judgement("fail", "no rank reported anything", _evidence(run, ()), _REMEDY)
 
 
-def _problems(outcomes: Sequence[Outcome], ranks: int) -> Iterator[str]:
+def _problems(outcomes: Sequence[RankTraining], ranks: int) -> Iterator[str]:
     unfinished = (one.facts.skip or len(one.facts.losses) != 2 for one in outcomes)
     if len(outcomes) < ranks or any(unfinished):
         yield "not all ranks finished it"
@@ -68,7 +68,7 @@ def _problems(outcomes: Sequence[Outcome], ranks: int) -> Iterator[str]:
         yield from test(outcomes)
 
 
-def _praise(part: str, outcomes: Sequence[Outcome]) -> str:
+def _praise(part: str, outcomes: Sequence[RankTraining]) -> str:
     facts = outcomes[0].facts
     difference = max(one.facts.difference for one in outcomes)
     first, last = facts.losses
@@ -92,7 +92,7 @@ def _evidence(run: RankRun, problems: Sequence[str]) -> str:
 _SHOWN_FACTS = ("seconds", "steps", "losses", "own_loss", "difference", "bound", "checksums")
 
 
-def _checksums(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _checksums(outcomes: Sequence[RankTraining]) -> Iterator[str]:
     """Whether all ranks have the same bits, first of all after the broadcasts."""
     first = outcomes[0]
     for name, wanted in first.facts.checksums.items():
@@ -104,7 +104,7 @@ def _checksums(outcomes: Sequence[Outcome]) -> Iterator[str]:
 _HIGHEST_BOUND = 2.0**-17
 
 
-def _difference(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _difference(outcomes: Sequence[RankTraining]) -> Iterator[str]:
     """Whether the ranks come to what one process gets on the joined batches."""
     limit = _HIGHEST_BOUND * (len(outcomes) + 16)
     if lax := [one for one in outcomes if not one.facts.bound <= limit]:
@@ -120,7 +120,7 @@ def _difference(outcomes: Sequence[Outcome]) -> Iterator[str]:
         )
 
 
-def _losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _losses(outcomes: Sequence[RankTraining]) -> Iterator[str]:
     for one in outcomes:
         first, last = one.facts.losses
         if not last < first:
@@ -129,7 +129,7 @@ def _losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
             return
 
 
-def _averages(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _averages(outcomes: Sequence[RankTraining]) -> Iterator[str]:
     """Whether the averaged loss is the average of the ranks' own."""
     mean = sum(one.facts.own_loss for one in outcomes) / len(outcomes)
     bound = _SINGLE * (len(outcomes) + 4) * abs(mean)

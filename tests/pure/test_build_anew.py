@@ -18,11 +18,10 @@ from hvdenv.base.errors import HvdenvError, LockError, StepError
 from hvdenv.base.places import Places
 from hvdenv.building import copied
 from hvdenv.building.engine import build
-from hvdenv.building.state import Built, Request, already_built
+from hvdenv.building.state import BuildRequest, Built, already_built
 from hvdenv.building.wheelcache import key, names, own, store
 from hvdenv.environments.generations import Environment, at, switch
-from hvdenv.locks.lockfile import Built as Made
-from hvdenv.locks.lockfile import Horovod, Inputs, Locked, bind
+from hvdenv.locks.lockfile import BuiltWith, Horovod, Inputs, Locked, bind
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.plans.plan import TEMPORARY, Plan
@@ -149,7 +148,7 @@ class Site(NamedTuple):
         present = None if rebuild else already_built(self.environment, self.plan, accepted)
         if present:
             return present, recorder
-        asked = Request(plan=self.plan, resolved={}, facts=self.facts, findings=(), **request)
+        asked = BuildRequest(plan=self.plan, resolved={}, facts=self.facts, findings=(), **request)
         places = Places(home or self.home)
         return build(asked, self.environment, places, recorder, rebuild=rebuild), recorder
 
@@ -298,10 +297,10 @@ def of_a_lock(site: Site, *, present: bool) -> Site:
     """The same by a lock whose build had a module that is not loaded here."""
     inputs = Inputs("local", (), "3.11", "linux-x86_64", Horovod("0.28.1"))
     site = site._replace(locked=bind(site.switches, inputs, {}), present=present)
-    return with_lock_of(site, Made("0.1.0", "3.11.0", modules={"gcc/12": ""}))
+    return with_lock_of(site, BuiltWith("0.1.0", "3.11.0", modules={"gcc/12": ""}))
 
 
-def with_lock_of(site: Site, built: Made | None) -> Site:
+def with_lock_of(site: Site, built: BuiltWith | None) -> Site:
     assert site.locked
     lock = site.locked.lock._replace(built=built)
     return site._replace(locked=site.locked._replace(lock=lock))
@@ -343,7 +342,7 @@ def test_a_drift_that_is_an_error_stops_the_build_unless_it_is_accepted(site: Si
 def test_a_build_with_nothing_to_do_tells_the_drift(site: Site) -> None:
     site = of_a_lock(site, present=True)
     site.build(accepted=ACCEPTED)
-    drifted = with_lock_of(site, Made("0.1.0", "3.11.9"))
+    drifted = with_lock_of(site, BuiltWith("0.1.0", "3.11.9"))
     built, _ = drifted.build()
     assert not built.changed
     assert [str(each) for each in built.drift] == ["python: 3.11.9 in the lock, 3.11.0 here"]

@@ -18,10 +18,10 @@ from hvdenv.base.command import Command, Outcome
 from hvdenv.base.errors import IncompatibleError, InterruptedRunError, StepError
 from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.environments.manifest import Difference
+from hvdenv.environments.manifest import ChangedFile
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EVERYTHING, About, Finding, Report, Status, proven
-from hvdenv.sites.launchers import Launch, Mpi
+from hvdenv.sites.launchers import Launch, MpiVersion
 from hvdenv.standalone.ranks.events import (
     ExtensionFacts,
     Operation,
@@ -50,7 +50,7 @@ from tests.support.rank_events import exited, good, run
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 ANYTHING, ONLY_GLOO = Expectation(), Expectation(("torch",), ("Gloo",))
 LAUNCHERS = ("mpirun", "horovodrun-gloo")
-MPI = (Mpi("Open MPI", "5.0.11"), "/env/bin/mpirun (Open MPI 5.0.11)")
+MPI = (MpiVersion("Open MPI", "5.0.11"), "/env/bin/mpirun (Open MPI 5.0.11)")
 
 
 def extension(framework: str, **changed: Any) -> Extension:
@@ -319,7 +319,12 @@ def test_allreduce() -> None:
     [
         (extension("torch", error="x"), {}, "skip", "horovod.torch does not load"),
         (extension("torch", built={"MPI": 0}), {}, "skip", "horovod.torch was built without MPI"),
-        (extension("torch"), {"mpi": (Mpi("unknown"), "")}, "unproven", "there is no mpirun"),
+        (
+            extension("torch"),
+            {"mpi": (MpiVersion("unknown"), "")},
+            "unproven",
+            "there is no mpirun",
+        ),
         (extension("torch"), {"launchers": ("horovodrun-gloo",)}, "unproven", "over MPI"),
         (extension("mxnet"), {"expectation": ANYTHING}, "unproven", "no rank program for mxnet"),
         (extension("mxnet"), {}, "skip", "not requested, so not tried"),
@@ -350,16 +355,18 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("image", "run", "found"),
     [
-        (Mpi("Open MPI", "4.1.4"), rank_run(failed=1), {"pass": "the same series"}),
-        (Mpi("Open MPI", "5.0.1"), rank_run(failed=1), {"fail": "different major releases"}),
-        (Mpi("Open MPI", "5.0.1"), rank_run(), {"pass": "the ranks are right nevertheless"}),
-        (Mpi("unknown"), rank_run(failed=1), {"skip": "no mpirun in the image"}),
+        (MpiVersion("Open MPI", "4.1.4"), rank_run(failed=1), {"pass": "the same series"}),
+        (MpiVersion("Open MPI", "5.0.1"), rank_run(failed=1), {"fail": "different major releases"}),
+        (MpiVersion("Open MPI", "5.0.1"), rank_run(), {"pass": "the ranks are right nevertheless"}),
+        (MpiVersion("unknown"), rank_run(failed=1), {"skip": "no mpirun in the image"}),
         # It is judged for images that an mpirun starts.
-        (Mpi("Open MPI", "5.0.1"), rank_run()._replace(launcher="srun"), {}),
+        (MpiVersion("Open MPI", "5.0.1"), rank_run()._replace(launcher="srun"), {}),
     ],
 )
-def test_the_mpi_of_an_image_and_the_hosts(image: Mpi, run: RankRun, found: dict[str, str]) -> None:
-    host = (Mpi("Open MPI", "4.1.8"), "/usr/bin/mpirun")
+def test_the_mpi_of_an_image_and_the_hosts(
+    image: MpiVersion, run: RankRun, found: dict[str, str]
+) -> None:
+    host = (MpiVersion("Open MPI", "4.1.8"), "/usr/bin/mpirun")
     known = evidence(image_mpi=image, mpi=host, runs={Pair("torch", "MPI"): run})
     judged = list(rank_checks.check_image_mpi(setup(), known))
     assert [each.status for each in judged] == list(found)
@@ -683,7 +690,7 @@ OTHER_PYTHON = HERE._replace(python=File("/bin/python3", "3.12"))
 SHADOWED = all_three(torch=extension("torch", shadowed={"torch": "/module"}))
 ANOTHER_HOROVODRUN = build_table(text(*ALL_ROWS, version="0.27.0"))
 WITHOUT_MPI = build_table(text(*({*ALL_ROWS} - {"C/MPI"})))
-LOST = [Difference("missing", "lib/x.py")]
+LOST = [ChangedFile("missing", "lib/x.py")]
 MPI_CHANGED = Observed(HERE._replace(extensions=LINKED), OTHER_MPI)
 # By what is wrong: the evidence, and the rows that are then not proven.
 CASES: dict[str, tuple[Evidence, set[str]]] = {

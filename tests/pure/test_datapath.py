@@ -16,7 +16,7 @@ from hvdenv.base.runner import Runner
 from hvdenv.base.schema import parse_toml
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.reports.report import Finding
-from hvdenv.sites.launchers import Mpi, parse_mpi_library
+from hvdenv.sites.launchers import MpiVersion, parse_mpi_library
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent, Result, Started
 from hvdenv.verification import datapath, rank_checks
 from hvdenv.verification.inspection import Extension
@@ -34,7 +34,7 @@ CASES = {
     path.stem: parse_toml(path.read_text(encoding="utf-8"))
     for path in sorted((Path(__file__).parents[1] / "cases/datapath").glob("*.toml"))
 }
-OPEN_MPI = Mpi("Open MPI", "4.1.8")
+OPEN_MPI = MpiVersion("Open MPI", "4.1.8")
 LIBRARY = "Open MPI v4.1.8, package: Open MPI user@localhost Distribution, ident: 4.1.8"
 TCP: dict[str, Any] = {"pml": ["ob1"], "btl": ["self", "tcp"]}
 
@@ -323,14 +323,17 @@ def test_records_of_ranks() -> None:
     ("text", "mpi"),
     [
         (LIBRARY, OPEN_MPI),
-        ("MPICH Version: 5.0.2 MPICH Release date: Fri Sep 25", Mpi("Hydra", "5.0.2")),
-        ("Intel(R) MPI Library 2021.11 for Linux* OS", Mpi("Intel MPI", "2021.11")),
-        ("MPI VERSION : CRAY MPICH version 8.1.4.31 (ANL base)", Mpi("Cray MPICH", "8.1.4.31")),
-        ("MVAPICH2 Version : 2.3.7", Mpi("MVAPICH", "2.3.7")),
-        ("", Mpi("unknown")),
+        ("MPICH Version: 5.0.2 MPICH Release date: Fri Sep 25", MpiVersion("Hydra", "5.0.2")),
+        ("Intel(R) MPI Library 2021.11 for Linux* OS", MpiVersion("Intel MPI", "2021.11")),
+        (
+            "MPI VERSION : CRAY MPICH version 8.1.4.31 (ANL base)",
+            MpiVersion("Cray MPICH", "8.1.4.31"),
+        ),
+        ("MVAPICH2 Version : 2.3.7", MpiVersion("MVAPICH", "2.3.7")),
+        ("", MpiVersion("unknown")),
     ],
 )
-def test_what_libraries_of_mpi_call_themselves(text: str, mpi: Mpi) -> None:
+def test_what_libraries_of_mpi_call_themselves(text: str, mpi: MpiVersion) -> None:
     assert parse_mpi_library(text) == mpi
 
 

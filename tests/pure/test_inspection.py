@@ -50,7 +50,7 @@ def generation(tmp_path: Path) -> Path:
 
 def changed_files(
     generation: Path, timeout: float = 60, runner: Runner | None = None
-) -> list[manifest.Difference]:
+) -> list[manifest.ChangedFile]:
     installation = Installation("", "", (), generation=str(generation))
     return inspection.changed_files(Setup(installation, runner or Runner()), timeout)
 

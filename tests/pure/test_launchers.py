@@ -14,35 +14,36 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.container import inside, recipe_image, start_in_image
 from hvdenv.sites.hosts import Host
-from hvdenv.sites.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
+from hvdenv.sites.launchers import LAUNCHERS, Launch, MpiVersion, Start, parse_mpi_version
 from tests.support.files import programs
 
 PROGRAM = ("/env/bin/python", "rank.py", "two words", "$HOME;")
 TRAIN = ("python", "train_hvd.py")
 GPU32_33 = (Host("gpu32", 4), Host("gpu33", 4))
-FOUR, FIVE = Mpi("Open MPI", "4.1.8"), Mpi("Open MPI", "5.0.11")
+FOUR, FIVE = MpiVersion("Open MPI", "4.1.8"), MpiVersion("Open MPI", "5.0.11")
+UNKNOWN_MPI = MpiVersion("unknown")
 
 VERSIONS = {
     "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n": (
-        Mpi("Open MPI", "5.0.11")
+        MpiVersion("Open MPI", "5.0.11")
     ),
-    "mpirun (Open MPI) 3.1.0rc2\n": Mpi("Open MPI", "3.1.0"),
-    "mpirun (OpenRTE) 1.10.7\n": Mpi("Open MPI", "1.10.7"),
-    "mpirun (IBM Spectrum MPI) 10.3.1.02rtm0\n": Mpi("Spectrum MPI", "10.3.1.02"),
+    "mpirun (Open MPI) 3.1.0rc2\n": MpiVersion("Open MPI", "3.1.0"),
+    "mpirun (OpenRTE) 1.10.7\n": MpiVersion("Open MPI", "1.10.7"),
+    "mpirun (IBM Spectrum MPI) 10.3.1.02rtm0\n": MpiVersion("Spectrum MPI", "10.3.1.02"),
     "Intel(R) MPI Library for Linux* OS, Version 2021.8 Build 20221129 (id: 339ec755a1)\n"
-    "Copyright 2003-2022, Intel Corporation.\n": Mpi("Intel MPI", "2021.8"),
+    "Copyright 2003-2022, Intel Corporation.\n": MpiVersion("Intel MPI", "2021.8"),
     "HYDRA build details:\n    Version:                                 4.1.1\n"
-    "    Release Date:                            Wed Feb  1\n": Mpi("Hydra", "4.1.1"),
-    "srun: slurm 23.02\n": Mpi("unknown"),
+    "    Release Date:                            Wed Feb  1\n": MpiVersion("Hydra", "4.1.1"),
+    "srun: slurm 23.02\n": MpiVersion("unknown"),
 }
 
 
-def launch(mpi: Mpi = Mpi("unknown"), *, ranks: int = 2, root: bool = False) -> Launch:  # noqa: B008
+def launch(mpi: MpiVersion = UNKNOWN_MPI, *, ranks: int = 2, root: bool = False) -> Launch:
     """On this host, as verify does it."""
     return Launch(PROGRAM, ranks, 2, root, mpi, ("PATH", "LD_LIBRARY_PATH"), 300)
 
 
-def train(mpi: Mpi = FOUR, hosts: tuple[Host, ...] = GPU32_33, **more: object) -> Launch:
+def train(mpi: MpiVersion = FOUR, hosts: tuple[Host, ...] = GPU32_33, **more: object) -> Launch:
     """On hosts, as run does it."""
     ranks = sum(host.slots for host in hosts)
     return Launch(TRAIN, ranks, mpi=mpi, hosts=hosts)._replace(**more)  # type: ignore[arg-type]
@@ -57,7 +58,7 @@ def words(line: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("text", "mpi"), VERSIONS.items(), ids=[str(m) for m in VERSIONS.values()])
-def test_mpi_version(text: str, mpi: Mpi) -> None:
+def test_mpi_version(text: str, mpi: MpiVersion) -> None:
     assert parse_mpi_version(text) == mpi
 
 
@@ -79,19 +80,19 @@ UNBOUND = "--bind-to none -x PATH -x LD_LIBRARY_PATH"
 )
 def test_mpirun_on_this_host(mpi: str, ranks: int, between: str) -> None:
     kind, _, version = mpi.rpartition(" ")
-    start = started("mpirun", launch(Mpi(kind, version), ranks=ranks))  # type: ignore[arg-type]
+    start = started("mpirun", launch(MpiVersion(kind, version), ranks=ranks))  # type: ignore[arg-type]
     assert start.argv == ("mpirun", "-np", str(ranks), *between.split(), *PROGRAM)
 
 
 @pytest.mark.parametrize(
     ("mpi", "prefixes"),
     [
-        (Mpi("Open MPI", "4.1.4"), ["OMPI"]),
-        (Mpi("Open MPI", "5.0.11"), ["OMPI", "PRTE"]),
-        (Mpi("Hydra", "4.1.1"), []),
+        (MpiVersion("Open MPI", "4.1.4"), ["OMPI"]),
+        (MpiVersion("Open MPI", "5.0.11"), ["OMPI", "PRTE"]),
+        (MpiVersion("Hydra", "4.1.1"), []),
     ],
 )
-def test_root_may_start_ranks(mpi: Mpi, prefixes: list[str]) -> None:
+def test_root_may_start_ranks(mpi: MpiVersion, prefixes: list[str]) -> None:
     names = {f"{p}_ALLOW_RUN_AS_ROOT{end}" for p in prefixes for end in ("", "_CONFIRM")}
     as_root = dict(LAUNCHERS["mpirun"].start(launch(mpi, root=True)).env)
     as_user = dict(LAUNCHERS["mpirun"].start(launch(mpi)).env)
@@ -127,7 +128,7 @@ THETA = Launch(
     TRAIN,
     16,
     ranks_per_node=4,
-    mpi=Mpi("Cray MPICH"),
+    mpi=MpiVersion("Cray MPICH"),
     cpus_per_rank=32,
     settings=cluster.LaunchSettings("aprun", cpu_bind="depth", threads_per_core=2),
     variables=(("OMP_NUM_THREADS", "32"), ("KMP_BLOCKTIME", "0")),
@@ -136,7 +137,7 @@ POLARIS = Launch(
     TRAIN,
     32,
     ranks_per_node=4,
-    mpi=Mpi("Cray MPICH"),
+    mpi=MpiVersion("Cray MPICH"),
     cpus_per_rank=16,
     settings=cluster.LaunchSettings("mpiexec", cpu_bind="depth"),
     variables=(("OMP_NUM_THREADS", "16"),),
@@ -144,7 +145,12 @@ POLARIS = Launch(
 UNEVEN = (Host("a", 1), Host("b", 2))
 # In a script, hosts are unknown when it is written.
 LISTED = train(
-    Mpi("Intel MPI"), (), host_list="{hosts}", host_names="{host_names}", ranks=8, ranks_per_node=4
+    MpiVersion("Intel MPI"),
+    (),
+    host_list="{hosts}",
+    host_names="{host_names}",
+    ranks=8,
+    ranks_per_node=4,
 )
 PARTLY = train(
     cpus_per_rank=4,
@@ -180,10 +186,10 @@ LINES: list[tuple[str, Launch, str]] = [
         for mpi, between in (
             (FOUR, "-H gpu32:4,gpu33:4 --map-by slot --bind-to none"),
             (FIVE, "-H gpu32:4,gpu33:4 --map-by slot --bind-to none"),
-            (Mpi("Spectrum MPI"), "-H gpu32:4,gpu33:4 --map-by slot -bind-to none"),
-            (Mpi("Hydra"), "-hosts gpu32,gpu33 -ppn 4"),
-            (Mpi("Intel MPI"), "-hosts gpu32,gpu33 -ppn 4"),
-            (Mpi("MVAPICH"), "-hosts gpu32,gpu33 -ppn 4"),
+            (MpiVersion("Spectrum MPI"), "-H gpu32:4,gpu33:4 --map-by slot -bind-to none"),
+            (MpiVersion("Hydra"), "-hosts gpu32,gpu33 -ppn 4"),
+            (MpiVersion("Intel MPI"), "-hosts gpu32,gpu33 -ppn 4"),
+            (MpiVersion("MVAPICH"), "-hosts gpu32,gpu33 -ppn 4"),
         )
     ),
     # Open MPI takes Slurm's number of tasks for the number of slots, whatever -H says.
@@ -205,8 +211,8 @@ LINES: list[tuple[str, Launch, str]] = [
             (train(settings=cluster.LaunchSettings(mca={"mpi_warn_on_fork": "0"})), "--mca mpi_warn_on_fork 0"),
         )
     ),
-    ("mpirun", train(Mpi("Hydra"), UNEVEN), "mpirun -np 3 -hosts a:1,b:2 python train_hvd.py"),
-    ("mpirun", train(Mpi("Intel MPI"), hostfile="/n"), "mpirun -np 8 -f /n -ppn 4 python train_hvd.py"),
+    ("mpirun", train(MpiVersion("Hydra"), UNEVEN), "mpirun -np 3 -hosts a:1,b:2 python train_hvd.py"),
+    ("mpirun", train(MpiVersion("Intel MPI"), hostfile="/n"), "mpirun -np 8 -f /n -ppn 4 python train_hvd.py"),
     # In a script as under `run`: its -hosts does not read n1:4.
     ("mpirun", LISTED, "mpirun -np 8 -hosts {host_names} -ppn 4 python train_hvd.py"),
     ("mpirun", LISTED._replace(mpi=FOUR), "mpirun -np 8 -H {hosts} --map-by slot --bind-to none"
@@ -229,10 +235,15 @@ def test_command_lines(name: str, what: Launch, line: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "error", "said"),
     [
-        ("mpirun", train(Mpi("Intel MPI"), UNEVEN), UsageError, "same number"),
+        ("mpirun", train(MpiVersion("Intel MPI"), UNEVEN), UsageError, "same number"),
         ("srun", train(hosts=(*UNEVEN, Host("c", 1)), placed=True), UsageError, "same number"),
         ("mpirun", POLARIS, IncompatibleError, "Cray MPICH"),
-        ("mpirun", train(Mpi("unknown")), IncompatibleError, r"does not know(?s:.*)mpi\.kind"),
+        (
+            "mpirun",
+            train(MpiVersion("unknown")),
+            IncompatibleError,
+            r"does not know(?s:.*)mpi\.kind",
+        ),
         (
             "srun",
             train(FIVE, settings=cluster.LaunchSettings("srun", "pmi2")),
@@ -334,13 +345,18 @@ def test_recipe_and_user_go_before_the_network() -> None:
 # ---------------------------------------------------------------- all of them
 
 
-MPICHS = (Mpi("Intel MPI"), Mpi("Hydra"), Mpi("MVAPICH"), Mpi("Cray MPICH"))
-KINDS = (FOUR, FIVE, Mpi("Spectrum MPI"), *MPICHS)
+MPICHS = (
+    MpiVersion("Intel MPI"),
+    MpiVersion("Hydra"),
+    MpiVersion("MVAPICH"),
+    MpiVersion("Cray MPICH"),
+)
+KINDS = (FOUR, FIVE, MpiVersion("Spectrum MPI"), *MPICHS)
 
 
 @pytest.mark.parametrize("mpi", KINDS, ids=lambda mpi: f"{mpi.kind} {mpi.version}")
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_programs_are_single_words_and_values_are_in_none(name: str, mpi: Mpi) -> None:
+def test_programs_are_single_words_and_values_are_in_none(name: str, mpi: MpiVersion) -> None:
     """Other users can list command lines."""
     if (name, mpi.kind) == ("mpirun", "Cray MPICH"):
         return

@@ -17,7 +17,7 @@ from hvdenv.cli import lock
 from hvdenv.environments import installed
 from hvdenv.locks import compare, difference, lockfile, pypi
 from hvdenv.locks.compare import built_with, drift
-from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
+from hvdenv.locks.lockfile import MAIN, PYPI, BuiltWith, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.facts import Facts, Interpreter
@@ -43,7 +43,7 @@ INPUTS = Inputs(
     mpi="openmpi 4.1.8",
 )
 GCC = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"
-BUILT = Built("0.1.0", "3.11.7", GCC, "Open MPI 4.1.8", glibc="2.36", wheel=HASH)
+BUILT = BuiltWith("0.1.0", "3.11.7", GCC, "Open MPI 4.1.8", glibc="2.36", wheel=HASH)
 
 
 def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Locked:
@@ -51,7 +51,7 @@ def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Lock
 
 
 HEAD = 'lock-version = "1.0"\ncreated-by = "uv"\n'
-TARGET = uv.Target("3.11.7", "x86_64", "2.28")
+MACHINE = uv.Machine("3.11.7", "x86_64", "2.28")
 
 
 def entry(name: str, version: str, *urls: str, sha256: str = HASH, more: str = "") -> str:
@@ -64,8 +64,8 @@ def entry(name: str, version: str, *urls: str, sha256: str = HASH, more: str = "
     return f'[[packages]]\nname = "{name}"\nversion = "{version}"\n{more}{sdist}{listed}'
 
 
-def from_uv(*entries: str, graph: str = "", **target: str) -> tuple[Package, ...]:
-    return uv.from_uv(HEAD + "".join(entries), graph, TARGET._replace(**target))
+def from_uv(*entries: str, graph: str = "", **machine: str) -> tuple[Package, ...]:
+    return uv.from_uv(HEAD + "".join(entries), graph, MACHINE._replace(**machine))
 
 
 def test_an_old_pip_may_take_any_file_of_a_version() -> None:
@@ -481,7 +481,7 @@ def test_why_uv_fails(tmp_path: Path, said: str, kind: type[Exception], remedy: 
 
     resolver = Resolver((), tmp_path, tmp_path, Failing())
     with pytest.raises(StepError, match=remedy) as caught:
-        resolver.lock(["x"], (), {}, strict=False, target=TARGET)
+        resolver.lock(["x"], (), {}, strict=False, machine=MACHINE)
     assert type(caught.value) is kind
 
 
@@ -516,8 +516,8 @@ def test_conda_is_locked_for_a_machine_that_uv_does_not_know(
     """A network that is not there is not tried in another way."""
     asked = []
 
-    def answered(resolver: Resolver, *_: object, target: uv.Target, **__: object) -> None:
-        asked.append(("--universal" in resolver.target, resolver.builds, target.machine))
+    def answered(resolver: Resolver, *_: object, machine: uv.Machine, **__: object) -> None:
+        asked.append(("--universal" in resolver.python, resolver.builds, machine.machine))
         raise NetworkError("the network cannot be reached")
 
     monkeypatch.setattr(Resolver, "lock", answered)

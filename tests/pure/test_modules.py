@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvdenv.base.schema import Problem, decode
 from hvdenv.model.cluster import Modules, Swap
-from hvdenv.sites.module_shell import Trial, judge
+from hvdenv.sites.module_shell import LoadResult, judge
 from hvdenv.sites.modules import (
     Loaded,
     compare,
@@ -199,14 +199,14 @@ def test_what_modules_offer() -> None:
 def test_how_modules_stand() -> None:
     missing, gcc = "ERROR: Unable to locate a modulefile for", ("gcc/10.2.0",)
     trials = (
-        Trial("gcc", 0, "", before=(), after=gcc),
-        Trial("compiler", 0, "", before=gcc, after=gcc),
-        Trial("mpi/2", 1, f"{missing} 'mpi/2'", before=gcc, after=gcc),
-        Trial("nvhpc/1", 1, "a conflict\n", before=gcc, after=gcc),
+        LoadResult("gcc", 0, "", before=(), after=gcc),
+        LoadResult("compiler", 0, "", before=gcc, after=gcc),
+        LoadResult("mpi/2", 1, f"{missing} 'mpi/2'", before=gcc, after=gcc),
+        LoadResult("nvhpc/1", 1, "a conflict\n", before=gcc, after=gcc),
         # Environment Modules 3 ends with status 0.
-        Trial("silent/1", 0, f"{missing} 'silent/1'", before=gcc, after=gcc),
-        Trial("tf/2", 1, "", before=gcc, after=gcc, prerequisites=("GCC/10", "GCC/11")),
-        Trial("gcc/12", 0, "", before=gcc, after=("gcc/12",)),
+        LoadResult("silent/1", 0, f"{missing} 'silent/1'", before=gcc, after=gcc),
+        LoadResult("tf/2", 1, "", before=gcc, after=gcc, prerequisites=("GCC/10", "GCC/11")),
+        LoadResult("gcc/12", 0, "", before=gcc, after=("gcc/12",)),
     )
     examined = judge(trials, ("gcc/10.2.0", "gcc/12", "nvhpc/1", "mpi/4", "tf/2"))
     assert [f"{each.state}: {each}" for each in examined] == [

@@ -18,7 +18,7 @@ from hvdenv.base.runner import Runner
 from hvdenv.model.cluster import Container
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.sites import nodes
-from hvdenv.sites.launchers import Mpi
+from hvdenv.sites.launchers import MpiVersion
 from hvdenv.sites.nodes import Node, Requirements, compatible, judge_nodes, node_query, parse_node
 from tests.support.files import programs
 from tests.support.waiting import runs, wait_until
@@ -29,7 +29,7 @@ LAST = 'for last; do :; done; exec sh -c "$last"'
 CONTAINER = Container(
     "nvidia/cuda:11.8.0-devel-ubuntu22.04", (), "singularity", "/images/h.sif", gpu="nvidia"
 )
-REQUIRED = Requirements(CONTAINER, Mpi("Open MPI", "4.1.8"))
+REQUIRED = Requirements(CONTAINER, MpiVersion("Open MPI", "4.1.8"))
 GOOD: Node = {
     "apptainer": "",
     "singularity": "singularity version 3.7.3-1.el7",
@@ -118,18 +118,20 @@ def test_what_is_not_needed_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("host", "image", "status"),
     [
-        (Mpi("Open MPI", "4.1.4"), Mpi("Open MPI", "4.1.8"), "pass"),
-        (Mpi("Open MPI", "4.0.5"), Mpi("Open MPI", "4.1.8"), "unproven"),
-        (Mpi("Open MPI", "5.0.11"), Mpi("Open MPI", "4.1.8"), "fail"),
-        (Mpi("Open MPI", "3.1.3"), Mpi("Open MPI", "3.1.2"), "fail"),
-        (Mpi("Open MPI", "4.1.4"), Mpi("Open MPI"), "unproven"),
-        (Mpi("Spectrum MPI", "10.3"), Mpi("Open MPI", "4.1.8"), "fail"),
-        (Mpi("Hydra", "4.0"), Mpi("Hydra", "5.0"), "pass"),
-        (Mpi("Intel MPI", "2021.6"), Mpi("Hydra", "5.0"), "pass"),
-        (Mpi("unknown"), Mpi("Open MPI", "4.1.8"), "unproven"),
+        (MpiVersion("Open MPI", "4.1.4"), MpiVersion("Open MPI", "4.1.8"), "pass"),
+        (MpiVersion("Open MPI", "4.0.5"), MpiVersion("Open MPI", "4.1.8"), "unproven"),
+        (MpiVersion("Open MPI", "5.0.11"), MpiVersion("Open MPI", "4.1.8"), "fail"),
+        (MpiVersion("Open MPI", "3.1.3"), MpiVersion("Open MPI", "3.1.2"), "fail"),
+        (MpiVersion("Open MPI", "4.1.4"), MpiVersion("Open MPI"), "unproven"),
+        (MpiVersion("Spectrum MPI", "10.3"), MpiVersion("Open MPI", "4.1.8"), "fail"),
+        (MpiVersion("Hydra", "4.0"), MpiVersion("Hydra", "5.0"), "pass"),
+        (MpiVersion("Intel MPI", "2021.6"), MpiVersion("Hydra", "5.0"), "pass"),
+        (MpiVersion("unknown"), MpiVersion("Open MPI", "4.1.8"), "unproven"),
     ],
 )
-def test_the_mpi_of_the_host_and_that_of_the_image(host: Mpi, image: Mpi, status: Status) -> None:
+def test_the_mpi_of_the_host_and_that_of_the_image(
+    host: MpiVersion, image: MpiVersion, status: Status
+) -> None:
     found, reason = compatible(host, image)
     assert found == status, reason
 

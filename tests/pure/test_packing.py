@@ -13,7 +13,7 @@ from hvdenv.base.places import write_json
 from hvdenv.base.schema import encode
 from hvdenv.environments import generations, image
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.image import Manifest, Packed
+from hvdenv.environments.image import ImageManifest, Packed
 from tests.support.environments import ONE, TWO, build_active
 from tests.support.standalone import load
 
@@ -33,7 +33,7 @@ def packed(environment: Environment) -> Packed:
 def write_manifest(packed: Packed, environment: Environment, **changes: Any) -> None:
     record = generations.read_record(environment.record(ONE))
     mounts, outside = image.contents(environment, record)
-    manifest = Manifest(
+    manifest = ImageManifest(
         generation=ONE,
         built=record.created,
         mounts=mounts,

@@ -11,7 +11,7 @@ import pytest
 from hvdenv.base.command import Command
 from hvdenv.plans.step import Step
 from hvdenv.session import progress
-from hvdenv.session.progress import Lines, Live, Parts, Silent, choose
+from hvdenv.session.progress import Lines, Live, Silent, VerifyProgress, choose
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def play(parts: Parts, now: list[float]) -> None:
+def play(parts: VerifyProgress, now: list[float]) -> None:
     """A run of ranks that fails beside a collector that is quick."""
     parts.tell("started", "extension files", "")
     parts.tell("started", "torch over MPI", "")
@@ -44,7 +44,7 @@ def test_lines_for_what_takes_long_or_fails_or_is_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, now: list[float]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    play(Parts(), now)
+    play(VerifyProgress(), now)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
@@ -61,7 +61,7 @@ def test_a_terminal_shows_what_runs(monkeypatch: pytest.MonkeyPatch, now: list[f
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    with Parts() as parts:
+    with VerifyProgress() as parts:
         assert isinstance(parts.view, Live)
         parts.tell("started", "torch over MPI", "")
         parts.tell("stage", "torch over MPI", "collectives")
@@ -80,7 +80,7 @@ class Gone(io.StringIO):
 
 def test_a_terminal_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
-    Parts().tell("failed", "torch over MPI", "ranks died")
+    VerifyProgress().tell("failed", "torch over MPI", "ranks died")
 
 
 def test_plain_lines_for_each_step(capsys: pytest.CaptureFixture[str], now: list[float]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.locks import condalock, lockfile, pypi
-from hvdenv.locks.lockfile import Built, Locked
+from hvdenv.locks.lockfile import BuiltWith, Locked
 from tests.real.conftest import Cli, Result, hear_interrupts
 from tests.standin import Cluster
 from tests.support.channel import Channel, File, published_channels
@@ -160,7 +160,7 @@ def test_the_lock_has_builds_for_gpus_that_fit(neuron: Neuron) -> None:
 def test_a_build_from_the_lock_without_channels_stops_at_another_mpi(neuron: Neuron) -> None:
     solved, lock = neuron.packages, neuron.lock.lock
     modules = dict.fromkeys(lock.inputs.modules, "")
-    built = Built("1.0", "3.10.14", mpi="Open MPI 4.0.5", modules=modules)
+    built = BuiltWith("1.0", "3.10.14", mpi="Open MPI 4.0.5", modules=modules)
     lockfile.write_lock(neuron.lock._replace(lock=lock._replace(built=built)))
     published = neuron.channels.readlink()
     neuron.channels.unlink()

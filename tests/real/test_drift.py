@@ -19,7 +19,7 @@ from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Modules
 from hvdenv.reports.report import Finding
 from hvdenv.sites import module_shell
-from hvdenv.sites.launchers import Mpi
+from hvdenv.sites.launchers import MpiVersion
 from hvdenv.verification import inspection
 from hvdenv.verification.installation_checks import check_drift
 from hvdenv.verification.setup import Setup
@@ -234,4 +234,4 @@ def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) ->
 def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:
     setup = Setup(built._replace(python="/bin/true"), runner)
     with pytest.raises(StepError, match="could not be observed"):
-        inspection.observe(setup, TIMEOUT, Mpi("unknown"))
+        inspection.observe(setup, TIMEOUT, MpiVersion("unknown"))

@@ -188,8 +188,8 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
 def test_only_the_generation_that_is_used_is_kept(environment: Environment, start: Start) -> None:
     process = runs(environment, start)
     wait_until(lambda: prune.uses(environment).select(ONE))
-    assert prune.uses(environment).select(TWO).users == ()
-    assert [user.pid for user in prune.uses(environment).users] == [process.pid]
+    assert prune.uses(environment).select(TWO).processes == ()
+    assert [each.pid for each in prune.uses(environment).processes] == [process.pid]
 
 
 def test_the_shell_that_calls_hvdenv_uses_what_it_has_activated(
@@ -216,7 +216,7 @@ def test_a_path_through_the_prefix_is_that_of_the_active_generation(
 ) -> None:
     process = start("sleep", 600, PATH=f"{environment.prefix}/venv/bin:{os.environ['PATH']}")
     wait_until(lambda: prune.uses(environment))
-    assert [user.pid for user in prune.uses(environment).select(TWO).users] == [process.pid]
+    assert [each.pid for each in prune.uses(environment).select(TWO).processes] == [process.pid]
     assert prune.prune(environment, keep=0).removed == (ONE,)
 
 
@@ -224,7 +224,7 @@ def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Star
     for path in (f"{environment.prefix}", f"{environment.prefix}/", f"{environment.prefix}-2/x"):
         process = psutil.Process(start(sys.executable, "-c", SLEEP, "--prefix", path).pid)
         wait_until(lambda process=process, path=path: path in process.cmdline())  # type: ignore[misc]
-    assert prune.uses(environment).users == ()
+    assert prune.uses(environment).processes == ()
 
 
 def test_removed_by_force_although_used(environment: Environment, start: Start) -> None:

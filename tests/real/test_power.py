@@ -137,7 +137,7 @@ def build_until(site: Site, disk: Disk, step: str) -> int:
     return in_a_process(disk, lambda: site.build(recorder=cut))
 
 
-def differences(environment: Environment) -> list[manifest.Difference]:
+def differences(environment: Environment) -> list[manifest.ChangedFile]:
     """Where the active generation is not what its manifest says, by the hashes of all files."""
     identity = environment.active()
     record = generations.read_record(environment.record(identity))
