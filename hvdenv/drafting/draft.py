@@ -199,7 +199,7 @@ def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
 
 
 # In the name of a module with Horovod, or as a module beside it.
-_FRAMEWORK = re.compile(r"(?i)(?:-|^|/)(?:Py(Torch)|(TensorFlow))[-/](\d{1,4}(?:\.\d{1,4}){2,3})")
+_FRAMEWORK = re.compile(r"(?i)(?:-|^|/)(?:Py(Torch)|(TensorFlow))[-/](\d{1,4}(?:\.\d{1,4}){1,3})")
 _PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
 _VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
@@ -215,17 +215,19 @@ def _inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
     Args:
         items: of all lists; WITHOUT in front excludes one.
     """
-    stated = {each.key: each for each in values}
-    builds = at("horovod.provider") not in stated and any(
-        key[:2] == ("horovod", "gpu") or key == at("horovod.version") for key in stated
+    keys = {each.key for each in values}
+    builds = at("horovod.provider") not in keys and any(
+        key[:2] == ("horovod", "gpu") or key == at("horovod.version") for key in keys
     )
     found = [*_of_modules(values, builds=builds), *_of_horovod(values, items)]
-    first: dict[Key, Value] = {}
-    return [
-        each
-        for each in found
-        if each.item or (each.key not in stated and first.setdefault(each.key, each) is each)
-    ]
+    stated = {_slot(each) for each in values}
+    first = {_slot(each): each for each in reversed(found)}
+    return [each for slot, each in reversed(first.items()) if slot not in stated]
+
+
+def _slot(value: Value) -> tuple[Key, str]:
+    """What only one value can have: a key, or an item of a list."""
+    return value.key, str(value.value) if value.item else ""
 
 
 def _loads(values: Iterable[Value]) -> Iterator[Value]:
@@ -295,7 +297,8 @@ def _frameworks(each: Value) -> Iterator[Value]:
         framework = (found[1] or found[2]).lower()
         yield _follows("horovod.frameworks", framework, each, item=True)
         yield _follows(f"frameworks.{framework}.provider", "present", each)
-        yield _follows(f"frameworks.{framework}.version", found[3], each)
+        if found[3].count(".") > 1:  # others have only the first numbers
+            yield _follows(f"frameworks.{framework}.version", found[3], each)
 
 
 def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
@@ -376,7 +379,11 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         if path[0] in _REQUIRED and len(path) == (2 if path[0] == "frameworks" else 1):
             path += (_REQUIRED[path[0]],)
         left_open = f"; {lines[path]} leaves it open" if path in lines else ""
-        yield Missing(path, _needs(path, problem.message) + left_open)
+        present = find(values, f"{'.'.join(path[:-1])}.provider")
+        needs = _needs(path, problem.message)
+        if path[-1] == "version" and present and present.value == "present":
+            needs = f"the full release of the module ({present.origin.place})"
+        yield Missing(path, needs + left_open)
 
 
 def is_slurm(values: Iterable[Value]) -> bool:

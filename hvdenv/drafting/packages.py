@@ -215,6 +215,8 @@ def _package(requirement: Requirement, *, upgrades: bool) -> Iterator[Fact]:
         for extra in sorted(filter(None, (meaning_of(e, "extras") for e in requirement.extras))):
             yield Value(at("horovod.frameworks"), extra, item=True)
         yield Value(at("horovod.version"), exact) if exact else _BUILDS
+    elif "horovod" in name:  # Intel's, for instance
+        yield leave(f"hvdenv builds Horovod itself, not {name}", understood=True)
     elif framework in get_args(Framework):
         yield from _framework(framework, name, exact)
     elif name == "pip" or (upgrades and not specifier and (tool or name == "virtualenv")):

@@ -374,6 +374,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hv
 INCOMPLETE = {
     "sizes and frameworks": "#SBATCH -n 8\nmodule load gcc/9\npip install torch horovod\n",
     "nothing about Horovod": "#SBATCH -N 2 -n 7\nmodule load gcc/9\n",
+    "modules": "module load openmpi/4.1.2 PyTorch/1.11 Horovod/0.24\n",
     "MPI": "HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 pip install horovod==0.28.1 torch==1.13.1\n",
 }
 
@@ -392,6 +393,7 @@ def test_show_and_check_name_what_init_lists(
     keys = {line.split(":")[0].strip() for line in listed.split("\n")}
     assert len(keys) > 1
     assert "\nnext: complete ./fenn.toml, then\n" in told
+    assert ("the full release of the module (job.sh:2)" in listed) is ("Horovod/" in page)
     assert "horovod.frameworks" not in keys or "also frameworks.torch.version" in told
     for command in (["show"], ["check", "--offline"]):
         said = hvdenv(*command, "./fenn.toml", code=2).err
