@@ -150,11 +150,13 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
     for (key, slot, _), known in slots.items():
         most = max(each.weight for each in known.values())
         best = [each for each in known.values() if each.weight == most]
+        unnamed = key[:2] == _UNNAMED_PARTITION
+        named = f"the partition's {key[-1]}" if unnamed else ".".join(key)
         for each in known.values():
             if Weight.OPEN < each.weight < most:
-                told = f"{'.'.join(key)}: {best[0].origin.place} takes precedence over {each.value}"
-                left.append(Left(each.origin, told, table=each.table))
-        if key[:2] == _UNNAMED_PARTITION and len(best) > 1:
+                told = f"{named}: {best[0].origin.place} takes precedence over {each.value}"
+                left.append(Left(each.origin, told, table="job" if unnamed else each.table))
+        if unnamed and len(best) > 1:
             told = "the page's scripts are for different partitions"
             left += [Left(each.origin, told) for each in best]
         # A module that has a role has alternatives, if only to load none.

@@ -151,6 +151,16 @@ def test_no_script_of_a_page_becomes_one_that_hvdenv_runs(command: str, path: st
     assert f"# page:3: {command} {path}: what does this script set?" in text
 
 
+def test_a_job_takes_precedence_over_an_interactive_one() -> None:
+    page = (
+        "#!/bin/bash\n#SBATCH -p gpu --gpus-per-node=T4:1\nsrun --gpus-per-node=A100:4 --pty bash\n"
+    )
+    text = write(draft_of(page), ["page"])
+    assert parse_toml(text)["partitions"] == {"gpu": {"gpu": "T4"}}
+    assert "the partition's gpu: page:2 takes precedence over A100" in text
+    assert '[partitions.""]' not in text
+
+
 @pytest.mark.parametrize("kind", DRAFTS["code"])
 def test_code_is_found_in_every_kind_of_page(kind: str) -> None:
     assert shown_values(draft_of(DRAFTS["code"][kind]))["modules.load"] == ["gcc/1"]
