@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from packaging.version import Version as Parsed
 
 from hvdenv.base.errors import IncompatibleError
-from hvdenv.model.recipe import Gpu, Recipe, Version
+from hvdenv.model.recipe import COLLECTIVES, Gpu, Recipe, Version
 
 # HOROVOD_WITH_NAME and HOROVOD_WITHOUT_NAME: the list of a recipe, and the item in it.
 PARTS = {
@@ -21,13 +21,12 @@ PARTS = {
     "MPI": ("horovod.controllers", "mpi"),
     "GLOO": ("horovod.controllers", "gloo"),
 }
-_OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
 # The keys of [horovod.gpu] that are variables of the build. Directories are as they are, the other
 # values in upper case or, where they are true, 1.
 _GPU_VARIABLES = {
     "operations": "HOROVOD_GPU_OPERATIONS",
-    **{name: f"HOROVOD_GPU_{name.upper()}" for name in _OPERATIONS},
+    **{name: f"HOROVOD_GPU_{name.upper()}" for name in COLLECTIVES},
     "allow_mixed": "HOROVOD_ALLOW_MIXED_GPU_IMPL",
     "nccl_link": "HOROVOD_NCCL_LINK",
     "cuda_home": "HOROVOD_CUDA_HOME",
@@ -126,8 +125,7 @@ def compute_capabilities(recipe: Recipe) -> tuple[str, ...]:
 def operations(recipe: Recipe) -> tuple[str, ...]:
     """The tensor operations that the recipe requests, by the names in Horovod's own table."""
     names = ["MPI" if each == "mpi" else "Gloo" for each in recipe.horovod.controllers]
-    gpu = recipe.horovod.gpu
-    asked = {gpu.operations, *(getattr(gpu, each) for each in _OPERATIONS)} if gpu else set()
+    asked = recipe.horovod.gpu.libraries.values() if recipe.horovod.gpu else ()
     names += [name.upper() for name in ("nccl", "ddl") if name in asked]
     if recipe.horovod.cpu_operations == "ccl":
         names.append("CCL")
@@ -154,7 +152,7 @@ def _ignored(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
 def _rejected(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """What Horovod's build would reject, some of it after minutes: what, key, remedy."""
     version = recipe.horovod.version
-    single = [name for name in _OPERATIONS if getattr(gpu, name)]
+    single = [name for name in COLLECTIVES if getattr(gpu, name)]
     if gpu.operations and single:
         what = f"operations sets all operations, {single[0]} a single one"
         only = f"{what}: Horovod accepts only one of the two"

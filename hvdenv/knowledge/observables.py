@@ -19,8 +19,6 @@ from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Framework, FrameworkPackage, Gpu, Horovod, Recipe, Version
 from hvdenv.sites.modules import module_family
 
-_OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
-
 # The CUDA that wheels on the package index are built with, since which version. Of torch:
 # its release notes; of TensorFlow: its table of tested build configurations.
 _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
@@ -272,7 +270,7 @@ def _needed(recipe: Recipe, facts: Facts) -> Iterator[str]:
     if recipe.modules and not facts.cxx:
         yield "a C++ compiler"
     if (
-        "nccl" in _asked(gpu).values()
+        "nccl" in gpu.libraries.values()
         and gpu.platform == "cuda"
         # A directory of the environment has what its packages bring.
         and not (gpu.nccl or (gpu.nccl_home or "$CONDA_PREFIX") != "$CONDA_PREFIX")
@@ -462,12 +460,11 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
     if gpu is None:
         return found
     capabilities = compute_capabilities(recipe)
-    asked = _asked(gpu)
     return {
         **found,
         "gpu_platform": gpu.platform,
-        "gpu_operations": frozenset(library for library in asked.values() if library),
-        "gpu_alltoall": asked["alltoall"],
+        "gpu_operations": frozenset(library for library in gpu.libraries.values() if library),
+        "gpu_alltoall": gpu.libraries["alltoall"],
         "gpu_allow_mixed": "yes" if gpu.allow_mixed else "no",
         "nccl_link": gpu.nccl_link or "unset",
         "nccl": _version_of(recipe, "nccl"),
@@ -477,11 +474,6 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
         "capability_missing": _capability_missing(gpu, target.capability if target else None),
         **_toolkit(recipe, facts, gpu),
     }
-
-
-def _asked(gpu: Gpu) -> dict[str, str | None]:
-    """The library for each operation."""
-    return {name: getattr(gpu, name) or gpu.operations for name in _OPERATIONS}
 
 
 def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:

@@ -96,7 +96,9 @@ Commit = Annotated[str, Pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal dig
 
 Framework = Literal["tensorflow", "torch"]
 Controller = Literal["mpi", "gloo"]
-Operations = Literal["nccl", "mpi"]
+Library = Literal["nccl", "mpi"]
+# The operations for which HOROVOD_GPU_OPERATIONS, or a variable of its own, names the library.
+COLLECTIVES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
 
 class ByPython(NamedTuple):
@@ -230,10 +232,10 @@ class Gpu(NamedTuple):
     platform: Literal["cuda", "rocm"] = "cuda"
     operations: Literal["nccl", "mpi", "host"] | None = None
     allreduce: Literal["nccl", "mpi", "ddl"] | None = None
-    allgather: Operations | None = None
-    broadcast: Operations | None = None
-    alltoall: Operations | None = None
-    reducescatter: Operations | None = None
+    allgather: Library | None = None
+    broadcast: Library | None = None
+    alltoall: Library | None = None
+    reducescatter: Library | None = None
     allow_mixed: bool = False
     cuda_home: ModuleFolder | None = None
     nccl_home: ModuleFolder | None = None
@@ -241,6 +243,11 @@ class Gpu(NamedTuple):
     nccl: Literal["torch"] | None = None
     nccl_link: Literal["shared", "static"] | None = None
     capabilities: tuple[Capability, ...] = ()
+
+    @property
+    def libraries(self) -> dict[str, str | None]:
+        """The library for each collective."""
+        return {name: getattr(self, name) or self.operations for name in COLLECTIVES}
 
 
 class Horovod(NamedTuple):

@@ -310,7 +310,7 @@ def checks(recipe: Recipe) -> tuple[str, ...]:
     """
     requested = [f"hvd.{controller}_built()" for controller in recipe.horovod.controllers]
     gpu = recipe.horovod.gpu
-    if gpu and "nccl" in (gpu.operations, gpu.allreduce):
+    if gpu and "nccl" in gpu.libraries.values():
         requested.append("hvd.nccl_built()")
     return (
         "horovodrun --check-build",

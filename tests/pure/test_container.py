@@ -21,6 +21,7 @@ from hvdenv.plans.images import (
     DISTRIBUTIONS,
     FOLDER,
     SCRIPT,
+    checks,
     define,
     find_distribution,
     image_facts,
@@ -94,6 +95,13 @@ def test_definitions(
     text = text.replace(script, f"<the script, into {SCRIPT}>")
     text = text.replace(plan.digest, "<digest>").replace(plan.digest[:12], "<digest>")
     golden(cases / f"containers/{name}.{SUFFIX[form]}", text)
+
+
+def test_an_image_must_have_nccl_whichever_collective_it_is_for() -> None:
+    horovod = on_gpus().horovod
+    for gpu, built in ((Gpu(allreduce="mpi", allgather="nccl"), True), (Gpu("cuda", "mpi"), False)):
+        _, check = checks(on_gpus()._replace(horovod=horovod._replace(gpu=gpu)))
+        assert ("hvd.nccl_built()" in check) is built
 
 
 HOSTILE = st.text(
