@@ -48,7 +48,7 @@ def sweep(
     right = sum(each.right for each in first.all(Operation)) if first else 0
     load = os.getloadavg()[0]
     judged = [
-        (name, each) for name, each in rank_checks.judge_operations(run) if each.status == "fail"
+        (name, each) for name, each in rank_checks.judge_collectives(run) if each.status == "fail"
     ]
     print(
         f"{ranks} ranks, {framework} over {controller}: {right} results right on rank 0,"

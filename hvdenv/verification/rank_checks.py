@@ -52,7 +52,7 @@ class RankOperation(NamedTuple):
     outcome: Operation
 
 
-def judge_operations(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
+def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
     """What a run proves: each operation that is wrong, or that all are right.
 
     Args:
@@ -201,7 +201,7 @@ def check_pair(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding
         yield Finding("data-path", pair.subject, *judgement)
     if extension.built(pair.controller):
         if COLLECTIVES in run.exercises:
-            judgements = judge_operations(run, setup.launch.ranks)
+            judgements = judge_collectives(run, setup.launch.ranks)
             yield from _findings("collectives", pair, judgements)
         if training.EXERCISE in run.exercises:
             yield from _findings("training", pair, training.judge_parts(run))

@@ -141,8 +141,8 @@ def _own_cause(rank: Rank) -> str:
     if rank.ending:
         text = f" ({rank.exception})" if rank.exception else ""
         return f"{rank.ending}{text}{_in_exercise(rank)}"
-    if result and result.failed:
-        return f"{result.failed} of {result.tests} reductions are wrong"
+    if result and result.wrong:
+        return f"{result.wrong} of {result.tests} reductions are wrong"
     wrong = [each.operation for each in rank.all(Operation) if each.wrong]
     return f"wrong values in {listed(wrong)}" if wrong else ""
 
@@ -283,7 +283,7 @@ def _solitude(results: Sequence[Result]) -> str:
     """What shows that each rank reduces alone, whatever its size; empty if nothing does."""
     if all(result.size == 1 for result in results):
         return "each reports that it is alone (size 1)"
-    if all(result.failed and result.own == result.failed for result in results):
+    if all(result.wrong and result.own == result.wrong for result in results):
         return (
             "each gets its own input back: each is alone, although it reports size"
             f" {results[0].size}"
@@ -453,19 +453,19 @@ def _numbers(result: Result) -> str:
 
 
 def _wrong_results(run: RankRun) -> Judgement | None:
-    wrong = [(rank.name, rank.result) for rank in run.ranks if rank.result and rank.result.failed]
+    wrong = [(rank.name, rank.result) for rank in run.ranks if rank.result and rank.result.wrong]
     if not wrong:
         return None
     first = wrong[0][1]
-    example = f"; {clean(first.wrong[0])}" if first.wrong else ""
+    example = f"; {clean(first.cases[0])}" if first.cases else ""
     return _failure(
         run,
         f"allreduce gives wrong values on {listed([name for name, _ in wrong])}:"
-        f" {first.failed} of {first.tests} reductions{example}",
+        f" {first.wrong} of {first.tests} reductions{example}",
         "do not train with this environment: rebuild it for this machine; if the values stay wrong,"
         " try the other controller and report this evidence to Horovod",
         lines=[
-            f"{name}: {clean(case)}" for name, result in wrong[:_SHOWN] for case in result.wrong
+            f"{name}: {clean(case)}" for name, result in wrong[:_SHOWN] for case in result.cases
         ],
     )
 

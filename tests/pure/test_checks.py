@@ -309,7 +309,7 @@ def test_extension_passes() -> None:
 def test_allreduce() -> None:
     (good,) = judge_allreduce(extension("torch"), rank_run())
     assert (good.status, good.subject) == ("pass", "torch over MPI")
-    (bad,) = judge_allreduce(extension("torch"), rank_run(failed=1))
+    (bad,) = judge_allreduce(extension("torch"), rank_run(wrong=1))
     assert bad.status == "fail"
     assert not judge_allreduce(absent("torch"), None)
 
@@ -346,7 +346,7 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
     (alone,) = judge_allreduce(extension("torch"), rank_run(size=1), launch=launch)
     assert (alone.status, "one rank is no proof" in alone.message) == ("unproven", True)
     assert bool(alone.remedy)
-    (wrong,) = judge_allreduce(extension("torch"), rank_run(size=1, failed=1), launch=launch)
+    (wrong,) = judge_allreduce(extension("torch"), rank_run(size=1, wrong=1), launch=launch)
     assert wrong.status == "fail"
     seen = operations(extension("torch"), rank_run(size=1), Expectation(operations=("MPI",)))
     assert list(seen.values()) == ["unproven"]
@@ -355,10 +355,10 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("image", "run", "found"),
     [
-        (MpiVersion("Open MPI", "4.1.4"), rank_run(failed=1), {"pass": "the same series"}),
-        (MpiVersion("Open MPI", "5.0.1"), rank_run(failed=1), {"fail": "different major releases"}),
+        (MpiVersion("Open MPI", "4.1.4"), rank_run(wrong=1), {"pass": "the same series"}),
+        (MpiVersion("Open MPI", "5.0.1"), rank_run(wrong=1), {"fail": "different major releases"}),
         (MpiVersion("Open MPI", "5.0.1"), rank_run(), {"pass": "the ranks are right nevertheless"}),
-        (MpiVersion("unknown"), rank_run(failed=1), {"skip": "no mpirun in the image"}),
+        (MpiVersion("unknown"), rank_run(wrong=1), {"skip": "no mpirun in the image"}),
         # It is judged for images that an mpirun starts.
         (MpiVersion("Open MPI", "5.0.1"), rank_run()._replace(launcher="srun"), {}),
     ],
@@ -390,7 +390,7 @@ def test_operations() -> None:
     with_nccl = extension("torch", built={"NCCL": 21602})
     found = operations(with_nccl, rank_run(), expected)
     assert found == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
-    *_, finding = operation_findings(with_nccl, rank_run(failed=1), expected)
+    *_, finding = operation_findings(with_nccl, rank_run(wrong=1), expected)
     message = "it was built, but the ranks over MPI failed"
     about = About(("torch",), (), ("MPI",))
     assert finding[:4] == ("operation", "MPI in torch", "unproven", message)
@@ -695,7 +695,7 @@ MPI_CHANGED = Observed(HERE._replace(extensions=LINKED), OTHER_MPI)
 # By what is wrong: the evidence, and the rows that are then not proven.
 CASES: dict[str, tuple[Evidence, set[str]]] = {
     "nothing": (GOOD, set()),
-    "allreduces": (over_mpi(known(rank_run(failed=1))), TORCH_OVER_MPI),
+    "allreduces": (over_mpi(known(rank_run(wrong=1))), TORCH_OVER_MPI),
     "collectives": (over_mpi(known(spoilt(WRONG, "collectives"))), TORCH_OVER_MPI),
     "training": (over_mpi(known(spoilt(DIVERGED, "training"))), TORCH_OVER_MPI),
     "ranks that could not be started": (over_mpi(NO_ANSWER), TORCH_OVER_MPI),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.standalone.ranks.events import Operation, Skipped, Stage, Training
-from hvdenv.verification.rank_checks import judge_operations
+from hvdenv.verification.rank_checks import judge_collectives
 from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_run import RankRun, Received, event_of
 from hvdenv.verification.training import judge_parts
@@ -35,7 +35,7 @@ def run_of(*events: Received, size: int = 2) -> RankRun:
 
 
 def judged(*events: Received) -> dict[str, Judgement]:
-    return dict(judge_operations(run_of(*events)))
+    return dict(judge_collectives(run_of(*events)))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_all_right(recorded: Callable[[str], list[Received]], name: str) -> None:
-    ((about, judgement),) = judge_operations(run_of(*recorded(name), size=3))
+    ((about, judgement),) = judge_collectives(run_of(*recorded(name), size=3))
     assert (about, judgement.status, judgement.message) == ("", "pass", GOOD[name])
     assert (
         "reducescatter: 16 right in float16, float32, float64, int32, int64" in judgement.evidence
@@ -76,7 +76,7 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], n
             found = found._replace(right=found.right - 1, wrong=1, cases=cases)
         return message._replace(event=found)
 
-    ((about, judgement),) = judge_operations(run_of(*map(spoilt, recorded(name)), size=3))
+    ((about, judgement),) = judge_collectives(run_of(*map(spoilt, recorded(name)), size=3))
     total = 17 if name == "torch-mpi" else 19
     assert (about, judgement.status) == ("alltoall", "fail")
     assert (
@@ -137,8 +137,8 @@ def test_a_rank_that_says_or_tries_nothing_without_a_reason_is_no_pass() -> None
 
 
 def test_allreduces_that_are_wrong_come_first() -> None:
-    wrong = result(1, failed=1, wrong=["x"])
-    ((_, judgement),) = judge_operations(run_of(report(0), report(1), wrong))
+    wrong = result(1, wrong=1, cases=["x"])
+    ((_, judgement),) = judge_collectives(run_of(report(0), report(1), wrong))
     assert judgement[:2] == ("skip", "the ranks did not reach it: see allreduce")
 
 
@@ -194,7 +194,7 @@ def test_what_more_ranks_or_gpus_would_prove(
 ) -> None:
     lacking: dict[str, Any] = {"right": 0, "skipped": [["", "why", 14]], "unproven": "it lacks x"}
     events = [report(rank, operation, **lacking) for rank in (0, 1)]
-    found = dict(judge_operations(run_of(*events, report(0), report(1)), elsewhere))
+    found = dict(judge_collectives(run_of(*events, report(0), report(1)), elsewhere))
     assert found[""].status == "pass"
     assert f"not tried: {operation} (why)" in found[""].message
     assert found[operation][:2] == (status, "it lacks x")
@@ -360,7 +360,7 @@ def test_a_known_fault_of_horovod_names_its_patch(
         for rank in range(2)
     ]
     run = run_of(*events)._replace(controller=controller)
-    remedy = dict(judge_operations(run))[operation].remedy
+    remedy = dict(judge_collectives(run))[operation].remedy
     assert re.findall(r"the patch (\S+),", remedy) == ([patch] if patch else [])
 
 

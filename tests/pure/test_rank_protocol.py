@@ -337,7 +337,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         "each reports that it is alone (size 1)", "OMPI_COMM_WORLD_RANK",
     ),
     "singletons with numbers of the launcher": (
-        run(*ENDED, *(result(r, failed=2, own=2, wrong=["Sum int64"]) for r in (0, 1))),
+        run(*ENDED, *(result(r, wrong=2, own=2, cases=["Sum int64"]) for r in (0, 1))),
         "2 processes were started, but each gets its own input back: each is alone", "",
     ),
     "killed": (
@@ -381,7 +381,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "wrong sums": (
         run(*good()[:3], started(1), exited(1),
-            result(1, failed=2, wrong=["Sum int64 17: element 0 is 3, expected 5"])),
+            result(1, wrong=2, cases=["Sum int64 17: element 0 is 3, expected 5"])),
         "on rank 1 on n1: 2 of 30 reductions; Sum int64 17: element 0 is 3, expected 5",
         "rank 1 on n1: Sum int64 17: element 0 is 3, expected 5",
     ),

@@ -84,7 +84,7 @@ def test_what_does_wrong_is_found(
     wrong_run: Callable[[str], RankRun], framework: str, operation: str, where: str, what: str
 ) -> None:
     run = wrong_run(framework)
-    judgement = dict(rank_checks.judge_operations(run))[operation]
+    judgement = dict(rank_checks.judge_collectives(run))[operation]
     assert judgement.status == "fail"
     assert judgement.message.startswith(f"wrong on {where.format(host=run.ranks[0].host)}, in ")
     assert what in judgement.message
@@ -93,7 +93,7 @@ def test_what_does_wrong_is_found(
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_nothing_else_is_wrong(wrong_run: Callable[[str], RankRun], framework: str) -> None:
     named = {operation for other, operation, *_ in WRONG if other == framework}
-    judged = rank_checks.judge_operations(wrong_run(framework))
+    judged = rank_checks.judge_collectives(wrong_run(framework))
     assert {name for name, each in judged if each.status == "fail"} == named
 
 
@@ -122,7 +122,7 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
         "    return _real(tensor + (rank() == 2), *args, **kwargs)\n"
     )
     run = run_ranks(copy(fault), runner, "Gloo", size=3, exercises=("collectives",))
-    judged = dict(rank_checks.judge_operations(run))
+    judged = dict(rank_checks.judge_collectives(run))
     assert judged["alltoall"].status == "fail"
     assert "wrong on each of 3 ranks, in " in judged["alltoall"].message
     assert judged.keys() <= {"alltoall", "process sets"}
@@ -231,7 +231,7 @@ def test_right_sums_over_sockets_that_are_full_and_no_proof_of_process_sets(
     """Without the patch gloo-reducescatter nearly all reducescatters on rank 0 are wrong here."""
     slow = original._replace(env=(*original.env, ("LD_PRELOAD", str(full_socket))))
     run = run_ranks(slow, runner, "Gloo", exercises=(rank_checks.COLLECTIVES,), timeout=300)
-    judged = dict(rank_checks.judge_operations(run))
+    judged = dict(rank_checks.judge_collectives(run))
     assert {name: each.status for name, each in judged.items()} == {
         "": "pass",
         "process sets": "unproven",

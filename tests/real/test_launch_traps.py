@@ -165,7 +165,7 @@ def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster:
     assert judgement.status == "fail"
     assert judgement.message == "the ranks are on gpu32, nowhere, not gpu32, gpu33"
     assert judgement.remedy.endswith("ssh gpu33 hostname")
-    assert [result.failed for result in run.results] == [0, 0]
+    assert [result.wrong for result in run.results] == [0, 0]
 
 
 def test_the_pmi_of_srun(original: Installation, cluster: Cluster) -> None:

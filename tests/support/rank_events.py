@@ -39,7 +39,7 @@ def result(rank: int, size: int = 2, *, host: str = "n1", pid: int = 0, **change
         "local_rank": rank,
         "local_size": size,
         "tests": 30,
-        "failed": 0,
+        "wrong": 0,
         "mpi_enabled": True,
         "gloo_enabled": False,
         "logged": {"controller": "MPI", "cpu": "MPI"},

@@ -5,7 +5,6 @@ Runs on Python 3.6 and newer with numpy, which the frameworks require.
 
 import contextlib
 import importlib
-import os
 import sys
 from typing import Any, Iterator, List, Optional, Tuple
 
@@ -14,10 +13,10 @@ import events
 from context import Context
 
 CASES = [
-    collective_cases.case("allreduce", dtype, shape, reduce=operation)
+    collective_cases.case("allreduce", dtype, shape, reduce=reduction)
     for shape in ((1,), (17,), (3, 5), (2, 7, 11), (100003,))
     for dtype in ("float32", "float64", "int64")
-    for operation in ("Sum", "Average")
+    for reduction in ("Sum", "Average")
 ]
 
 
@@ -89,12 +88,9 @@ def run(context: Context) -> None:
     result = events.Result(
         mpi_enabled=enabled(hvd, "mpi_enabled"),
         gloo_enabled=enabled(hvd, "gloo_enabled"),
-        python=sys.executable,
-        horovod=os.path.dirname(str(importlib.import_module("horovod").__file__)),
-        framework=context.version,
         tests=tests,
-        failed=len(wrong),
-        wrong=wrong[:3],
+        wrong=len(wrong),
+        cases=wrong[:3],
         own=int(own),
         busy=round(max(busy, 0.001), 3),
         **context.numbers()._asdict(),

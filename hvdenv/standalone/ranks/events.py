@@ -114,8 +114,8 @@ class Result(NamedTuple):
     Attributes:
         rank, size, local_rank, local_size, cross_rank, cross_size: as in Joined.
         tests: how many reductions were compared.
-        failed: how many of them were wrong.
-        wrong: the first of these, and what is wrong.
+        wrong: how many of them were wrong.
+        cases: what was wrong in the first few.
         own: in how many wrong ones the rank got its own input back.
         busy: seconds of its own work, without waiting for other ranks or for a core.
         mpi_enabled, gloo_enabled: None where this Horovod cannot be asked.
@@ -127,17 +127,14 @@ class Result(NamedTuple):
     local_rank: int
     local_size: int
     tests: int
-    failed: int
-    wrong: List[str] = []
+    wrong: int
+    cases: List[str] = []
     own: int = 0
     busy: float = 0.0
     cross_rank: Optional[int] = None
     cross_size: Optional[int] = None
     mpi_enabled: Optional[bool] = None
     gloo_enabled: Optional[bool] = None
-    python: str = ""
-    horovod: str = ""
-    framework: str = ""
     logged: Dict[str, str] = {}
 
 

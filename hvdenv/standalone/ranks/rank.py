@@ -5,8 +5,8 @@ usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER DEVICE [EXERCISE
 The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs or prints
 nonsense is reported all the same. For the exercise ``program``, the child is program/observe.py,
 which runs a training program of the user. Nothing of the child's output is passed on as it is:
-events go to standard output (events.py). ``started``, ``overdue`` and ``exited`` are this
-program's own; the others come from the child.
+events go to standard output (events.py). Started, Overdue and Exited are this program's own;
+the others come from the child.
 
 The child ends with this process (parent death signal), and this process ends by itself
 at the deadline and when its launcher is gone. DEADLINE is SECONDS, or SECONDS@WALL@BOOT@STEADY:

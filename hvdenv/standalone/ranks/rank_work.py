@@ -2,11 +2,11 @@
 
 usage: python rank_work.py FRAMEWORK CONTROLLER DEVICE REPORT_FD DUMP_SECONDS [EXERCISE...]
 
-Events are lines of JSON to REPORT_FD: ``extension``, the facts of extension.py about this
-rank's Horovod; ``joined``, the rank's numbers; ``stage``, what comes next; ``result`` and
-``path``, the result of the allreduces and the path of their data; and those of the exercises.
+Events (events.py) are lines of JSON to REPORT_FD: ExtensionFacts about this rank's Horovod;
+Joined, the rank's numbers; Stage, what comes next; Result and DataPath of the allreduces; and
+those of the exercises.
 DEVICE is gpu if ranks may use NCCL, and host if they must not. If CONTROLLER was not built in,
-the rank ends after ``extension``. An EXERCISE is NAME or NAME=OPTION, for the function
+the rank ends after ExtensionFacts. An EXERCISE is NAME or NAME=OPTION, for the function
 run(context, option) of NAME.py, before which before_init(context, option) is called if it has
 one. The allreduces of allreduce.py come first. After DUMP_SECONDS the stacks of all threads go to
 standard error. Runs on Python 3.6 and newer.
