@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple
 
-from hvdenv.base.errors import IncompatibleError
+from hvdenv.base.errors import HvdenvError, IncompatibleError
 from hvdenv.base.places import find_places
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
@@ -207,18 +207,21 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
         return Availability(not_looked_up=("packages: no plan can be made",))
     writable = os.access(places.home, os.W_OK)
     root = places.scratch if writable else Path(gettempdir())
-    with scratch.folder(root, "check") as work:
-        return look_up(
-            Questions(
-                maker=make_resolution(prepared, work.path),
-                work=work.path,
-                cache=(places.cache if writable else work.path) / "uv",
-                runner=work.runner,
-                progress=Silent(),
-                end=time.monotonic() + arguments.timeout,
-                where=prepared.resolved.where,
+    try:
+        with scratch.folder(root, "check") as work:
+            return look_up(
+                Questions(
+                    maker=make_resolution(prepared, work.path),
+                    work=work.path,
+                    cache=(places.cache if writable else work.path) / "uv",
+                    runner=work.runner,
+                    progress=Silent(),
+                    end=time.monotonic() + arguments.timeout,
+                    where=prepared.resolved.where,
+                )
             )
-        )
+    except HvdenvError as error:  # such as a full disk, which the rules report
+        return Availability(not_looked_up=(f"packages: {error.message}",))
 
 
 class ModulesHere(NamedTuple):

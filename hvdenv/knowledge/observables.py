@@ -307,6 +307,7 @@ def _opens_cudnn(recipe: Recipe) -> bool:
 def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
     wanted = recipe.frameworks[name]
     build, cuda = _build_of(name, wanted, version, recipe)
+    index = re.search(r"pytorch.org/whl/cu(\d+)(\d)", wanted.extra_index or "")
     return {
         name: version,
         f"{name}_release": version.partition("+")[0],
@@ -314,6 +315,7 @@ def _observe_framework(name: Framework, recipe: Recipe, version: Version) -> Fou
         f"{name}_provider": "wheelhouse" if wanted.wheelhouse else wanted.provider,
         f"{name}_build": build,
         f"{name}_cuda": cuda,
+        f"{name}_index": f"{index[1]}.{index[2]}" if index else None,
     }
 
 
@@ -482,13 +484,14 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     base = (recipe.container.base or "") if recipe.container else ""
     home = (gpu.cuda_home or "").rpartition("cuda")[2]
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
-    inside = base.partition("cuda:")[2] if facts.host == base else ""
-    version = min(filter(_exact, versions), default="") or _exact(_number(home)) or _number(inside)
+    image = _number(base.partition("cuda:")[2])
+    inside = image if facts.host == base else ""
+    version = min(filter(_exact, versions), default="") or _exact(_number(home)) or inside
     conda = recipe.conda.packages if recipe.conda else ()
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(map(_PACKAGES_BRING["CUDA's toolkit"].search, packages))
     if recipe.modules or gpu.cuda_home or base or brought:
-        return {"cuda": version, "nvcc": "named by the recipe"}
+        return {"cuda": version, "container_cuda": image, "nvcc": "named by the recipe"}
     here = facts.nvcc
     return {"cuda": here.version if here else "", "nvcc": here.path if here else None}
 

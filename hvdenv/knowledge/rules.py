@@ -226,6 +226,7 @@ _LABELS = {
     "tensorflow_build": "build of TensorFlow",
     "tensorflow_cuda": "CUDA of TensorFlow",
     "torch_cuda": "CUDA of torch",
+    "torch_index": "CUDA of frameworks.torch.extra_index",
     "wanted_cmake": "build_tools.cmake",
     "wanted_setuptools": "build_tools.setuptools",
 }

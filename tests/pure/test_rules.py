@@ -132,6 +132,7 @@ def test_rules_say_all_and_block_for_good_reasons() -> None:
     assert not unsure & {rule.id for rule in all_rules() if rule.severity == "block"}
 
 
+INDEX = "https://download.pytorch.org/whl/cu124"
 MODULES = "cuda/12.4 nccl/2.18 cudnn/8.6 openmpi/4.1.4 python/3.11.1 aws-ofi-nccl rocm/6.0"
 
 
@@ -146,13 +147,13 @@ def known(recipe: Recipe, facts: Facts, python: Interpreter) -> dict[str, Any]:
         modules=Modules(load=tuple(MODULES.split()), build=("cmake/3.24", "gcc/12.2.0")),
         places=Storage(expires_days=30, environments="/scratch"),
         environment=recipe.environment._replace(run={"OMP_NUM_THREADS": "8"}),
-        container=Container("ubuntu:22.04"),
+        container=Container("nvidia/cuda:12.4.1-devel-ubuntu22.04"),
         horovod=recipe.horovod._replace(
             cpu_operations="mpi", gpu=Gpu(operations="nccl", capabilities=("80",))
         ),
         packages={**recipe.packages, "protobuf": ">=4", "keras": ">=3", "torchvision": ">=0"},
         frameworks={
-            name: each._replace(cpu_index=None, package=None)
+            name: each._replace(cpu_index=None, package=None, extra_index=INDEX)
             for name, each in recipe.frameworks.items()
         },
     )
@@ -360,6 +361,16 @@ def test_check_of_a_machine_where_nothing_stands_in_the_way(check: Check) -> Non
     assert said.startswith("facts declared on login1; Python 3.11.7 (/usr/bin/python3.11)")
     assert "no known problem prevents a build" in said
     assert said.endswith(" prevents a build (3 notes)\n")
+
+
+def test_rules_are_reported_although_no_index_can_be_asked(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, nothing can be written in HVDENV_HOME."""
+    monkeypatch.setenv("HVDENV_HOME", str(write(tmp_path / "home/cache", "").parent))
+    said = check("local", code=3, disk_free=0)
+    assert "[disk-low]" in said
+    assert re.search("not looked up: packages: .*(Not a directory|File exists)", said)
 
 
 def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
