@@ -145,7 +145,9 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
     for key, value in edits.items():
         document = parse_toml(text)
         path = _path(key, resolved.origins, document)
-        if path and not value and _is_below(path, key, document, resolved):
+        found = any(f"{each}.".startswith(f"{key}.") for each in resolved.setters)
+        if path and found and not value and _edited(text, path, "") == text:
+            # A recipe below sets it.
             path, value = ("without",), json.dumps([*document.get("without", ()), key])
         changed = _edited(text, path, value) if path else None
         if changed is not None:
@@ -167,14 +169,6 @@ def _path(
         inside = variant in document.get("variants", {})
         return ("variants", variant, *path) if inside else None
     return None if layers & {"site", "command line"} else path
-
-
-def _is_below(
-    path: tuple[str, ...], key: str, document: Mapping[str, Any], resolved: Resolved
-) -> bool:
-    """Whether a key is set, but not in the document."""
-    here = any(each[: len(path)] == path for each, _ in leaves(document))
-    return not here and any(f"{each}.".startswith(f"{key}.") for each in resolved.setters)
 
 
 def _edited(text: str, path: tuple[str, ...], value: str) -> str | None:
