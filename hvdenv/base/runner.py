@@ -298,13 +298,16 @@ def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
     Raises:
         StepError: the program does not exist or cannot be started.
     """
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-        signal.signal(number, signal.SIG_DFL)
+    # By Python.
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in ignored}
     _restore_umask()
     sys.stdout.flush()
     try:
         os.execvpe(command.argv[0], command.argv, {**environ, **dict(command.env)})
     except OSError as error:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         raise _cannot_start(command, error) from error
 
 

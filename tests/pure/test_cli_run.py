@@ -559,12 +559,13 @@ def test_files_variables_and_exit_codes_go_through() -> None:
 
 
 def test_a_program_that_is_not_there() -> None:
-    before = signal.getsignal(signal.SIGINT)
+    numbers = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
+    before = [*map(signal.getsignal, numbers)]
     with pytest.raises(StepError, match="cannot start no-such-program"):
         hand_over(Command(("no-such-program",)), os.environ)
     with pytest.raises(StepError, match="cannot start no-such-program"):
         replace_process(Command(("no-such-program",)), os.environ)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [*map(signal.getsignal, numbers)] == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
