@@ -31,8 +31,13 @@ from hvdenv.cli.options import (
 )
 from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
 from hvdenv.environments import registry
-from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation, with_modules
-from hvdenv.knowledge import flags
+from hvdenv.environments.installation import (
+    PYTHON_PATH,
+    Expectation,
+    Installation,
+    expectation_of,
+    with_modules,
+)
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
@@ -50,6 +55,7 @@ from hvdenv.sites.placement import Requested, overload, place, shell_variables
 from hvdenv.verification import program_start as start
 from hvdenv.verification.program import finding, skipped
 from hvdenv.verification.setup import (
+    CONTROLLERS,
     DEFAULT_LAUNCHERS,
     DEFAULT_TIMEOUT,
     TWO_RANKS,
@@ -79,7 +85,6 @@ this host cannot prove everything (such as NCCL without a GPU)
 
 # How long each of the programs measures that benchmarks start, and how many these may be.
 BENCH_SECONDS, BENCH_PROGRAMS = 10.0, 60
-_CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +128,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(program, "--program-only", "do not verify the environment before the program")
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
     add(stated, "--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
-    add(stated, "--controller", action="append", choices=("MPI", "Gloo"))
+    add(stated, "--controller", action="append", choices=CONTROLLERS)
     add(stated, "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo"))
 
 
@@ -348,32 +353,19 @@ def _requested(arguments: argparse.Namespace) -> Requested:
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:
-    frameworks = recipe.horovod.frameworks if recipe else None
-    controllers = tuple(_CONTROLLERS[c] for c in recipe.horovod.controllers) if recipe else None
-    operations = flags.operations(recipe) if recipe else None
+    expected = expectation_of(recipe) if recipe else Expectation()
+    if arguments.framework:
+        expected = expected._replace(frameworks=tuple(arguments.framework))
     if arguments.controller:
-        controllers = tuple(arguments.controller)
-        others = {*_CONTROLLERS.values()} - {*controllers}  # each reduces under its own only
-        kept = tuple(name for name in operations or () if name not in others)
-        operations = kept if operations else None
-    return Expectation(
-        frameworks=tuple(arguments.framework) if arguments.framework else frameworks,
-        controllers=controllers,
-        operations=tuple(arguments.operation) if arguments.operation else operations,
-        versions=_versions(recipe) if recipe else {},
-        references=recipe.references if recipe else (),
-    )
-
-
-def _versions(recipe: Recipe) -> dict[str, str]:
-    found: dict[str, str] = {
-        name: wanted.version
-        for name, wanted in recipe.frameworks.items()
-        if wanted.provider == "present" and isinstance(wanted.version, str)
-    }
-    if recipe.horovod.provider == "present":
-        found["horovod"] = recipe.horovod.version
-    return found
+        others = {*CONTROLLERS} - {*arguments.controller}  # each reduces under its own only
+        kept = tuple(name for name in expected.operations or () if name not in others)
+        expected = expected._replace(
+            controllers=tuple(arguments.controller),
+            operations=kept if expected.operations else None,
+        )
+    if arguments.operation:
+        expected = expected._replace(operations=tuple(arguments.operation))
+    return expected
 
 
 def _with_modules(installation: Installation, recipe: Recipe, runner: Runner) -> Installation:

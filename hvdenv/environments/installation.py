@@ -21,6 +21,7 @@ from hvdenv.environments.activation import UNSET, filled_in
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Container, Reference
 from hvdenv.model.dialect import job_id
+from hvdenv.model.recipe import Recipe
 from hvdenv.sites.container import inside
 
 # The variable with the directories that every Python searches before its own packages.
@@ -191,6 +192,27 @@ class Expectation(NamedTuple):
         return (self.frameworks is None or framework in self.frameworks) and (
             not controller or self.controllers is None or controller in self.controllers
         )
+
+
+def expectation_of(recipe: Recipe) -> Expectation:
+    """What a recipe states, by the names in Horovod's own table."""
+    horovod, gpu = recipe.horovod, recipe.horovod.gpu
+    controllers = tuple("MPI" if each == "mpi" else "Gloo" for each in horovod.controllers)
+    libraries = {horovod.cpu_operations, *(gpu.libraries.values() if gpu else ())}
+    versions: dict[str, str] = {
+        name: wanted.version
+        for name, wanted in recipe.frameworks.items()
+        if wanted.provider == "present" and isinstance(wanted.version, str)
+    }
+    if horovod.provider == "present":
+        versions["horovod"] = horovod.version
+    return Expectation(
+        frameworks=horovod.frameworks,
+        controllers=controllers,
+        operations=(*controllers, *(n.upper() for n in ("nccl", "ddl", "ccl") if n in libraries)),
+        versions=versions,
+        references=recipe.references,
+    )
 
 
 def is_version(found: str, stated: str) -> bool:

@@ -122,16 +122,6 @@ def compute_capabilities(recipe: Recipe) -> tuple[str, ...]:
     return tuple(sorted(found, key=int))
 
 
-def operations(recipe: Recipe) -> tuple[str, ...]:
-    """The tensor operations that the recipe requests, by the names in Horovod's own table."""
-    names = ["MPI" if each == "mpi" else "Gloo" for each in recipe.horovod.controllers]
-    asked = recipe.horovod.gpu.libraries.values() if recipe.horovod.gpu else ()
-    names += [name.upper() for name in ("nccl", "ddl") if name in asked]
-    if recipe.horovod.cpu_operations == "ccl":
-        names.append("CCL")
-    return tuple(names)
-
-
 def _ignored(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """What this release would ignore: what, where, remedy."""
     version, gpu = recipe.horovod.version, recipe.horovod.gpu

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from hvdenv.base.errors import IncompatibleError
-from hvdenv.knowledge.flags import compute_capabilities, horovod_variables, operations
+from hvdenv.environments.installation import expectation_of
+from hvdenv.knowledge.flags import compute_capabilities, horovod_variables
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 
@@ -106,4 +107,4 @@ def test_one_build_is_for_the_gpus_of_all_partitions() -> None:
     ],
 )
 def test_operations_that_verify_expects(settings: str, more: tuple[str, ...]) -> None:
-    assert operations(recipe(settings)) == ("MPI", "Gloo", *more)
+    assert expectation_of(recipe(settings)).operations == ("MPI", "Gloo", *more)
