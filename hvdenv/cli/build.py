@@ -65,12 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
         from hvdenv.session.lock import add_lock
 
         prepared = add_lock(request, prepared)
-    target = prepared.target
+    environment = prepared.environment
     # A build changes what an earlier one made there.
-    request.gate.refuse_path(str(target.prefix))
-    request.gate.refuse_prefix(target.store)
-    before, plan = target.active(), prepared.plan()
-    built = None if arguments.rebuild else already_built(target, plan, request.accept_drift)
+    request.gate.refuse_path(str(environment.prefix))
+    request.gate.refuse_prefix(environment.store)
+    before, plan = environment.active(), prepared.plan()
+    built = None if arguments.rebuild else already_built(environment, plan, request.accept_drift)
     if arguments.dry_run:
         print(describe(plan, prepared) if built is None else f"nothing to do: {built.prefix}")
         return 0
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         encode(built),
         f"{_result(built, prepared)}: {built.prefix}",
         f"use it with: . {built.prefix}/activate.sh",
-        *([] if arguments.json or arguments.quiet else _dropped(target, before)),
+        *([] if arguments.json or arguments.quiet else _dropped(environment, before)),
     )
     return 0
 
@@ -101,13 +101,13 @@ def _result(built: Built, prepared: Prepared) -> str:
     return f"built in {built.seconds:.0f} s" if built.changed else "nothing to do"
 
 
-def _dropped(target: Environment, before: str) -> Iterator[str]:
+def _dropped(environment: Environment, before: str) -> Iterator[str]:
     """The packages that the user had added to the generation that was active before."""
-    if before in ("", target.active()):
+    if before in ("", environment.active()):
         return
-    record = read_record(target.record(before))
+    record = read_record(environment.record(before))
     if added := record.additions.get("requirements"):
         yield (
             f"without what was added: {', '.join(added)}; to go back to that:"
-            f" hvdenv envs rollback {target.prefix} --generation {before}"
+            f" hvdenv envs rollback {environment.prefix} --generation {before}"
         )

@@ -12,8 +12,8 @@ from hvdenv.base.errors import UsageError
 from hvdenv.base.places import find_places, named_file, write_text
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import installed
+from hvdenv.session.chosen import choose
 from hvdenv.session.output import report
-from hvdenv.session.target import choose
 
 EXAMPLES = """\
 examples:

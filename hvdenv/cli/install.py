@@ -50,17 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = additions.parse(arguments.packages)
     request = read_request(arguments)
     prepared = prepare(request, thorough=True)
-    target, active = prepared.target, _active(request, prepared)
-    request.gate.refuse_prefix(target.prefix)
-    record = generations.read_record(target.record(active))
+    environment, active = prepared.environment, _active(request, prepared)
+    request.gate.refuse_prefix(environment.prefix)
+    record = generations.read_record(environment.record(active))
     prepared = add_recorded_lock(request, prepared, record)
-    before = _before(record, target.record(active))
+    before = _before(record, environment.record(active))
     base = _base(prepared, before.base if before else record.plan_digest)
-    contents = installed.contents_of_folder(target.generation(active))
+    contents = installed.contents_of_folder(environment.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
         there = _versions({name: contents.distributions[name] for name in wanted})
-        said = f"nothing to do: {target.prefix} has {there}"
+        said = f"nothing to do: {environment.prefix} has {there}"
         give(arguments, {"added": {}, "changed": False}, said)
         return 0
     prepared = prepared._replace(additions=chosen)
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _active(request: Request, prepared: Prepared) -> str:
-    resolved, target = prepared.resolved, prepared.target
+    resolved, environment = prepared.resolved, prepared.environment
     if resolved.recipe.python.provider in ("modules", "prefix"):
         raise IncompatibleError(
             "this recipe makes no Python environment of its own: nothing can be added to the site's",
@@ -95,11 +95,11 @@ def _active(request: Request, prepared: Prepared) -> str:
             remedy="use a recipe with provider venv or clone, and system_site_packages if it is"
             " to see the site's packages",
         )
-    active = target.active()
+    active = environment.active()
     if not active:
         raise UsageError(
             "there is no complete environment of this recipe to add packages to",
-            where=str(target.prefix),
+            where=str(environment.prefix),
             remedy=f"build it first, with the same options: hvdenv build {request.named}",
         )
     return active
@@ -124,7 +124,7 @@ def _base(prepared: Prepared, built: str) -> str:
     if digest != built:
         raise UsageError(
             "the environment is not what the recipe makes now: more than packages would change",
-            where=str(prepared.target.prefix),
+            where=str(prepared.environment.prefix),
             remedy="name the options that it was built with (--variant, --set, --python, --site);"
             " or, if the recipe, this machine or hvdenv has changed since, `hvdenv build` first",
         )
@@ -133,7 +133,7 @@ def _base(prepared: Prepared, built: str) -> str:
 
 def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) -> dict[str, str]:
     """Have uv say what it would install without moving what is there; versions by name."""
-    there = make_resolution(prepared, prepared.target.generation(active))
+    there = make_resolution(prepared, prepared.environment.generation(active))
     own = installed.installed_packages(there.environment).distributions
     chosen = prepared.additions
     assert chosen

@@ -18,12 +18,12 @@ from hvdenv.environments import registry
 from hvdenv.model.cluster import JOB_OPTIONS, Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
+from hvdenv.session.chosen import choose
 from hvdenv.session.job import scheduler_of, to_the_end
 from hvdenv.session.output import print_json, report
 from hvdenv.session.ranks import activated, find_entry, found_program, with_mpi
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
-from hvdenv.session.target import choose
 from hvdenv.sites import batch, jobs, placement
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.container import start_in_image

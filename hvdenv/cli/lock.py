@@ -251,7 +251,7 @@ def _provided(
 
 def _with_build(locked: Locked, present: Locked | None, prepared: Prepared) -> Locked:
     """The lock with what a build of it was made with, if it was built."""
-    for record in prepared.target.records().values():
+    for record in prepared.environment.records().values():
         if record.lock and record.lock.digest == locked.digest:
             return locked._replace(lock=locked.lock._replace(built=built_with(record)))
     built = present.lock.built if present and present.digest == locked.digest else None

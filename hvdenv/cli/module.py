@@ -24,8 +24,8 @@ from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.runner import environment
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import activation
+from hvdenv.session.chosen import choose_built, with_active
 from hvdenv.session.output import report
-from hvdenv.session.target import choose_built, with_active
 from hvdenv.sites.modules import BACKENDS
 
 EXAMPLES = """\

@@ -16,8 +16,8 @@ from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import image, registry
 from hvdenv.environments.image import Packed
+from hvdenv.session.chosen import choose_built
 from hvdenv.session.output import report
-from hvdenv.session.target import choose_built
 
 EXAMPLES = """\
 examples:

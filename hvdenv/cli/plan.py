@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"facts": encode(prepared.facts), **encode(prepared.place(plan))})
     elif arguments.format == "bash":
-        print(render_bash(prepared.place(plan), prepared.target.prefix), end="")
+        print(render_bash(prepared.place(plan), prepared.environment.prefix), end="")
     else:
         print(describe(plan, prepared))
     if request.prefix:
         try:
-            refuse_unfit(prepared.target.prefix)
+            refuse_unfit(prepared.environment.prefix)
         except UsageError as error:
             is_text = arguments.format == "text" and not arguments.json
             print(f"\nnote: build refuses {error}", file=sys.stdout if is_text else sys.stderr)

@@ -18,6 +18,7 @@ from hvdenv.base.runner import environment, hand_over
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import registry
 from hvdenv.environments.installation import hides_variables
+from hvdenv.session.chosen import Chosen, choose, with_active
 from hvdenv.session.output import report
 from hvdenv.session.ranks import (
     activated,
@@ -27,7 +28,6 @@ from hvdenv.session.ranks import (
     requested_ranks,
     with_mpi,
 )
-from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites import placement
 from hvdenv.sites.allocation import refuse_unknown
 from hvdenv.sites.container import start_in_image

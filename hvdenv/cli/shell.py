@@ -20,9 +20,9 @@ from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
 from hvdenv.environments import registry
 from hvdenv.environments.activation import SHELL
+from hvdenv.session.chosen import Chosen, choose, with_active
 from hvdenv.session.output import report
 from hvdenv.session.ranks import current_allocation, find_entry
-from hvdenv.session.target import Chosen, choose, with_active
 from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import charged, check, merge
 from hvdenv.sites.jobs import without_scheduler

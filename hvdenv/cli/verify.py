@@ -42,11 +42,11 @@ from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.reports.report import Report
+from hvdenv.session.chosen import choose, with_active
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
 from hvdenv.session.progress import VerifyProgress
 from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
-from hvdenv.session.target import choose, with_active
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.sites.launchers import LAUNCHERS, Launch

@@ -454,10 +454,10 @@ def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
 
 def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
     gpu = recipe.horovod.gpu
-    target = recipe.partition
+    partition = recipe.partition
     found: Found = {
         "driver": facts.driver,
-        "driver_cuda": _number(target.cuda or "") if target else None,
+        "driver_cuda": _number(partition.cuda or "") if partition else None,
     }
     if gpu is None:
         return found
@@ -473,7 +473,7 @@ def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
         "cudnn": _version_of(recipe, "cudnn"),
         "rocm": _module_version(recipe, "rocm") or _number(gpu.rocm_home or ""),
         "capabilities": frozenset(capabilities),
-        "capability_missing": _capability_missing(gpu, target.capability if target else None),
+        "capability_missing": _capability_missing(gpu, partition.capability if partition else None),
         **_toolkit(recipe, facts, gpu),
     }
 
@@ -532,8 +532,8 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
 
 def _virtual_beyond(recipe: Recipe) -> frozenset[str]:
     """Virtual packages of conda that promise more than the partition's facts."""
-    target, virtual = recipe.partition, recipe.conda.virtual if recipe.conda else {}
-    stated = {"__cuda": target.cuda, "__glibc": target.glibc} if target else {}
+    partition, virtual = recipe.partition, recipe.conda.virtual if recipe.conda else {}
+    stated = {"__cuda": partition.cuda, "__glibc": partition.glibc} if partition else {}
     return frozenset(
         f"{name}={virtual[name]} (partition: {limit})"
         for name, limit in stated.items()
@@ -543,7 +543,7 @@ def _virtual_beyond(recipe: Recipe) -> frozenset[str]:
 
 def _observe_job(recipe: Recipe) -> Found:
     job = recipe.job
-    target = recipe.partition
+    partition = recipe.partition
     return {
         # A site's own scheduler that is like Slurm has srun.
         "scheduler": (recipe.dialect and recipe.dialect.like) or recipe.scheduler,
@@ -553,9 +553,9 @@ def _observe_job(recipe: Recipe) -> Found:
         "gpus_per_node": job.gpus_per_node,
         "gpus_requested": None if job.gpu_option == "none" else job.gpus_per_node,
         "exclusive": "yes" if job.exclusive else "no",
-        "partition_gpus": target.gpus if target else None,
-        "partition_glibc": _number(target.glibc or "") if target else None,
-        "partition_arch": target.arch if target else None,
+        "partition_gpus": partition.gpus if partition else None,
+        "partition_glibc": _number(partition.glibc or "") if partition else None,
+        "partition_arch": partition.arch if partition else None,
     }
 
 

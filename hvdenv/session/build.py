@@ -66,12 +66,12 @@ def build_prepared(
         take_over: take the prefix over from another build.
     """
     rules, modules = _refuse(request, prepared)
-    target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
+    environment, wheels = prepared.environment, prepared.resolved.recipe.places.wheels
     if not request.prefix:
-        make_folder(target.prefix.parent)
+        make_folder(environment.prefix.parent)
     # Where everybody can make it, it must be there before it is judged.
-    generations.claim(target)
-    request.gate.refuse_prefix(target.store)
+    generations.claim(environment)
+    request.gate.refuse_prefix(environment.store)
     fetched = prepared.source_folder and prepared.source_folder / wheelcache.CARRIED
     carried = (str(fetched),) if fetched and fetched.is_dir() else ()
     wanted = BuildRequest(
@@ -85,11 +85,11 @@ def build_prepared(
     )
     with choose(len(plan.steps), quiet=request.quiet, verbose=request.verbose) as progress:
         progress.note(
-            f"building {target.prefix} with Python {plan.python.version} ({plan.python.path})"
+            f"building {environment.prefix} with Python {plan.python.version} ({plan.python.path})"
         )
         return build(
             wanted,
-            target,
+            environment,
             find_places(),
             progress,
             rebuild=rebuild,

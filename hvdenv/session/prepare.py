@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
     """
 
     resolved: Resolved
-    target: Environment
+    environment: Environment
     facts: Facts
     python: Interpreter
     foreign: str = ""
@@ -98,7 +98,7 @@ class Prepared(NamedTuple):
 
     def place(self, plan: Plan) -> Plan:
         """The plan in the directory of its generation."""
-        return plan.at(self.target.generation(plan.digest[:12]))
+        return plan.at(self.environment.generation(plan.digest[:12]))
 
 
 def prepare(request: Request, *, thorough: bool, resolved: Resolved | None = None) -> Prepared:
@@ -112,16 +112,18 @@ def prepare(request: Request, *, thorough: bool, resolved: Resolved | None = Non
         resolved: the recipe, if it was read already.
     """
     resolved = resolved or open_recipe(request)
-    target = planned_environment(request, resolved)
+    planned = planned_environment(request, resolved)
     runner, file = Runner(), request.facts
-    facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
+    facts = declared(file) if file else observe(planned.store, runner, thorough=thorough)
     foreign = ""
     nodes = _job_partition(resolved.recipe)
     if request.anywhere and not file and nodes:
         foreign = _why_foreign(resolved.recipe, facts.machine)
         facts = of_partition(*nodes, facts) if foreign else facts
     python = choose_python(resolved, facts, runner, request.python)
-    return Prepared(resolved=resolved, target=target, facts=facts, python=python, foreign=foreign)
+    return Prepared(
+        resolved=resolved, environment=planned, facts=facts, python=python, foreign=foreign
+    )
 
 
 def choose_python(
@@ -179,7 +181,7 @@ def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
 
 
 def describe(plan: Plan, prepared: Prepared) -> str:
-    plan, facts, prefix = prepared.place(plan), prepared.facts, prepared.target.prefix
+    plan, facts, prefix = prepared.place(plan), prepared.facts, prepared.environment.prefix
     foreign = prepared.foreign
     compiler = "not looked at" if foreign else facts.cxx.version if facts.cxx else "none"
     head = [

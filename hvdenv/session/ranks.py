@@ -13,9 +13,9 @@ from hvdenv.environments.image import Packed
 from hvdenv.environments.installation import PYTHON_PATH, inspect_prefix, mpi_prefix
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe import Recipe
+from hvdenv.session.chosen import Chosen, build_command
 from hvdenv.session.output import report
 from hvdenv.session.request import Request, read_hostfile
-from hvdenv.session.target import Chosen, build_command
 from hvdenv.sites.allocation import Allocation, find_allocation
 from hvdenv.sites.hosts import parse_hostfile, parse_hosts
 from hvdenv.sites.launchers import Launch, MpiVersion, parse_mpi_version, puts_mpi_first
