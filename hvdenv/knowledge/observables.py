@@ -484,7 +484,7 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     base = (recipe.container.base or "") if recipe.container else ""
     home = (gpu.cuda_home or "").rpartition("cuda")[2]
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
-    image = _number(base.partition("cuda:")[2])
+    image = _number(base.partition("nvidia/cuda:")[2])
     inside = image if facts.host == base else ""
     version = min(filter(_exact, versions), default="") or _exact(_number(home)) or inside
     conda = recipe.conda.packages if recipe.conda else ()
