@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +44,21 @@ def _no_variable_is_left_behind() -> Iterator[None]:
     """What one test or its import sets, an hour later the ranks of another have on one host only."""
     yield
     assert _for_ranks() == _AT_START
+
+
+@pytest.fixture(autouse=True)
+def _process_is_left_as_it_was() -> Iterator[None]:
+    """What one test leaves changes or ends another that runs later in its process."""
+    before = _of_process()
+    yield
+    assert _of_process() == before
+
+
+def _of_process() -> tuple[object, ...]:
+    """Handlers of signals, limit of files' sizes, umask and directory."""
+    handlers = [signal.getsignal(each) for each in signal.valid_signals()]
+    os.umask(mask := os.umask(0o077))
+    return handlers, resource.getrlimit(resource.RLIMIT_FSIZE), mask, os.getcwd()
 
 
 @pytest.fixture(autouse=True)

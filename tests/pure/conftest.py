@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -86,13 +85,6 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("HVDENV_HOME", str(home))
     for name in ("HVDENV_SITE", "HVDENV_WHEEL_CACHE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def _no_broken_pipes() -> Iterator[None]:
-    """Undoes what `hvdenv run` does before it tries to become another program."""
-    yield
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)
