@@ -11,7 +11,7 @@ from hvdenv.verification.rank_run import RankRun
 
 # Tensors with more elements are no metrics.
 METRIC_ELEMENTS = 64
-_FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
+_FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError", "Process set provided")
 
 Steps = Sequence[events.TrainingStep]  # one of each rank
 
@@ -79,6 +79,7 @@ class Program:
         trained: the optimizers that train.
         passes: of each rank, the passes over data that its training steps read.
         firsts: the first one of each rank that has any.
+        epochs: of these, by ranks, as far as they are known.
     """
 
     def __init__(self, name: str, run: RankRun, reference: Mapping[int, float]) -> None:
@@ -100,6 +101,8 @@ class Program:
             for rank in self.ranks
         ]
         self.firsts = [each[0] for _, each in self.passes if each]
+        known = ((rank.name, each[0].epoch) for rank, each in self.passes if each)
+        self.epochs = {name: epoch for name, epoch in known if epoch is not None}
 
     def calls(self, *operations: str, gradient: bool = False) -> list[events.Call]:
         """Calls of these operations of Horovod, on any rank."""
@@ -111,18 +114,13 @@ class Program:
         ]
 
     def _broadcasts(self) -> list[events.Call]:
-        calls = [call for rank in self.ranks for call in rank.all(events.Call) if call.site]
-        state, one = "broadcast_optimizer_state", "broadcast_object"
-        objects, states = ({e.site for e in calls if e.operation == kind} for kind in (one, state))
-        # These are sent by other broadcasts, in the same line. A single number is no parameter.
-        by_others = {"broadcast": objects | states, "broadcast_parameters": states}
         return [
             call
-            for call in calls
-            if call.operation not in (state, one)
+            for rank in self.ranks
+            for call in rank.all(events.Call)
+            if call.site and call.operation not in ("broadcast_optimizer_state", "broadcast_object")
             if call.operation.startswith(("broadcast_", "BroadcastGlobal"))
-            or (call.operation == "broadcast" and call.elements != 1)
-            if call.site not in by_others.get(call.operation, ())
+            or (call.operation == "broadcast" and call.elements != 1)  # a number is no parameter
         ]
 
     def _trained(self, reference: Mapping[int, float]) -> list[Trained]:

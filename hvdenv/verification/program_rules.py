@@ -37,7 +37,7 @@ from hvdenv.verification.rank_run import Rank
 Verdicts = Iterator[Verdict]
 
 # How standalone/program marks callbacks, and exceptions that a shortened pass may have caused.
-_DECIDES = "lets "
+_DECIDES, _BY = "lets ", " decide by "
 _ENDED_EARLY = "after verify ended a pass"
 _NOT_INITIALISED = "has not been initialized"
 # Those that are called for all ranks, and are watched.
@@ -45,8 +45,6 @@ _COLLECTIVES = (
     "allreduce",
     "grouped_allreduce",
     "allgather",
-    "broadcast",
-    "broadcast_object",
     "allgather_object",
 )
 _OTHER_LIBRARIES = ("torch.distributed", "deepspeed", "lightning", "pytorch_lightning")
@@ -63,7 +61,7 @@ _INITIALISE = "import horovod.torch, horovod.tensorflow or horovod.keras, and ca
 _AVERAGE = (
     "clip or change gradients after optimizer.synchronize() has averaged them; call optimizer.step()"
     " without a closure; broadcast all parameters and the optimizer's state; change parameters on all"
-    " ranks alike"
+    " ranks alike; do not average over a process set that lacks ranks"
 )
 _GIVE_ALL = (
     "give hvd.DistributedOptimizer or hvd.DistributedGradientTape all parameters, also those added"
@@ -137,12 +135,13 @@ def called_alone(program: Program) -> Verdicts:
 
 
 def _waits_for_all(call: events.Call) -> bool:
-    return call.operation in _COLLECTIVES and bool(call.site) and not call.gradient
+    waits = call.operation in _COLLECTIVES or call.operation.startswith("broadcast")
+    return waits and bool(call.site) and not call.gradient
 
 
 def ran(program: Program) -> Verdicts:
     """Whether the program ran, and showed the steps of several ranks."""
-    early = [end.error for _, end in program.failures if _ENDED_EARLY in end.error]
+    early = [end.error for _, end in program.failures[: program.own] if _ENDED_EARLY in end.error]
     # Other ranks follow one that has left after enough steps.
     followed = program.failures and not program.left
     if early and program.trained:
@@ -325,6 +324,17 @@ def optimizer_state(program: Program) -> Verdicts:
             )
 
 
+def first_epochs(program: Program) -> Verdicts:
+    """Whether all ranks start in the same epoch."""
+    if len({*program.epochs.values()}) > 1:
+        starts = listed([f"{name} in epoch {epoch}" for name, epoch in program.epochs.items()])
+        yield fail(
+            f"ranks start in different epochs: {starts}. At the end, some wait forever",
+            "broadcast the epoch after it is loaded: hvd.broadcast(torch.tensor(epoch), root_rank=0,"
+            " name='epoch').item(), or with Keras int(hvd.broadcast(epoch, root_rank=0, name='epoch'))",
+        )
+
+
 def parameters(program: Program) -> Verdicts:
     """Whether the parameters are equal before the first step, or at least later."""
     calls = program.broadcasts
@@ -349,15 +359,17 @@ def _start_apart(program: Program, trained: Trained, known: bool) -> Verdict:
     """The parameters differ at the start: they were not broadcast, or changed after that."""
     why = " before the first step" if known else ", and nothing was broadcast"
     text, remedy = f"the parameters{trained.title} differ between ranks{why}", _BROADCAST
-    kinds = "broadcast_parameters", "broadcast_optimizer_state"
-    calls = program.calls(*kinds) if program.broadcasts else []
-    # The last one also broadcasts the state, by broadcast_parameters().
-    if calls and calls[-1].site in {e.site for e in calls if e.operation == kinds[1]}:
-        text += (
-            f": hvd.broadcast_optimizer_state ({calls[-1].site}) changes them on ranks without a"
-            " state, by a step of the optimizer with its weight decay"
-        )
+    calls = program.calls("broadcast_parameters", "state_step")
+    if empty := program.calls("empty_broadcast"):
+        text += f": {places(empty)} is given no tensors, as before the model is built"
+        remedy = f"build the model by model.build(shape) or a batch, and then {_BROADCAST}"
+    elif program.broadcasts and calls and calls[-1].operation == "state_step":
+        text += f": hvd.broadcast_optimizer_state ({calls[-1].site}) changes them on ranks without"
+        text += " a state, by weight decay"
         remedy = "call hvd.broadcast_parameters after hvd.broadcast_optimizer_state"
+    elif program.broadcasts:
+        text += f": they are changed after, or left out of, the broadcast in {places(program.broadcasts)}"
+        remedy = f"after all that changes them, such as loading a checkpoint, {_BROADCAST}"
     return fail(text, remedy, digests(program, "before", trained.steps[0]))
 
 
@@ -388,6 +400,12 @@ def gradients(program: Program) -> Verdicts:
     """Whether all ranks apply the same gradients, and these are the mean of the ranks' own."""
     operations = "allreduce", "grouped_allreduce", "allgather"
     by_hand = program.calls(*operations, gradient=True)
+    if early := program.calls("change"):
+        yield fail(
+            f"gradients are changed, as by clipping, before step() ({places(early)}) has averaged them",
+            "call optimizer.synchronize() before, and step() in `with optimizer.skip_synchronize():`",
+        )
+        return
     for trained in (each for each in program.trained if each.steps):
         if program.size > 1 and not (trained.optimizer.distributed or by_hand):
             yield _never_averaged(program, trained)
@@ -451,8 +469,8 @@ def _apart(program: Program, trained: Trained, first: Steps) -> Verdict:
     text = left_out or f"the parameters{trained.title} differ between ranks"
     text += f" after step {first[0].step}"
     remedy = _GIVE_ALL if left_out else _AVERAGE
-    wrapped = any(each.optimizer.distributed for each in program.trained)
-    if wrapped and not trained.optimizer.distributed:
+    made = (each for rank in program.ranks for each in rank.all(events.Optimizer))
+    if any(each.distributed for each in made) and not trained.optimizer.distributed:
         remedy = _wrap(trained)
     rates = {f"{rate:g}" for rate in values(first, "rate") - {None}}
     if len(rates) > 1:
@@ -528,7 +546,8 @@ def data(program: Program) -> Verdicts:
     found = next(filter(None, (_sampler(program, *each) for each in program.passes)), None)
     if found:
         yield found
-    if program.size > 1 and not (found and found.status == "fail"):
+    alike = len({*program.epochs.values()}) < 2  # in other epochs, shares overlap
+    if program.size > 1 and alike and not (found and found.status == "fail"):
         yield _batches(program)
 
 
@@ -732,7 +751,8 @@ def _read_early(
             yield fail(
                 f"{rank.name} reads {use.path} ({use.site}) while it may be half written by"
                 f" {writer} ({wrote.site})",
-                "call hvd.barrier() between the two, or load it on rank 0 and broadcast it",
+                "between the two, call hvd.barrier() on all ranks, in TensorFlow"
+                " hvd.allreduce(tf.constant(0.0)), or load it on rank 0 and broadcast it",
             )
             return
 
@@ -740,6 +760,14 @@ def _read_early(
 def metrics(program: Program) -> Verdicts:
     """Whether metrics that are printed are those of all ranks."""
     shown = [(rank, each) for rank in program.ranks for each in rank.all(events.Shown)]
+    compared = [each for _, each in shown if _BY in each.text]
+    if len({*compared}) > len(values(compared, "site")):
+        yield fail(
+            f"{compared[0].site} {compared[0].text} on one rank, and by another value on others",
+            "average it first: hvd.allreduce(torch.tensor(value), name='value').item()",
+        )
+        return
+    shown = [each for each in shown if each[1] not in compared]
     deciding = [each for each in shown if each[1].text.startswith(_DECIDES)]
     kinds = "allreduce", "grouped_allreduce", "allgather", "allgather_object"
     calls = program.calls(*kinds, "MetricAverageCallback")
@@ -765,6 +793,7 @@ _TRAINING: tuple[Rule, ...] = (
     ("device", own_gpu),
     ("rate", learning_rate),
     ("start", optimizer_state),
+    ("start", first_epochs),
     ("start", parameters),
     ("start", buffers),
     ("gradients", gradients),

@@ -122,6 +122,7 @@ def projections(*reduced: float) -> tuple[tuple[Change, ...], str, str, str]:
 
 
 SAVED = FileUse("/d/model.pt", True, True, False, "train.py:20", 40)
+DECIDES = Shown("lets Plateau decide by 0.5", "train.py:19")
 CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "all rank 0": (
         (each(Joined, rank=0, size=1, local_rank=0, local_size=1),), "init", "fail", "hvd.size() is 1 on 2 ranks"
@@ -158,10 +159,18 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "own GPUs": ((each(ProgramEnd, device=str),), "device", "pass", "of its own"),
     "warm-up": ((steps(rate=[0.1, 0.15, 0.2]),), "rate", "pass", "rises from 0.1 to 0.2, a warm-up"),
     "rate": ((each(TrainingStep, rate=0.1),), "rate", "pass", "note: learning rate 0.1 is the same"),
-    "other start": ((each(TrainingStep, before=str, after=str),), "start", "fail", "differ between"),
+    "other start": ((each(TrainingStep, before=str, after=str),), "start", "fail", "differ between ranks before the first step: they are changed after, or left out of, the broadcast in train.py:9"),
+    "built too late": (
+        (without(Call, "broadcast"), also(Call("empty_broadcast", "train.py:9", 0)), each(TrainingStep, before=str, after=str)),
+        "start", "fail", "train.py:9 is given no tensors",
+    ),
+    "other epochs": (
+        (each(DataSource, epoch=int), steps(samples=[[1, 2], [3, 4], [5, 6]])),
+        "start", "fail", "rank 0 on n1 in epoch 0, rank 1 on n1 in epoch 1",
+    ),
     "other state": ((each(TrainingStep, state=str),), "start", "fail", "state differs"),
     "state changes parameters": (
-        (each(TrainingStep, before=str, after=str), also(Call("broadcast_optimizer_state", "train.py:10", 0))),
+        (each(TrainingStep, before=str, after=str), also(Call("broadcast_optimizer_state", "train.py:10", 0), Call("state_step", "train.py:10", 0))),
         "start", "fail", "(train.py:10) changes them on ranks without a state",
     ),
     "buffers": (
@@ -174,7 +183,7 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "by seed": ((without(Call, "broadcast"),), "start", "pass", "nothing was broadcast"),
     "state alone": (
-        (each(Call, operation="broadcast_optimizer_state"), also(Call("broadcast_parameters", "train.py:9", 0))),
+        (each(Call, operation="broadcast_optimizer_state"),),
         "start", "pass", "nothing was broadcast",
     ),
     "epoch alone": (
@@ -209,11 +218,16 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "halved": ((each(TrainingStep, reduced=[1.0, 2.0]),), "gradients", "pass", "1/2 of the mean"),
     "clipped": ((each(TrainingStep, reduced=[2.0, -4.0]),), "gradients", "pass", "were changed"),
+    "clipped too early": ((also(Call("change", "train.py:15", 0)),), "gradients", "fail", "(train.py:15) has averaged them"),
     "same batches": ((each(TrainingStep, batch="b"),), "data", "pass", "synthetic"),
     "rate unknown": ((each(TrainingStep, optimizer=2), each(Optimizer, number=2)), "rate", "skip", "on one rank is not known"),
     "left": (
         (each(ProgramEnd, only=1, reason="exception", error="HorovodInternalError: shut down"),),
         "gradients", "pass", "the mean",
+    ),
+    "left within a pass": (
+        (each(ProgramEnd, only=1, reason="exception", error="HorovodInternalError: shut down, after verify ended a pass"),),
+        "", "pass", "3 training steps",
     ),
     "shortened": (
         (each(ProgramEnd, reason="exception", error="ValueError, after verify ended a pass early"),),
@@ -262,6 +276,11 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (also(Shown("lets EarlyStopping decide", "train.py:19"), only=0),),
         "metrics", "pass", "train.py:19 lets EarlyStopping decide: it has the metrics of rank 0",
     ),
+    "other decisions": (
+        (also(DECIDES, only=0), also(DECIDES._replace(text="lets Plateau decide by 0.6"), only=1)),
+        "metrics", "fail", "train.py:19 lets Plateau decide by 0.5 on one rank",
+    ),
+    "one decision": ((also(DECIDES),), "metrics", "pass", "are combined in train.py:18"),
     "torch.distributed": (
         (without(Optimizer), without(TrainingStep),
          each(ProgramEnd, steps=[], libraries=["torch", "torch.distributed"])),
@@ -317,14 +336,16 @@ def test_hosts_that_each_read_all_data_share_samples_by_chance() -> None:
     assert (data.status, data.message[:35]) == ("pass", "the ranks read different batches in")
 
 
-def test_an_optimizer_beside_a_wrapped_one_has_to_be_wrapped() -> None:
+@pytest.mark.parametrize("count", [3, 2])
+def test_an_optimizer_beside_or_after_a_wrapped_one_has_to_be_wrapped(count: int) -> None:
     def second(rank: int, own: list[RankEvent]) -> None:
         steps = [one for one in own if isinstance(one, TrainingStep)]
         moved = [one._replace(optimizer=2, after=str(rank), applied=str(rank)) for one in steps]
-        own[-1:-1] = [Optimizer(2, "Adam", "train.py:9"), *moved]
+        own[-1:-1] = [Optimizer(2, "Adam", "train.py:9"), *moved[:count]]
 
     reduced = Call("allreduce", "", 0, 99, gradient=True)
-    (failed,) = (one for one in judged(second, also(reduced)) if one.status == "fail")
+    again = Call("broadcast_parameters", "train.py:20", 3)
+    (failed,) = (one for one in judged(second, also(reduced, again)) if one.status == "fail")
     assert "of Adam (train.py:9) differ between ranks after step 1" in failed.message
     assert failed.remedy.startswith("wrap the optimizer made in train.py:9 with")
 

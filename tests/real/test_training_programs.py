@@ -34,7 +34,15 @@ RUNS = (
         "uneven",
         "state broadcast after the parameters",
     ),
-    ("pytorch.py", "no broadcast", "read too early", "no set_epoch"),
+    ("pytorch.py", "no broadcast", "read too early", "no set_epoch", "sparse gradients"),
+    (
+        "pytorch.py",
+        "clipped too early",
+        "another epoch",
+        "decides by its own loss",
+        "os._exit()",
+        "loaded after the broadcast",
+    ),
     (
         "pytorch.py",
         "sampler with a seed of its own",

@@ -72,6 +72,7 @@ class Seen:
         evaluating: how many calls of evaluate() and predict() are under way.
         fitting: the models whose fit() runs.
         batches: how many fit() reads in an epoch; 0 if unknown.
+        epoch: the one in which fit() starts.
         target: the learning rate at the end of fit()'s warm-up, if it has one.
         queue: what a data set has supplied to fit(), with the number of its source.
         handed: what the program passes to its models and compiled functions.
@@ -79,7 +80,7 @@ class Seen:
         reduced: whether any gradient was averaged.
     """
 
-    depth = evaluating = batches = 0
+    depth = evaluating = batches = epoch = 0
     fitting: List[Any] = []
     target: Optional[float] = None
     queue: List[Tuple[int, Batch]] = []
@@ -157,8 +158,9 @@ def trains(optimizer: Any, pairs: List[Any]) -> None:
         one.counter = counted(optimizer)
         one.lost = one.lost and not one.counter
         names = [str(getattr(each, "path", each.name)) for each in variables]
-        # A distributed optimizer averages in minimize(), not if gradients are given to it.
-        distributed = Seen.reduced and hasattr(optimizer, "_allreduce_grads")
+        # One of Keras 2 averages in minimize(), not if gradients are given to it.
+        averages = Seen.reduced or not hasattr(optimizer, "_allreduce_grads")
+        distributed = averages and hasattr(optimizer, "register_local_var")
         recorder.trains(one, variables, names, distributed=distributed)
 
 
@@ -331,6 +333,7 @@ def passes(data: Any) -> int:
         data,
         "shard()" if share else type(data).__name__,
         batches=count if count >= 0 else None,
+        epoch=Seen.epoch if Seen.fitting else None,
         looped=not Seen.fitting,
         **(share or {}),
     )
@@ -385,7 +388,7 @@ def prepares(named: Mapping[str, Any]) -> None:
     if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
         text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
         recorder.emit(events.Shown(text, recorder.program.site()))
-    Seen.batches = named.get("steps_per_epoch") or 0
+    Seen.batches, Seen.epoch = named.get("steps_per_epoch") or 0, named.get("initial_epoch") or 0
     samples = getattr(named.get("x"), "shape", None)
     if samples and not Seen.batches and not named.get("validation_split"):
         Seen.batches = -(-int(samples[0]) // int(named.get("batch_size") or 32))

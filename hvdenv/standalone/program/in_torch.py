@@ -45,6 +45,7 @@ class Seen:
 
     Attributes:
         own: projections of gradients before their reduction, by the address of the result.
+        versions: of gradients as their reduction began, by the ids of their parameters.
         gradients: addresses of the gradients of all parameters; empty if they may have changed.
         names: of parameters, by id.
         models: modules that were called.
@@ -56,6 +57,7 @@ class Seen:
     """
 
     own: Dict[int, Vector] = {}
+    versions: Dict[int, int] = {}
     gradients: Set[int] = set()
     names: Dict[int, str] = {}
     models: Dict[int, Any] = {}
@@ -128,14 +130,17 @@ def makes(optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
 
 
 @on(r"horovod\.torch\.functions", "broadcast_optimizer_state")
-def broadcasts_state(*_: Any, **__: Any) -> Iterator[None]:
-    """An optimizer without a state takes a step that trains nothing."""
+def broadcasts_state(optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
+    """An optimizer without a state takes a step, which weight decay lets change parameters."""
     recorder.called("broadcast_optimizer_state")
     Seen.broadcasting = True
     try:
+        before = checksums(parameters(optimizer))
         yield
     finally:
         Seen.broadcasting = False
+    if checksums(parameters(optimizer)) != before:
+        recorder.called("state_step")
 
 
 @on("torch", "optim.Optimizer.load_state_dict")
@@ -211,10 +216,14 @@ def begins(one: Optimizer) -> None:
         one.facts["before"] = digest(checksums(one.tensors))
         one.facts["state"] = digest(checksums(states))
         one.facts["buffers"] = list(itertools.chain(*Seen.buffers.values()))
+    handles = getattr(optimizer, "_handles", {}) if distributed and one.depth == 1 else {}
+    averaging = [each for each, (handle, _) in handles.items() if handle is not None]
+    if any(each.grad._version > Seen.versions.get(id(each), sys.maxsize) for each in averaging):
+        recorder.called("change")
     if recorder.shows_gradients() and (one.depth > 1 or not distributed):
         gradients = [each.grad for each in one.tensors if each.grad is not None]
         one.facts["applied"] = digest(checksums(gradients))
-        own = [Seen.own.get(each.data_ptr()) for each in gradients]
+        own = [Seen.own.pop(address(each), None) for each in gradients]
         if own and all(own):  # all were seen before their reduction
             one.facts["own"] = [sum(column) for column in zip(*own)]
             columns = zip(*map(projected, gradients))
@@ -229,12 +238,29 @@ def ended(one: Optimizer) -> None:
         recorder.device = str(getattr(facts, "uuid", "")) or on_gpu(device.index or 0)
     rate = one.optimizer.param_groups[0].get("lr")
     one.facts["rate"] = None if rate is None else float(rate)
-    Seen.own.clear()
     Seen.gradients.clear()
     recorder.stepped(one, checksums)
 
 
 # Reductions
+
+
+def address(gradient: Any) -> int:
+    """Where a gradient is; a sparse one has no single place."""
+    return 0 if gradient.is_sparse else int(gradient.data_ptr())
+
+
+@on(r"horovod\.torch\.optimizer", "_DistributedOptimizer._allreduce_grad_async")
+def averages(_: Any, parameter: Any) -> Iterator[None]:
+    """Horovod's optimizer begins to average a gradient, which nothing may change until it has."""
+    yield
+    Seen.versions[id(parameter)] = parameter.grad._version
+
+
+@on(r"torch\.optim\.lr_scheduler", "ReduceLROnPlateau.step")
+def decides(_: Any, metrics: Any, *__: Any, **___: Any) -> None:
+    """A schedule decides by a metric."""
+    recorder.shows("lets ReduceLROnPlateau decide by {:.4g}".format(float(metrics)))
 
 
 @on(_REDUCTIONS, "_allreduce_async", "_grouped_allreduce_async")
@@ -283,7 +309,7 @@ def is_gradient(tensor: Any) -> bool:
     if not Seen.gradients:
         optimizers = (each.optimizer for each in recorder.optimizers.values())
         tensors = [each for one in optimizers for each in parameters(one)]
-        Seen.gradients.update(each.grad.data_ptr() for each in tensors if each.grad is not None)
+        Seen.gradients.update(address(each.grad) for each in tensors if each.grad is not None)
     return tensor.data_ptr() in Seen.gradients
 
 

@@ -98,6 +98,13 @@ def prints(original: Function, *words: Any, **named: Any) -> None:
     original(*words, **named)
 
 
+def exits(original: Function, code: int) -> None:
+    """Called instead of os._exit(), after which nothing more is seen."""
+    error = "os._exit({}) ({})".format(code, recorder.program.site())
+    recorder.guarded(recorder.end, "exception" if code else "end", error)
+    original(code)
+
+
 def run(argv: List[str]) -> None:
     """Run the program as Python would."""
     if argv[0] == "-m":
@@ -122,8 +129,12 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     mine = [each for each in frames if recorder.program.has(each.filename)]
     where = "{}:{}".format(os.path.basename(mine[-1].filename), mine[-1].lineno) if mine else ""
-    early = ", after verify ended a pass over the data early" if recorder.phase else ""
-    return "{} ({})".format("{}: {}".format(type(error).__name__, error)[:400] + early, where)
+    ended = recorder.phase and any(recorder.feeding)
+    early = ", after verify ended a pass over the data early" if ended else ""
+    # Errors of TensorFlow have a traceback before their cause.
+    lines = [each for each in str(error).splitlines() if not each.startswith('  File "')]
+    text = "{}: {}".format(type(error).__name__, "\n".join(filter(None, lines)))
+    return "{} ({})".format(text[:400] + early, where)
 
 
 def main(
@@ -141,6 +152,7 @@ def main(
     recorder.program = Program("", os.getcwd())
     sys.meta_path.insert(0, Importer())
     hook(builtins, "print", prints)
+    hook(os, "_exit", exits)
     if hasattr(sys, "addaudithook"):  # of Python 3.8
         sys.addaudithook(opened)
     recorder.emit(events.Stage("program"))

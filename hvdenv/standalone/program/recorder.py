@@ -21,7 +21,7 @@ import zlib
 from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
 import events
-from source import Program, caller
+from source import Program, caller, stack
 
 # After the steps that were asked for: how long the program may go on, and how many steps.
 TAIL_SECONDS, TAIL_STEPS = 20.0, 2
@@ -38,6 +38,8 @@ _CHECKPOINT = re.compile(
 _NO_DATA = re.compile(r"\.lock$|\.pyc|\.py$|^/(?:proc|dev|sys)/|/__pycache__/")
 _METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}\W{1,4}\d{0,6}\.\d")
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
+_NO_CALLS = "state_step", "change"  # which a rank may do alone
+_SENDERS = "horovod/torch/functions.py", "horovod/tensorflow/functions.py"
 _PATH_NAMES = "f", "filepath", "file_prefix", "save_path", "path"
 Function = Callable[..., Any]
 # What a model or a loader has read: checksums of its arrays, and of its single samples.
@@ -152,9 +154,10 @@ class Recorder:
     # What all frameworks have
 
     def called(self, operation: str, elements: int = 0, gradient: bool = False) -> None:
-        """Report a call of Horovod, once for each place."""
-        self.clock += 1
-        site = "" if gradient or self.of_some else self.program.site()
+        """Report a call of Horovod, or what comes of it, once for each place."""
+        self.clock += operation not in _NO_CALLS
+        inner = any(each.f_code.co_filename.endswith(_SENDERS) for each in stack())
+        site = "" if gradient or self.of_some or inner else self.program.site()
         if self.is_new("call", (operation, site, gradient)):
             self.emit(events.Call(operation, site, self.most_steps, elements, gradient))
 
@@ -183,11 +186,15 @@ class Recorder:
             self.file(new, True)
 
     def printed(self, text: str) -> None:
-        """Report a line with a metric, the first one of each place."""
-        if self.most_steps and _METRIC.search(text):
-            site = self.program.site()
-            if site and self.is_new("shown", site):
-                self.emit(events.Shown('prints "{}"'.format(text.strip()[:120]), site))
+        """The program prints a line, perhaps with a metric."""
+        if _METRIC.search(text):
+            self.shows('prints "{}"'.format(text.strip()[:120]))
+
+    def shows(self, text: str) -> None:
+        """Report what uses a metric, the first time at each place."""
+        site = self.program.site() if self.most_steps else ""
+        if site and self.is_new("shown", site):
+            self.emit(events.Shown(text, site))
 
     # Data
 
@@ -412,7 +419,12 @@ def collectives(module: str, *names: str) -> None:
     """Report calls of functions of Horovod that wait for all ranks."""
     for name in names:
         operation = name.rpartition(".")[2].strip("_")
-        on(module, name)(lambda *_, _name=operation, **__: recorder.called(_name))
+        on(module, name)(functools.partial(_calls, operation))
+
+
+def _calls(operation: str, first: Any = None, *_: Any, **__: Any) -> None:
+    empty = operation in ("broadcast_parameters", "broadcast_variables") and first in ([], {})
+    recorder.called("empty_broadcast" if empty else operation)
 
 
 def savers(module: str, *names: str, write: bool = True, place: int = 1) -> None:

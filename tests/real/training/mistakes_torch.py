@@ -54,6 +54,26 @@ WRONG = (
         "program-gradients", says="2 of 8 parameters",
     ),
     _torch(
+        "clipped too early",
+        ((_STEP, "        torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0)\n" + _STEP),),
+        "program-gradients", says="before step() (train.py:",
+    ),
+    _torch(
+        "loaded after the broadcast",
+        ((_BROADCAST, _BROADCAST + "if hvd.rank() == 0:\n    torch.nn.init.ones_(model[0].weight)\n"),),
+        "program-start", says="they are changed after",
+    ),
+    _torch(
+        "another epoch", (("sampler.set_epoch(epoch)", "sampler.set_epoch(epoch + hvd.rank())"),),
+        "program-start", says="in epoch 1",
+    ),
+    _torch(
+        "decides by its own loss",
+        ((_STATE, _STATE + "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"),
+         ("    mean = hvd", "    plateau.step(loss)\n    mean = hvd")),
+        "program-metrics", says="lets ReduceLROnPlateau decide by",
+    ),
+    _torch(
         "second optimizer",
         ((_BROADCAST, _BROADCAST + "extra = torch.nn.Linear(2, 2)\n"
           "hvd.broadcast_parameters(extra.state_dict(), root_rank=0)\n"
@@ -156,6 +176,26 @@ WRONG = (
 
 RIGHT = (
     _torch("as it is", ()),
+    _torch(
+        "os._exit()",
+        (("for epoch in range(2):", "for epoch in range(1):"),
+         ("/model.pt\")", "/model.pt\")\nhvd.shutdown()\n__import__(\"os\")._exit(0)")),
+        "program-steps", "pass", "the same number of steps",
+    ),
+    _torch(
+        "sparse gradients",
+        ((_STATE, _STATE + "extra = torch.nn.Embedding(2, 2, sparse=True)\n"
+          "hvd.broadcast_parameters(extra.state_dict(), root_rank=0)\n"
+          "second = hvd.DistributedOptimizer(torch.optim.SGD(extra.parameters(), 0.1))\n"),
+         ("model(inputs), labels", "model(inputs) + extra(labels), labels"),
+         (_STEP, _STEP + "        second.step(); second.zero_grad()\n")),
+        "program-metrics", "pass", "values of all ranks are combined",
+    ),
+    _torch(
+        "elastic",
+        ((_BROADCAST + _STATE, "hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0).sync()\n"),),
+        "program-start", "pass", "before the first step (broadcast_parameters",
+    ),
     _torch(
         "a directory of its own",
         (("for epoch in range(2):\n", "import os\nos.chdir(sys.argv[1])\nos.makedirs('run', exist_ok=True)\n"
