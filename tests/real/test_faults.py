@@ -398,7 +398,7 @@ def test_a_disk_that_is_full(original: Installation, copy: Copy, cli: Cli, tmp_p
     words = ["unshare", "--mount", "sh", "-c", FULL.format(folder=full), "sh"]
     prefix = without_check_build(copy()).prefix
     words += [sys.executable, "-m", "hvdenv", "verify", "--prefix", prefix, "--json"]
-    words += ["--framework", "torch", "--controller", "MPI"]
+    words += ["--framework", "torch", "--controller", "MPI", "--quick", "-n", "2"]
     words += ["--timeout", f"{TIMEOUT:g}"]
     variables = {**cli.variables, "HVDENV_HOME": str(tmp_path / "home"), "TMPDIR": str(full)}
     variables["PATH"] = os.pathsep.join((*original.path, variables["PATH"]))  # mpirun
