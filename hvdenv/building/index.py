@@ -27,7 +27,7 @@ from hvdenv.base.errors import UsageError
 from hvdenv.base.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.base.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file, read_json
 from hvdenv.base.schema import Problem, decode, encode
-from hvdenv.building.published import Source, compiled_for, make, name_of
+from hvdenv.building.published import CheckedWheel, compiled_for, make, name_of
 from hvdenv.model.recipe import Sha256
 
 FILES, PROJECT = "files", "horovod"
@@ -37,7 +37,7 @@ class Hashes(NamedTuple):
     sha256: Sha256
 
 
-class Wheel(NamedTuple):
+class ListedWheel(NamedTuple):
     """A wheel as a page lists it."""
 
     filename: str
@@ -49,10 +49,10 @@ class Wheel(NamedTuple):
 class Page(NamedTuple):
     """DIR/horovod/index.json, as far as it is needed here."""
 
-    files: tuple[Wheel, ...]
+    files: tuple[ListedWheel, ...]
 
 
-class Found(NamedTuple):
+class IndexContents(NamedTuple):
     """What is in an index.
 
     Attributes:
@@ -61,7 +61,7 @@ class Found(NamedTuple):
         unlisted: names of wheels that the page does not list.
     """
 
-    wheels: tuple[Wheel, ...]
+    wheels: tuple[ListedWheel, ...]
     problems: Mapping[str, str]
     unlisted: frozenset[str] = frozenset()
 
@@ -92,7 +92,7 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def add(index: Path, source: Source) -> tuple[str, bool]:
+def add(index: Path, source: CheckedWheel) -> tuple[str, bool]:
     """Add a wheel to an index; returns its name, and whether it is new.
 
     The next write_pages() lists it.
@@ -125,7 +125,7 @@ def _place(path: Path, content: Iterable[bytes]) -> None:
     write_bytes(path, content, mode, exactly=True)
 
 
-def examine(index: Path) -> Found:
+def examine(index: Path) -> IndexContents:
     """Compare every wheel of an index with the hash that its page states, if it is listed.
 
     Raises:
@@ -141,15 +141,15 @@ def examine(index: Path) -> Found:
             problems[name] = error.strerror or str(error)
             wheels += [known] if known else []
             continue
-        found = Wheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
+        found = ListedWheel(name, f"../{FILES}/{quote(name)}", Hashes(sha256), size)
         if known and known.hashes != found.hashes:
             problems[name] = f"its hash is {sha256}, published was {known.hashes.sha256}"
         # Installers refuse a changed one. A page never takes over its hash.
         wheels.append(known or found)
-    return Found(tuple(wheels), problems, frozenset(names) - listed.keys())
+    return IndexContents(tuple(wheels), problems, frozenset(names) - listed.keys())
 
 
-def _listed(index: Path) -> dict[str, Wheel]:
+def _listed(index: Path) -> dict[str, ListedWheel]:
     try:
         document = read_json(index / PROJECT / "index.json", STATE)
         page = decode(Page, document, lenient=True)
@@ -178,7 +178,7 @@ def _is_ours(name: str) -> bool:
         return False
 
 
-def write_pages(index: Path) -> Found:
+def write_pages(index: Path) -> IndexContents:
     """List all wheels; pages that do not change are not written.
 
     Raises:
@@ -195,7 +195,7 @@ def write_pages(index: Path) -> Found:
             return found
 
 
-def outdated(index: Path, found: Found) -> list[str]:
+def outdated(index: Path, found: IndexContents) -> list[str]:
     """Pages that do not list exactly the wheels."""
     return [name for name, text in pages(found.wheels).items() if _content(index / name) != text]
 
@@ -207,7 +207,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
+def pages(wheels: Iterable[ListedWheel]) -> dict[str, bytes]:
     meta, ordered = {"meta": {"api-version": "1.1"}}, sorted(wheels)
     versions = sorted({parse_wheel_filename(each.filename)[1] for each in ordered})
     links = ((f"{each.url}#sha256={each.hashes.sha256}", each.filename) for each in ordered)

@@ -18,7 +18,7 @@ from hvdenv.reports.report import Report
 _FAILURE = "failure.json"
 
 
-class Failure(NamedTuple):
+class LastFailure(NamedTuple):
     """Something that failed.
 
     Attributes:
@@ -45,7 +45,7 @@ class Failure(NamedTuple):
 def note_failure(generation: Path, prefix: Path, step: str, error: StepError, log: Path) -> None:
     """Write down why a build stopped, if the disk is not full."""
     message = mask(error.message)
-    failure = Failure(
+    failure = LastFailure(
         what=f"the build of {prefix} stopped at the step {step}",
         file=str(log if log.exists() else generation),
         messages=(message,),
@@ -55,7 +55,7 @@ def note_failure(generation: Path, prefix: Path, step: str, error: StepError, lo
         write_json(generation / _FAILURE, failure._asdict())
 
 
-def last_failure(places: Places) -> Failure | None:
+def last_failure(places: Places) -> LastFailure | None:
     """The newest failure that can be read."""
     stores = [listed.environment.store for listed in registry.list_environments(places)]
     builds = [path for store in stores for path in store.glob(f"*/{_FAILURE}")]
@@ -63,20 +63,20 @@ def last_failure(places: Places) -> Failure | None:
     for _, path in sorted(dated, reverse=True):
         with suppress(OSError, ValueError, RecursionError, Problem):
             if path.name == _FAILURE:
-                return decode(Failure, read_json(path, STATE), lenient=True)
+                return decode(LastFailure, read_json(path, STATE), lenient=True)
             if failure := _failed_verify(path):
                 return failure
     return None
 
 
-def _failed_verify(path: Path) -> Failure | None:
+def _failed_verify(path: Path) -> LastFailure | None:
     """What a report found; None if nothing failed."""
     report = Report.from_json(read_json(path, REPORT))
     bad = [each for each in report.findings if each.status in ("fail", "error")]
     if not bad:
         return None
     messages = tuple(f"{each.check} {each.subject}: {each.message}" for each in bad)
-    return Failure(
+    return LastFailure(
         what=f"verify of {report.prefix} found failures",
         file=str(path),
         messages=messages,

@@ -67,7 +67,7 @@ class Stack(NamedTuple):
     programs: dict[str, str] = {}
 
 
-class Inputs(NamedTuple):
+class WheelInputs(NamedTuple):
     """The inputs of a wheel, as far as they are needed here."""
 
     patches: dict[str, str]
@@ -121,7 +121,7 @@ class CompiledFor(NamedTuple):
     run_path: tuple[str, ...]
 
 
-class Source(NamedTuple):
+class CheckedWheel(NamedTuple):
     """A checked entry of a cache, and a copy of its wheel that nobody else writes."""
 
     record: Record
@@ -149,14 +149,14 @@ _UNREADABLE = (
 )
 
 
-def compiled_for(source: Source) -> CompiledFor:
+def compiled_for(source: CheckedWheel) -> CompiledFor:
     """What a cached wheel was compiled for.
 
     Raises:
         Unpublished: this hvdenv cannot tell, or has other patches.
     """
     try:
-        inputs = decode(Inputs, source.record.inputs, lenient=True)
+        inputs = decode(WheelInputs, source.record.inputs, lenient=True)
         frameworks, found = _opened(source, inputs)
     except (Problem, *_UNREADABLE) as error:
         raise Unpublished(f"hvdenv cannot tell what it was compiled for ({error})") from error
@@ -179,7 +179,9 @@ def compiled_for(source: Source) -> CompiledFor:
     )
 
 
-def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], list[Symbols]]:
+def _opened(
+    source: CheckedWheel, inputs: WheelInputs
+) -> tuple[dict[str, Framework], list[Symbols]]:
     """The frameworks of a wheel, and what its extensions contain.
 
     Raises:
@@ -213,7 +215,7 @@ def _symbols(library: Iterable[bytes]) -> Symbols:
     return found
 
 
-def _mpi(inputs: Inputs, linked: bytes) -> tuple[str, Mpi | None]:
+def _mpi(inputs: WheelInputs, linked: bytes) -> tuple[str, Mpi | None]:
     """The label and facts of the MPI; ``linked`` is its library, or empty."""
     if not linked:
         return "gloo", None
@@ -228,13 +230,13 @@ def _mpi(inputs: Inputs, linked: bytes) -> tuple[str, Mpi | None]:
     return label, Mpi(name, library, open_mpi, package)
 
 
-def _cuda(inputs: Inputs) -> str:
+def _cuda(inputs: WheelInputs) -> str:
     """The version of the CUDA toolkit, as 13.0; empty without one."""
     found = re.search(r"release (\d+\.\d+)", " ".join(inputs.stack.programs.values()))
     return found[1] if found else ""
 
 
-def _accelerator(inputs: Inputs, cuda: str) -> str:
+def _accelerator(inputs: WheelInputs, cuda: str) -> str:
     if inputs.variables.get("HOROVOD_GPU") == "ROCm":
         return "rocm"
     return f"cu{cuda.replace('.', '')}" if cuda else "cpu"
@@ -250,7 +252,7 @@ def _short(version: str) -> str:
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version).replace("+", ".")
 
 
-def name_of(source: Source, facts: CompiledFor) -> str:
+def name_of(source: CheckedWheel, facts: CompiledFor) -> str:
     """The file name of a published wheel.
 
     Its build number says when it was compiled, so installers prefer the newest of one version, and
@@ -260,12 +262,12 @@ def name_of(source: Source, facts: CompiledFor) -> str:
     return f"horovod-{facts.version}-{_build(source)}-{tags}"
 
 
-def _build(source: Source) -> str:
+def _build(source: CheckedWheel) -> str:
     time = re.sub(r"\D", "", source.record.created.partition("+")[0])
     return f"{time}_{source.record.key[:8]}"
 
 
-def make(source: Source, facts: CompiledFor, target: Path) -> None:
+def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
     """Write a wheel.
 
     Raises:
@@ -297,14 +299,14 @@ def make(source: Source, facts: CompiledFor, target: Path) -> None:
 
 def _provenance(record: Record) -> bytes:
     """What the wheel was made from; without secrets, since all users of the index can read it."""
-    variables = decode(Inputs, record.inputs, lenient=True).variables
+    variables = decode(WheelInputs, record.inputs, lenient=True).variables
     masked = {name: shown(name, value) for name, value in variables.items()}
     document = {**record._asdict(), "inputs": {**record.inputs, "variables": masked}}
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _changed(
-    archive: zipfile.ZipFile, source: Source, facts: CompiledFor, before: str
+    archive: zipfile.ZipFile, source: CheckedWheel, facts: CompiledFor, before: str
 ) -> dict[str, list[bytes]]:
     """The files that differ from the cached wheel, by their names there; and new ones."""
     stated = content(archive, f"{before}WHEEL").decode()

@@ -14,7 +14,7 @@ from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import registry
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.registry import Generation, Listed
+from hvdenv.environments.registry import Generation, ListedEnvironment
 from hvdenv.session.output import print_json, report
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _storage(places: Places, json: bool) -> None:
 
 
 def _print_environment(
-    listed: Listed, sizes: Sequence[Generation], warnings: Sequence[str]
+    listed: ListedEnvironment, sizes: Sequence[Generation], warnings: Sequence[str]
 ) -> None:
     name = environment_name(listed.recipe, listed.variants)
     print(f"{name}  {listed.state}  {listed.prefix}")

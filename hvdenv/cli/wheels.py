@@ -16,7 +16,7 @@ from hvdenv.base.masking import plain
 from hvdenv.base.places import find_places
 from hvdenv.base.runner import Runner
 from hvdenv.building import downloads, index, wheelcache
-from hvdenv.building.published import Source, Unpublished, compiled_for
+from hvdenv.building.published import CheckedWheel, Unpublished, compiled_for
 from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import generations, registry
@@ -182,7 +182,7 @@ def _publish(arguments: argparse.Namespace) -> int:
                 record = wheelcache.read(cache, name)
                 if record is None:
                     continue
-                source = Source(record, Path(folder) / "wheel")
+                source = CheckedWheel(record, Path(folder) / "wheel")
                 wheelcache.check(cache, record, source.wheel)
                 if arguments.dry_run:
                     tags = record.file.removesuffix(".whl").split("-", 2)[2]

@@ -30,12 +30,12 @@ from hvdenv.locks.record import GenerationRecord
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 
 
-class Named(NamedTuple):
+class NamedContents(NamedTuple):
     label: str
     contents: Contents
 
 
-def named_contents(text: str, places: Places) -> Named:
+def named_contents(text: str, places: Places) -> NamedContents:
     """The contents of an environment or lock that the user names.
 
     Args:
@@ -48,7 +48,7 @@ def named_contents(text: str, places: Places) -> Named:
         RecipeError, LockError: a lock is malformed, or its files do not belong together.
     """
     if (Path(text) / MAIN).is_file():
-        return Named(text, contents_of_lock(lockfile.read_lock(Path(text))))
+        return NamedContents(text, contents_of_lock(lockfile.read_lock(Path(text))))
     name, identity = text, ""
     if "@" in text and not Path(text).exists():
         name, _, identity = text.rpartition("@")
@@ -60,10 +60,10 @@ def named_contents(text: str, places: Places) -> Named:
                 where=str(environment.prefix),
                 remedy="list the environments that hvdenv built: hvdenv envs",
             )
-        return Named(name, contents_of_folder(environment.prefix))
+        return NamedContents(name, contents_of_folder(environment.prefix))
     complete, wanted = list(environment.records()), identity or environment.active()
     chosen = generations.begins(environment, complete, wanted, "no active generation")
-    return Named(f"{name}@{chosen}", contents_of_folder(environment.generation(chosen)))
+    return NamedContents(f"{name}@{chosen}", contents_of_folder(environment.generation(chosen)))
 
 
 def contents_of_folder(root: Path) -> Contents:

@@ -27,7 +27,7 @@ from hvdenv.sites import workspace
 State = Literal["complete", "incomplete", "broken", "missing"]
 
 
-class Listed(NamedTuple):
+class ListedEnvironment(NamedTuple):
     """An environment as ``hvdenv envs`` lists it.
 
     Attributes:
@@ -73,7 +73,7 @@ def forget(places: Places, environment: Environment) -> bool:
     return True
 
 
-def list_environments(places: Places) -> list[Listed]:
+def list_environments(places: Places) -> list[ListedEnvironment]:
     """All environments under HVDENV_HOME, and registered ones elsewhere.
 
     Unreadable entries of the registry are skipped; the next build of the environment rewrites
@@ -122,7 +122,7 @@ def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str
         yield at(places.envs / name), (recipe, tuple(variants))
 
 
-def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> Listed:
+def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> ListedEnvironment:
     records = environment.records()
     record = records.get(environment.pointed(), GenerationRecord())
     state: State = "missing"
@@ -132,7 +132,7 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
         state = "broken"
     elif environment.identities() or environment.remains():
         state = "incomplete"
-    return Listed(
+    return ListedEnvironment(
         recipe=record.recipe or recipe,
         variants=record.variants if record.recipe else variants,
         prefix=str(environment.prefix),

@@ -65,7 +65,7 @@ def to_the_end(
         for event in jobs.follow(record, Runner(), find_places(), withdraw=withdraw):
             if isinstance(event, str):
                 print(event, file=sys.stderr if as_json else sys.stdout, flush=True)
-            elif isinstance(event, jobs.Note):
+            elif isinstance(event, jobs.JobNote):
                 report(event.text)
             else:
                 status, text = event, event.describe(record.dialect)

@@ -96,7 +96,7 @@ def _ask_mpi(chosen: Chosen) -> tuple[MpiVersion, dict[str, str]]:
     return parse_mpi_version(output), {name: value for name, _, value in pairs}
 
 
-class Entry(NamedTuple):
+class ImageEntry(NamedTuple):
     """How programs enter an image; all are empty without one.
 
     Attributes:
@@ -110,7 +110,7 @@ class Entry(NamedTuple):
     path: str = ""
 
 
-def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
+def find_entry(request: Request, chosen: Chosen, job: str = "") -> ImageEntry:
     """How programs of an environment enter the image that is requested, or beside it.
 
     Args:
@@ -127,7 +127,7 @@ def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
                 where=f"--image {request.image}",
                 remedy="omit --image" if chosen.there else f"build it: {build_command(request)}",
             )
-        return Entry()
+        return ImageEntry()
     built = generations.at(chosen.prefix)
     identity = built.active()
     # The one of this generation first: others only say that there is an older one.
@@ -136,7 +136,7 @@ def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
     if request.image:
         images = [request.image.absolute()]
     if request.no_image or not (identity and images):
-        return Entry()
+        return ImageEntry()
     packed = Packed(images[0])
     try:
         manifest = image.fitting(packed, built, identity)
@@ -145,8 +145,8 @@ def find_entry(request: Request, chosen: Chosen, job: str = "") -> Entry:
             raise
         report(f"note: the image beside the environment is not used: {error.message}")
         report("for a new image: hvdenv pack RECIPE")
-        return Entry()
+        return ImageEntry()
     for path in (packed.path, packed.image, packed.program):
         request.gate.refuse_path(path)
     words = image.before(packed, manifest, built, job)
-    return Entry(words, f"hvdenv:{manifest.sha256}", str(packed.image))
+    return ImageEntry(words, f"hvdenv:{manifest.sha256}", str(packed.image))

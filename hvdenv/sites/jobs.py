@@ -18,7 +18,7 @@ from hvdenv.base.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.base.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.model import template
-from hvdenv.model.dialect import Answer, Dialect, State
+from hvdenv.model.dialect import Dialect, Query, State
 from hvdenv.sites.status import Status, find_exit_code, job_number, limited, parse_status
 
 # Schedulers serve many users: hvdenv polls often only while something changes.
@@ -171,7 +171,7 @@ def find_status(record: Submitted, runner: Runner) -> Status | None:
     return Status("failed" if code else "completed", exit_code=code)
 
 
-def _ask(question: Answer, record: Submitted, runner: Runner) -> Status | None:
+def _ask(question: Query, record: Submitted, runner: Runner) -> Status | None:
     outcome = _call(record.words(question.command), runner)
     return parse_status(outcome.output, question, record.id)
 
@@ -196,7 +196,7 @@ def _call(words: tuple[str, ...], runner: Runner) -> Outcome:
     return runner.run(Command(words, timeout=QUERY_SECONDS))
 
 
-class Note(NamedTuple):
+class JobNote(NamedTuple):
     """What hvdenv says about a job."""
 
     text: str
@@ -204,7 +204,7 @@ class Note(NamedTuple):
 
 def follow(
     record: Submitted, runner: Runner, places: Places, *, withdraw: bool = False
-) -> Iterator[str | Note | Status]:
+) -> Iterator[str | JobNote | Status]:
     """Follow a job to its end, and record that.
 
     Yields each line of its output, masked and without control sequences, each new status, and
@@ -227,7 +227,7 @@ class _Follower:
         self.output = _Output()
         self.pause = self.due = self.silent_since = 0.0
 
-    def events(self) -> Iterator[str | Note | Status]:
+    def events(self) -> Iterator[str | JobNote | Status]:
         while not (self.status and self.status.over):
             if time.monotonic() >= self.due:
                 yield from self.poll()
@@ -243,7 +243,7 @@ class _Follower:
         keep(self.record._replace(state=state, exit_code=code), self.places)
         yield self.status._replace(outputs=self.status.outputs or self.record.outputs)
 
-    def poll(self) -> Iterator[Note | Status]:
+    def poll(self) -> Iterator[JobNote | Status]:
         """Ask for the status; yields it if it is new."""
         found = find_status(self.record, self.runner)
         self.pause = min(LAST_POLL, max(FIRST_POLL, self.pause * SLOWER))
@@ -258,14 +258,16 @@ class _Follower:
                 raise self.hopeless(f"{reason} ({found.reason})")
         self.due = time.monotonic() + self.pause
 
-    def notes(self, *, silent: bool) -> Iterator[Note]:
+    def notes(self, *, silent: bool) -> Iterator[JobNote]:
         now = time.monotonic()
         if not silent and self.silent_since:
             self.silent_since = 0.0
-            yield Note("the scheduler answers again")
+            yield JobNote("the scheduler answers again")
         elif silent and not self.silent_since:
             self.silent_since = now
-            yield Note("the scheduler does not answer; this does not affect the job; asking again")
+            yield JobNote(
+                "the scheduler does not answer; this does not affect the job; asking again"
+            )
         elif silent and now - self.silent_since > PATIENCE_SECONDS:
             raise StepError(
                 f"the scheduler has not answered for {PATIENCE_SECONDS:.0f} seconds",

@@ -92,7 +92,7 @@ class Observation(NamedTuple):
     modules: tuple[Module, ...] = ()
 
 
-class Change(NamedTuple):
+class Drift(NamedTuple):
     """One change.
 
     Attributes:
@@ -114,7 +114,7 @@ class Change(NamedTuple):
         return bool(self.why)
 
 
-def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
+def compare(was: Observation, now: Observation) -> tuple[Drift, ...]:
     """The changes; those that matter come first."""
     rules = (_programs, _places, _libraries, _versions, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
@@ -124,13 +124,13 @@ def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
     )
 
 
-def _programs(was: Observation, now: Observation) -> Iterator[Change]:
+def _programs(was: Observation, now: Observation) -> Iterator[Drift]:
     before, after = was.python, now.python
     if before != after:
         same = _series(before.version) == _series(after.version)
         why = "" if same else "packages and extensions work with one series of Python only"
         remedy = f"restore Python {before.version}, {_REBUILD}"
-        yield Change("Python", _told("Python", before, after), why, remedy)
+        yield Drift("Python", _told("Python", before, after), why, remedy)
     if was.mpirun != now.mpirun:
         # Whether mpirun is needed at all, ranks show.
         linked = any(
@@ -138,20 +138,20 @@ def _programs(was: Observation, now: Observation) -> Iterator[Change]:
         )
         why = _other_mpi(was.mpirun, now.mpirun) if linked else ""
         remedy = _bring_back("the MPI", was, now)
-        yield Change("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy, about=_OF_MPI)
+        yield Drift("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy, about=_OF_MPI)
 
 
-def _places(was: Observation, now: Observation) -> Iterator[Change]:
+def _places(was: Observation, now: Observation) -> Iterator[Drift]:
     for name, before, after in differing(was.places, now.places):
         if before and after:
             what = f"{name} is imported from {after} now and was from {before}"
             left = _left(before, after)
             why = f"this {name} does not belong to the environment" if left else ""
             remedy = "find what adds its directory to PYTHONPATH, such as a module, and remove it"
-            yield Change(name, what, why, remedy, about=_framework(name, was))
+            yield Drift(name, what, why, remedy, about=_framework(name, was))
 
 
-def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
+def _libraries(was: Observation, now: Observation) -> Iterator[Drift]:
     """The same change for several frameworks is one change."""
     found: dict[tuple[str, File, File], list[str]] = {}
     for framework, linked in was.extensions.items():
@@ -164,7 +164,7 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
         why = _harm(name, before, after, was, now)
         about = _OF_MPI if _is_mpi(name) else About()
         about = about._replace(frameworks=tuple(frameworks))
-        yield Change(name, what, why, _bring_back(name, was, now), about=about)
+        yield Drift(name, what, why, _bring_back(name, was, now), about=about)
 
 
 def _harm(name: str, before: File, after: File, was: Observation, now: Observation) -> str:
@@ -209,7 +209,7 @@ def _lacks(series: str, found: str, needed: list[str]) -> str:
     return f"it has {series} up to {found}, but the extension needs {highest}"
 
 
-def _versions(was: Observation, now: Observation) -> Iterator[Change]:
+def _versions(was: Observation, now: Observation) -> Iterator[Drift]:
     """Of glibc, the driver and packages."""
     before, after = (
         {"glibc": each.glibc, "NVIDIA's kernel driver": each.driver, **each.packages}
@@ -226,21 +226,21 @@ def _versions(was: Observation, now: Observation) -> Iterator[Change]:
         # If Horovod recorded what it was built with, the check of the extension compares it.
         elif old and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
-        yield Change(name, _told(name, old, new), why, remedy, about=_framework(framework, was))
+        yield Drift(name, _told(name, old, new), why, remedy, about=_framework(framework, was))
 
 
-def _modules(was: Observation, now: Observation) -> Iterator[Change]:
+def _modules(was: Observation, now: Observation) -> Iterator[Drift]:
     before, after = (
         {module_family(each.name): each for each in seen.modules} for seen in (was, now)
     )
     for family, one, other in differing(before, after):
         old, new = (each or Module("not loaded") for each in (one, other))
         if old.name != new.name:
-            yield Change(family, _told(f"the module {family}", old.name, new.name))
+            yield Drift(family, _told(f"the module {family}", old.name, new.name))
         elif old.file != new.file:
-            yield Change(family, _told(f"the module {new.name}", old.file, new.file))
+            yield Drift(family, _told(f"the module {new.name}", old.file, new.file))
         else:
-            yield Change(family, f"the modulefile of {new.name} was edited: {new.file}")
+            yield Drift(family, f"the modulefile of {new.name} was edited: {new.file}")
 
 
 def _told(subject: str, before: object, after: object) -> str:

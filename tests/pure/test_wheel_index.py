@@ -170,7 +170,7 @@ def test_the_version_says_what_a_wheel_fits(
 )
 def test_every_open_mpi_is_known(stated: str, library: str, is_open_mpi: bool) -> None:
     """A published wheel refuses to be imported with another kind of MPI."""
-    inputs = published.Inputs({}, {}, published.Stack({}, stated, ".so"))
+    inputs = published.WheelInputs({}, {}, published.Stack({}, stated, ".so"))
     found = published._symbols([f"..\0{library[:4]}".encode(), f"{library[4:]}\0".encode()])
     _, mpi = published._mpi(inputs, found.mpi)
     assert mpi
