@@ -1,7 +1,6 @@
 """Checks of what ranks did: each judges runs of ranks. Nothing is run here."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from hvdenv.base.errors import HvdenvError
 from hvdenv.base.masking import clean
@@ -44,12 +43,8 @@ _SECOND_JOIN = (
     " rebuild Horovod. Results after a second hvd.join() in TensorFlow may be wrong"
 )
 
-
-class RankOperation(NamedTuple):
-    """What one rank, by its name, or all of them reported of one operation."""
-
-    rank: str
-    outcome: Operation
+# What one rank, by its name, or all of them reported of one operation.
+_Reported = tuple[str, Operation]
 
 
 def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
@@ -76,8 +71,8 @@ def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[
         yield "", Judgement("fail", f"{listed(silent)} reported nothing", "", _REMEDY)
     elif not wrong:
         yield "", _all_right(run, reports)
-    for name, (first, *_) in reports.items():
-        if why := first.outcome.unproven:
+    for name, ((_, first), *_) in reports.items():
+        if why := first.unproven:
             sets = name == _PROCESS_SETS
             status: Status = "skip" if sets and ranks_elsewhere > run.size else "unproven"
             yield name, Judgement(status, why, "", _MORE_RANKS if sets else _GPUS)
@@ -93,12 +88,12 @@ def _remedy(operation: str, controller: str, message: str) -> str:
     return _GLOO_REDUCESCATTER if known else _REMEDY
 
 
-def _reports(run: RankRun) -> dict[str, list[RankOperation]]:
+def _reports(run: RankRun) -> dict[str, list[_Reported]]:
     """What the ranks reported of each operation."""
-    found: dict[str, list[RankOperation]] = {}
+    found: dict[str, list[_Reported]] = {}
     for rank in run.ranks:
         for event in rank.all(Operation):
-            found.setdefault(event.operation, []).append(RankOperation(rank.name, _cleaned(event)))
+            found.setdefault(event.operation, []).append((rank.name, _cleaned(event)))
     return found
 
 
@@ -111,39 +106,38 @@ def _cleaned(event: Operation) -> Operation:
     )
 
 
-def _wrong(reports: Sequence[RankOperation]) -> Judgement | None:
+def _wrong(reports: Sequence[_Reported]) -> Judgement | None:
     """What is wrong with an operation; None if nothing is."""
     outcomes = [outcome for _, outcome in reports]
-    if wrong := [report for report in reports if report.outcome.wrong]:
+    if wrong := [(name, each) for name, each in reports if each.wrong]:
         # Ranks that Horovod ended only follow the one that failed.
-        first = min(wrong, key=lambda report: bool(report.outcome.ended)).outcome
-        names = [report.rank for report in wrong]
+        first = min((each for _, each in wrong), key=lambda each: bool(each.ended))
+        names = [name for name, _ in wrong]
         everywhere = f"each of {len(wrong)} ranks" if 1 < len(wrong) == len(reports) else ""
         message = (
             f"wrong on {everywhere or listed(names)}, in {first.wrong} of"
             f" {first.right + first.wrong} cases: {next(iter(first.cases), 'not told which')}"
         )
-        if any(report.outcome.ended for report in wrong):
+        if any(each.ended for _, each in wrong):
             message += "; nothing was tried after that"
     elif refused := [s.why for each in outcomes for s in each.skipped if s.dtype == "float32"]:
         message = f"it does not even accept float32: {refused[0]}"
     elif idle := [name for name, each in reports if not (each.right or each.skipped)]:
         message = f"{listed(idle)} tried no case and gave no reason"
-    elif other := next(
-        (each for each in reports if each.outcome.skipped != outcomes[0].skipped), None
-    ):
+    elif other := next((e for e in reports if e[1].skipped != outcomes[0].skipped), None):
         message = f"ranks skipped different cases: {'; '.join(map(_skipped, (reports[0], other)))}"
     else:
         return None
     return Judgement("fail", message, _evidence(reports))
 
 
-def _skipped(report: RankOperation) -> str:
-    reasons = ", ".join(f"{dtype} {why}".strip() for dtype, why, _ in report.outcome.skipped)
-    return f"{report.rank} skipped {reasons or 'nothing'}"
+def _skipped(report: _Reported) -> str:
+    name, outcome = report
+    reasons = ", ".join(f"{dtype} {why}".strip() for dtype, why, _ in outcome.skipped)
+    return f"{name} skipped {reasons or 'nothing'}"
 
 
-def _evidence(reports: Sequence[RankOperation]) -> str:
+def _evidence(reports: Sequence[_Reported]) -> str:
     return "\n".join(line for report in reports for line in _lines(*report))
 
 
@@ -159,13 +153,13 @@ def _lines(name: str, outcome: Operation) -> Iterator[str]:
         yield f"    Horovod gave up: {outcome.ended}"
 
 
-def _all_right(run: RankRun, reports: dict[str, list[RankOperation]]) -> Judgement:
+def _all_right(run: RankRun, reports: dict[str, list[_Reported]]) -> Judgement:
     """What was tried and was right; the other operations and types with the reason."""
     # Ranks that are in fewer process sets have fewer cases.
     least = [min((o for _, o in each), key=lambda one: one.right) for each in reports.values()]
     tried = [outcome for outcome in least if outcome.right]
     types = {dtype for outcome in tried for dtype in outcome.types}
-    evidence = _evidence([RankOperation(each.operation, each) for each in least])
+    evidence = _evidence([(each.operation, each) for each in least])
     if not tried:
         return Judgement("fail", "no operation could be tried", evidence, _REMEDY)
     absent = [f"{o.operation} ({o.skipped[0].why})" for o in least if o.skipped and not o.right]
