@@ -230,6 +230,39 @@ _LABELS = {
     "wanted_cmake": "build_tools.cmake",
     "wanted_setuptools": "build_tools.setuptools",
 }
+# The keys from which observables have their values; a key that ends with a dot is followed by a name.
+KEYS = {
+    "torch": "frameworks.torch.version",
+    "tensorflow": "frameworks.tensorflow.version",
+    "horovod": "horovod.version",
+    "python": "python.version",
+    "openmpi": "mpi.version",
+    "mpi": "mpi.kind",
+    "launcher": "launch.launcher",
+    "job_nodes": "job.nodes",
+    "modules": "modules.load",
+    "build_modules": "modules.build",
+    "gcc": "modules.load",
+    "cuda": "modules.load",
+    "cpu_lacks": "target.arch_flags",
+    "gpu_operations": "horovod.gpu.operations",
+    "srun_mpi": "launch.srun_mpi",
+    "controllers": "horovod.controllers",
+    "cpu_operations": "horovod.cpu_operations",
+    "torch_provider": "frameworks.torch.provider",
+    "tensorflow_package": "frameworks.tensorflow.package",
+    "channels": "conda.channels",
+    "capabilities": "horovod.gpu.capabilities",
+    "container_base": "container.base",
+    "arch_flags": "target.arch_flags",
+    "network_use": "network.use",
+    "place": "places.environments",
+    "mca": "launch.mca.",
+    "run_variables": "environment.run.",
+    "build_variables": "environment.build.",
+    "packages": "packages.",
+    "conda_packages": "conda.packages.",
+}
 
 
 def _here(

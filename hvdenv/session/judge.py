@@ -12,7 +12,7 @@ from hvdenv.base.schema import nearest
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, Trial, improve, propose
-from hvdenv.knowledge.rules import Rule, all_rules, judge
+from hvdenv.knowledge.rules import KEYS, Rule, all_rules, judge
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import executed_paths
@@ -84,45 +84,10 @@ def _job_refused(prepared: Prepared) -> frozenset[str]:
 
 _KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
 
-# The keys from which observables have their values; a key that ends with a dot is followed by a name.
-_KEYS = {
-    "torch": "frameworks.torch.version",
-    "tensorflow": "frameworks.tensorflow.version",
-    "horovod": "horovod.version",
-    "python": "python.version",
-    "openmpi": "mpi.version",
-    "mpi": "mpi.kind",
-    "launcher": "launch.launcher",
-    "job_nodes": "job.nodes",
-    "modules": "modules.load",
-    "build_modules": "modules.build",
-    "gcc": "modules.load",
-    "cuda": "modules.load",
-    "cpu_lacks": "target.arch_flags",
-    "gpu_operations": "horovod.gpu.operations",
-    "srun_mpi": "launch.srun_mpi",
-    "scheduler": "scheduler",
-    "controllers": "horovod.controllers",
-    "cpu_operations": "horovod.cpu_operations",
-    "torch_provider": "frameworks.torch.provider",
-    "tensorflow_package": "frameworks.tensorflow.package",
-    "channels": "conda.channels",
-    "capabilities": "horovod.gpu.capabilities",
-    "container_base": "container.base",
-    "arch_flags": "target.arch_flags",
-    "network_use": "network.use",
-    "place": "places.environments",
-    "mca": "launch.mca.",
-    "run_variables": "environment.run.",
-    "build_variables": "environment.build.",
-    "packages": "packages.",
-    "conda_packages": "conda.packages.",
-}
-
 
 def _keys_of(rule: Rule) -> Iterator[str]:
     for name, words in rule.values.items():
-        key = _KEYS.get(name, name.replace("wanted_", "packages."))
+        key = KEYS.get(name, name.replace("wanted_", "packages."))
         names = (word.partition("=")[0] for word in words) if key.endswith(".") else ("",)
         yield from (f"{key}{each}" for each in names)
 
