@@ -380,7 +380,7 @@ _SAME = {"gcccore": "gcc", "cudatoolkit": "cuda"}
 
 
 def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
-    """What modules name, with its versions in their order, by their first two numbers."""
+    """What modules and CUDA's directory name, with its versions in their order, by two numbers."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for module in _modules(recipe):
         family = module_family(module)
@@ -395,6 +395,9 @@ def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
             if version:
                 known = name if name == "PrgEnv" else _SAME.get(name.lower(), name.lower())
                 found[known].setdefault(minor(version), version)
+    gpu, home = recipe.horovod.gpu, recipe.environment.build.get("CUDA_HOME", "")
+    if version := _number(((gpu and gpu.cuda_home) or home).lower().rpartition("cuda")[2]):
+        found["cuda"].setdefault(minor(version), version)
     return found
 
 
@@ -482,11 +485,10 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     """CUDA's toolkit: its version where something names it, and whether there is any."""
     versions = _versions_named(recipe)["cuda"]
     base = (recipe.container.base or "") if recipe.container else ""
-    home = (gpu.cuda_home or "").rpartition("cuda")[2]
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
     image = _number(base.partition("nvidia/cuda:")[2])
     inside = image if facts.host == base else ""
-    version = min(filter(_exact, versions), default="") or _exact(_number(home)) or inside
+    version = min(filter(_exact, versions), default="") or inside
     conda = recipe.conda.packages if recipe.conda else ()
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(map(_PACKAGES_BRING["CUDA's toolkit"].search, packages))
