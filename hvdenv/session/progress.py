@@ -85,7 +85,8 @@ class Live(View):
         self.progress.update(self._tasks[label], stage=shortened(text, STAGE_COLUMNS))
 
     def end(self, label: str) -> None:
-        self.progress.remove_task(self._tasks.pop(label))
+        if label in self._tasks:  # a step that is not needed never started
+            self.progress.remove_task(self._tasks.pop(label))
 
 
 def choose_view(*, verbose: bool = False) -> View:

@@ -55,12 +55,27 @@ def test_lines_for_what_takes_long_or_fails_or_is_silent(
     ]
 
 
-def test_a_terminal_shows_what_runs(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
+    return terminal
+
+
+def test_a_terminal_shows_steps_that_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
+    with Lines(12) as lines:
+        assert lines.view.live
+        lines.step_started(5, Step("stack", "look"))
+        lines.step_done(5, Step("stack", "look"), "", 1.0)
+        lines.step_done(6, Step("source", "get"), "not needed", 0.0)
+    assert "[ 6/12] source: not needed" in terminal.getvalue()
+
+
+def test_a_terminal_shows_what_runs(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+    terminal = use_terminal(monkeypatch)
     with VerifyProgress() as parts:
         assert isinstance(parts.view, Live)
         parts.tell("started", "torch over MPI", "")
