@@ -5,6 +5,10 @@ On such a host, build with `hvdenv build RECIPE --locked --offline --fetched DIR
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 from hvdenv import PACKAGE
@@ -27,6 +31,8 @@ examples:
 
 # Below the directory: hvdenv with what it needs, as wheels.
 OWN = "hvdenv"
+# Files of a dist-info directory that describe the installation, not the wheel.
+_OF_INSTALLERS = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     to = make_folder(arguments.to.absolute())
     with scratch.folder(find_places().scratch, "fetching") as work:
         maker = make_resolution(prepared, work.path)
-        run_steps(request, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
+        run_steps(
+            request,
+            maker.fetch(locked, to, own=to / OWN, source=own_source(PACKAGE.parent, work.path)),
+            work,
+        )
         compiled = _carry_wheels(prepared, to)
     # Last: a directory with a lock in it is whole.
     lockfile.write_lock(locked._replace(folder=to / LOCK))
@@ -56,6 +66,32 @@ def run(arguments: argparse.Namespace) -> int:
         f"compiled wheels of Horovod among them: {compiled or 'none was in the cache'}",
     )
     return 0
+
+
+def own_source(site: Path, to: Path) -> Path:
+    """The checkout of hvdenv, or a wheel made from the files that pip or uv installed.
+
+    No index has hvdenv, and the checkout or wheel that it was installed from may be gone.
+    """
+    if (site / "pyproject.toml").is_file():
+        return site
+    (installed,) = metadata.distributions(name="hvdenv", path=[str(site)])
+    path = to / f"hvdenv-{installed.version}-py3-none-any.whl"
+    described = f"hvdenv-{installed.version}.dist-info"
+    rows = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as wheel:
+        for each in installed.files or ():
+            name = str(each)
+            if each.suffix == ".pyc" or (described in each.parts and each.name in _OF_INSTALLERS):
+                continue
+            if ".." in each.parts:
+                name = f"hvdenv-{installed.version}.data/scripts/{each.name}"
+            content = each.read_binary()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            rows.append(f"{name},sha256={digest},{len(content)}\n")
+            wheel.write(str(each.locate()), name)  # with its permissions: the script is a program
+        wheel.writestr(f"{described}/RECORD", "".join([*rows, f"{described}/RECORD,,\n"]))
+    return path
 
 
 def _carry_wheels(prepared: Prepared, to: Path) -> int:

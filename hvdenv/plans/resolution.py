@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv import __version__
 from hvdenv.base.command import OWN_PYTHON, Command
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
@@ -122,12 +121,16 @@ class Resolution(Steps):
         own = self.facts.glibc if self.facts.origin == "observed" else None
         return min(own or common, common, key=lambda version: tuple(map(int, version.split("."))))
 
-    def fetch(self, locked: Locked, to: Path, own: Path, package: Path) -> tuple[Step, ...]:
-        """The steps that get every file that a locked build needs."""
+    def fetch(self, locked: Locked, to: Path, own: Path, source: Path) -> tuple[Step, ...]:
+        """The steps that get every file that a locked build needs.
+
+        Args:
+            source: hvdenv itself, a wheel or a checkout.
+        """
         return (
             self._files(locked, to),
             *([self._conda_files(locked, to)] if CONDA in locked.texts else ()),
-            Step("hvdenv", "itself, and what it needs", (self._own(own, package),)),
+            Step("hvdenv", "itself, and what it needs", (self._own(own, source),)),
         )
 
     def _files(self, locked: Locked, to: Path) -> Step:
@@ -146,8 +149,6 @@ class Resolution(Steps):
             files=(*self._programs(*CONDA_ENV), spec),
         )
 
-    def _own(self, to: Path, package: Path) -> Command:
-        """Get hvdenv as wheels: of this checkout, or of the installed release."""
-        checkout = (package.parent / "pyproject.toml").is_file()
-        source = str(package.parent) if checkout else f"hvdenv=={__version__}"
-        return Command((OWN_PYTHON, *PIP, "wheel", "--quiet", "--wheel-dir", str(to), source))
+    def _own(self, to: Path, source: Path) -> Command:
+        words = ("wheel", "--quiet", "--wheel-dir", str(to), str(source))
+        return Command((OWN_PYTHON, *PIP, *words))

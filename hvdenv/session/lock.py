@@ -124,18 +124,19 @@ def add_lock(request: Request, prepared: Prepared) -> Prepared:
                 remedy=f"known are {', '.join(DRIFTS)} and modules.NAME",
             )
     locks = recipe_locks(request, prepared)
-    source = _fetched(request.fetched.absolute(), locks.inputs) if request.fetched else None
+    source = _fetched(request, request.fetched, locks.inputs) if request.fetched else None
     locked = locks.require(request.lock or (source / LOCK if source else None))
     return prepared._replace(locked=locked, source_folder=source, offline=request.offline)
 
 
-def _fetched(source: Path, inputs: Inputs) -> Path:
+def _fetched(request: Request, fetched: Path, inputs: Inputs) -> Path:
     """The directory of fetched files to build from."""
+    source = fetched.absolute()
     if not (source / LOCK / MAIN).is_file():
         raise UsageError(
             "is not a directory of fetched files, or `hvdenv fetch` did not finish",
             where=str(source),
-            remedy=f"`hvdenv fetch {inputs.recipe} --to {source}`",
+            remedy=f"`hvdenv fetch {request.named} --to {shlex.quote(str(source))}`",
         )
     if inputs.sources:
         raise UsageError(
