@@ -36,8 +36,8 @@ from hvdenv.knowledge.combinations import (
     Failure,
     Judged,
     Kind,
-    Row,
     RowName,
+    TriedRow,
     read,
 )
 from hvdenv.model.facts import parse_version
@@ -181,7 +181,7 @@ def all_wanted() -> tuple[Wanted, ...]:
     return decode(tuple[Wanted, ...], document["wanted"])
 
 
-def keep(row: Row) -> None:
+def keep(row: TriedRow) -> None:
     """Write a row in place of an older one of the same name."""
     rows = {each.name: each for each in read(FILE.read_text(encoding="utf-8"))} | {row.name: row}
     ordered = tuple(rows[each.name] for each in all_wanted() if each.name in rows)
@@ -265,7 +265,7 @@ def hvdenv(
     return process.returncode, json.loads(output or "{}"), errors
 
 
-def row_of(wanted: Wanted, trial: Trial, home: str) -> Row:
+def row_of(wanted: Wanted, trial: Trial, home: str) -> TriedRow:
     """The row of a combination that was tried."""
     recipe, plan, report = trial.recipe, trial.plan, trial.report
     facts, mpi = plan["facts"], recipe["mpi"]
@@ -275,7 +275,7 @@ def row_of(wanted: Wanted, trial: Trial, home: str) -> Row:
     reported = {
         name: each for name, each in report.get("environment", {}).items() if name in requested
     }
-    return Row(
+    return TriedRow(
         name=wanted.name,
         date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
         hvdenv=__version__,

@@ -21,7 +21,7 @@ from hvdenv.base.errors import MEANINGS
 from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.schema import Pattern, fields, parse_toml
 from hvdenv.cli.main import COMMANDS, make_parser
-from hvdenv.knowledge.combinations import Row, all_rows
+from hvdenv.knowledge.combinations import TriedRow, all_rows
 from hvdenv.knowledge.failures import Meaning, all_failures
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
 from hvdenv.model.layers import load_recipe
@@ -359,7 +359,7 @@ def recipes() -> str:
     return "\n\n".join(parts)
 
 
-def combinations(rows: Sequence[Row]) -> str:
+def combinations(rows: Sequence[TriedRow]) -> str:
     """The page of combinations that were tried."""
     passed = sum(row.verdict == "pass" for row in rows)
     common = set.intersection(*({*row.patches} for row in rows))
@@ -404,11 +404,11 @@ def combinations(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def _machine(row: Row) -> str:
+def _machine(row: TriedRow) -> str:
     return f"{row.system}, {row.machine}, glibc {row.glibc}, {row.compiler}"
 
 
-def _build_command(row: Row) -> Iterator[str]:
+def _build_command(row: TriedRow) -> Iterator[str]:
     yield from ("hvdenv", "build", row.base)
     for key, value in row.settings.items():
         yield from ("--set", f"{key}={value}")
@@ -416,7 +416,7 @@ def _build_command(row: Row) -> Iterator[str]:
         yield from ("--allow", rule)
 
 
-def _combination(row: Row, common: set[str], machines: Sequence[str]) -> tuple[str, ...]:
+def _combination(row: TriedRow, common: set[str], machines: Sequence[str]) -> tuple[str, ...]:
     return (
         row.name,
         _versions(row.frameworks.items()),
@@ -440,14 +440,14 @@ def _versions(versions: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions)
 
 
-def _verified(row: Row, controller: str) -> str:
+def _verified(row: TriedRow, controller: str) -> str:
     found = [each for each in row.judged if each.controller == controller]
     if row.verdict == "not built":
         return row.verdict
     return ", ".join(f"{each.framework} {each.status}" for each in found) or "not requested"
 
 
-def _combination_failure(row: Row) -> str:
+def _combination_failure(row: TriedRow) -> str:
     assert row.failure
     cause = row.failure.cause or "unknown cause"
     name = f" [{row.failure.signature}]" if row.failure.signature else ""

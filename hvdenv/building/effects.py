@@ -24,7 +24,7 @@ from hvdenv.base.reading import LOCK, RESULT, WHEEL, hash_file, read_json, read_
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import Table, encode
 from hvdenv.building import downloads, wheelcache
-from hvdenv.building.resolver import Machine, Resolver, all_hashes, here
+from hvdenv.building.resolver import PythonPlatform, Resolver, all_hashes, here
 from hvdenv.building.state import LOGS, Done, Record, State, drift
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version, with_modules
@@ -128,7 +128,7 @@ def resolve(state: State, step: Step, output: str) -> Done:
         asked.pins,
         *(("--no-deps",) if asked.alone else ()),
         strict=True,
-        machine=Machine(plan.python.version, facts.machine, facts.glibc or "2.17"),
+        machine=PythonPlatform(plan.python.version, facts.machine, facts.glibc or "2.17"),
     )
     for line in compare.cuda_builds(found, asked.cpu):
         state.progress.note(

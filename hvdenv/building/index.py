@@ -46,7 +46,7 @@ class ListedWheel(NamedTuple):
     size: int
 
 
-class Page(NamedTuple):
+class IndexPage(NamedTuple):
     """DIR/horovod/index.json, as far as it is needed here."""
 
     files: tuple[ListedWheel, ...]
@@ -152,7 +152,7 @@ def examine(index: Path) -> IndexContents:
 def _listed(index: Path) -> dict[str, ListedWheel]:
     try:
         document = read_json(index / PROJECT / "index.json", STATE)
-        page = decode(Page, document, lenient=True)
+        page = decode(IndexPage, document, lenient=True)
     except (OSError, ValueError, Problem):
         return {}
     return {each.filename: each for each in page.files}

@@ -33,7 +33,7 @@ _RESOLVED = re.compile(r"^([a-z0-9-]+)==[^#\n]+(?:# via (.*))?$", re.MULTILINE)
 _OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
 
-class Machine(NamedTuple):
+class PythonPlatform(NamedTuple):
     """The machine that packages are locked for.
 
     Attributes:
@@ -70,7 +70,7 @@ class Machine(NamedTuple):
         return [*own, *compatible_tags(version, "cp{}{}".format(*version), platforms)]
 
 
-def from_uv(pylock_text: str, resolved: str, machine: Machine) -> tuple[Package, ...]:
+def from_uv(pylock_text: str, resolved: str, machine: PythonPlatform) -> tuple[Package, ...]:
     """The packages that uv has resolved, sorted by name.
 
     Args:
@@ -249,7 +249,7 @@ class Resolver(NamedTuple):
         pins: Mapping[str, str],
         *words: str,
         strict: bool,
-        machine: Machine,
+        machine: PythonPlatform,
     ) -> tuple[Package, ...]:
         """The files to install, one for each package.
 

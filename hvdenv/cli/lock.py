@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.base.errors import LockError, NetworkError, RecipeError, StepError, UsageError
 from hvdenv.base.places import find_places
 from hvdenv.base.reading import RESULT, read_json
-from hvdenv.building.resolver import Machine, Resolver, elsewhere, here
+from hvdenv.building.resolver import PythonPlatform, Resolver, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
@@ -45,7 +45,7 @@ class Way(NamedTuple):
 
     words: tuple[str, ...]
     builds: bool
-    machine: Machine
+    machine: PythonPlatform
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -223,9 +223,11 @@ def _ways(prepared: Prepared, maker: Resolution) -> list[Way]:
     own_glibc = facts.glibc or maker.glibc
     ways = []
     if maker.portable:
-        ways.append(Way(elsewhere(maker), False, Machine(version, facts.machine, maker.glibc)))
+        ways.append(
+            Way(elsewhere(maker), False, PythonPlatform(version, facts.machine, maker.glibc))
+        )
     if facts.origin == "observed" and maker.recipe.python.provider != "conda":
-        ways.append(Way(here(version), True, Machine(version, facts.machine, own_glibc)))
+        ways.append(Way(here(version), True, PythonPlatform(version, facts.machine, own_glibc)))
     if not ways:
         raise UsageError(
             "the packages of this recipe can only be resolved on its own machines",

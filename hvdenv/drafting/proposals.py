@@ -16,7 +16,7 @@ from hvdenv.base.reading import RECIPE, read_text
 from hvdenv.base.schema import Problem, check_part, parse_toml
 from hvdenv.drafting.draft import Missing
 from hvdenv.drafting.values import Found, Key, Origin, Value, Weight, at
-from hvdenv.knowledge.combinations import NONE, Row
+from hvdenv.knowledge.combinations import NONE, TriedRow
 from hvdenv.knowledge.observables import minor
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import assigned
@@ -57,7 +57,7 @@ def give(found: Found, given: Iterable[Value]) -> Found:
 
 
 def propose(
-    missing: Iterable[Missing], values: Sequence[Value], facts: Facts, rows: Iterable[Row]
+    missing: Iterable[Missing], values: Sequence[Value], facts: Facts, rows: Iterable[TriedRow]
 ) -> list[Value]:
     """Values for missing keys, from the newest verified combination that fits the others.
 
@@ -76,7 +76,7 @@ def propose(
     return [each._replace(weight=Weight.INFERRED) for each in found]
 
 
-def _newest(values: Sequence[Value], facts: Facts, rows: Iterable[Row]) -> Row | None:
+def _newest(values: Sequence[Value], facts: Facts, rows: Iterable[TriedRow]) -> TriedRow | None:
     """The row with the newest frameworks, or else the newest Python."""
     stated = {each.key: str(each.value) for each in values if not each.item}
     listed = [str(each.value) for each in values if each.key == at("horovod.frameworks")]
@@ -93,7 +93,7 @@ def _newest(values: Sequence[Value], facts: Facts, rows: Iterable[Row]) -> Row |
     return max(fitting, key=_age, default=None)
 
 
-def _agrees(row: Row, stated: dict[Key, str], pythons: Collection[str]) -> bool:
+def _agrees(row: TriedRow, stated: dict[Key, str], pythons: Collection[str]) -> bool:
     python = stated.get(at("python.version"))
     if not (SpecifierSet(python).contains(row.python) if python else minor(row.python) in pythons):
         return False
@@ -104,11 +104,11 @@ def _agrees(row: Row, stated: dict[Key, str], pythons: Collection[str]) -> bool:
     )
 
 
-def _age(row: Row) -> tuple[list[Version], Version]:
+def _age(row: TriedRow) -> tuple[list[Version], Version]:
     return [Version(row.frameworks[name]) for name in sorted(row.frameworks)], Version(row.python)
 
 
-def _row_values(row: Row, keys: Collection[Key], origin: Origin) -> Iterator[Value]:
+def _row_values(row: TriedRow, keys: Collection[Key], origin: Origin) -> Iterator[Value]:
     settings = {
         **row.settings,
         "horovod.version": f'"{row.horovod}"',
@@ -121,7 +121,7 @@ def _row_values(row: Row, keys: Collection[Key], origin: Origin) -> Iterator[Val
             yield from parse(f"{name}={text}", origin)
 
 
-def _local_values(row: Row, keys: Collection[Key]) -> Iterator[Value]:
+def _local_values(row: TriedRow, keys: Collection[Key]) -> Iterator[Value]:
     """Packages and indexes of CPU builds, and the MPI, which rows have from the recipe local."""
     local = parse_toml(read_text(recipe_folder() / "local.toml", RECIPE))
     for name in row.frameworks:

@@ -70,7 +70,7 @@ class Combination(NamedTuple):
     machine: str = ""
 
 
-class Row(NamedTuple):
+class TriedRow(NamedTuple):
     """One combination that was tried.
 
     Attributes:
@@ -141,22 +141,22 @@ class Answer(NamedTuple):
     """
 
     status: Status
-    rows: tuple[Row, ...] = ()
-    below: Row | None = None
-    above: Row | None = None
+    rows: tuple[TriedRow, ...] = ()
+    below: TriedRow | None = None
+    above: TriedRow | None = None
 
 
-def read(text: str) -> tuple[Row, ...]:
+def read(text: str) -> tuple[TriedRow, ...]:
     """The rows of the data file.
 
     Raises:
         ValueError: the text is not JSON, or a value does not fit (Problem).
     """
-    return decode(dict[str, tuple[Row, ...]], json.loads(text))["rows"]
+    return decode(dict[str, tuple[TriedRow, ...]], json.loads(text))["rows"]
 
 
 @lru_cache(maxsize=1)
-def all_rows() -> tuple[Row, ...]:
+def all_rows() -> tuple[TriedRow, ...]:
     """The rows that ship with hvdenv."""
     return read(read_text(FILE, OWN))
 
@@ -170,7 +170,7 @@ _STATUS: dict[Verdict, Status] = {
 }
 
 
-def ask(asked: Combination, rows: Sequence[Row]) -> Answer:
+def ask(asked: Combination, rows: Sequence[TriedRow]) -> Answer:
     """Whether a combination was tried and passed, and which proven rows are nearest."""
     order = [*_STATUS]
     found = [row for row in rows if not differences(asked, row)]
@@ -189,7 +189,7 @@ def ask(asked: Combination, rows: Sequence[Row]) -> Answer:
     return Answer(status, tuple(found), below and below[1], above and above[1])
 
 
-def differences(asked: Combination, row: Row) -> tuple[str, ...]:
+def differences(asked: Combination, row: TriedRow) -> tuple[str, ...]:
     """The fields in which a row differs from a combination."""
     fields = zip(Combination._fields, asked, row.combination, strict=True)
     return tuple(name for name, wanted, value in fields if not _agrees(wanted, value))

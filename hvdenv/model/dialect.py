@@ -32,7 +32,7 @@ Variable = Annotated[
 ]
 
 
-class Query(NamedTuple):
+class JobQuery(NamedTuple):
     """How to ask about a job, and how to read the answer.
 
     Regular expressions are searched line by line (``^`` and ``$`` match at line breaks); ``{id}``
@@ -144,8 +144,8 @@ class Dialect(NamedTuple):
     program: str = ""
     submit: str = ""
     submitted: str = ""
-    query: Query = Query()
-    history: Query = Query()
+    query: JobQuery = JobQuery()
+    history: JobQuery = JobQuery()
     cancel: str = ""
     unreachable: tuple[str, ...] = ()
     waiting: dict[str, str] = {}
@@ -243,7 +243,7 @@ def _whole(own: Dialect) -> Dialect:
     return _over(base, own)._replace(query=query, history=history)
 
 
-_Table = TypeVar("_Table", Query, Dialect)
+_Table = TypeVar("_Table", JobQuery, Dialect)
 
 
 def _over(base: _Table, own: _Table) -> _Table:
@@ -310,7 +310,7 @@ def _patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
     yield from ((("times", number), each) for number, each in enumerate(dialect.times))
     yield from ((("patterns", field), each) for field, each in dialect.patterns.items())
     for name in ("query", "history"):
-        answer: Query = getattr(dialect, name)
+        answer: JobQuery = getattr(dialect, name)
         for key in ("unknown", "state", "exit_code", "name", "hosts", "hosts_in", "directory"):
             yield (name, key), getattr(answer, key).replace("{id}", "1")
         for key in ("reason", "outputs"):

@@ -60,7 +60,7 @@ class Dot(NamedTuple):
     label: str
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """One line of a plot.
 
     Attributes:
@@ -91,7 +91,7 @@ class Plot(NamedTuple):
     axis: str
     columns: tuple[Dot, ...]
     levels: tuple[Dot, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     summary: tuple[str, ...]
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -160,7 +160,7 @@ def _plot(kind: Kind, found: Sequence[Measurement]) -> Plot:
     )
 
 
-def _drawn(kind: Kind, unit: str, line: Line, across: Scale, up: Scale) -> Line:
+def _drawn(kind: Kind, unit: str, line: PlotLine, across: Scale, up: Scale) -> PlotLine:
     dots = (
         Dot(across.at(place), up.at(value), f"{_told(kind, place)}: {figure(value)} {unit}")
         for place, value in line.points.items()
@@ -168,7 +168,7 @@ def _drawn(kind: Kind, unit: str, line: Line, across: Scale, up: Scale) -> Line:
     return line._replace(dots=tuple(dots))
 
 
-def _lines(kind: Kind, found: Sequence[Measurement]) -> list[Line]:
+def _lines(kind: Kind, found: Sequence[Measurement]) -> list[PlotLine]:
     """One line for each subject, and for each number of ranks if that is not an axis."""
     several = kind.over != "ranks" and len({each.ranks for each in found}) > 1
     points: dict[tuple[str, int | None], dict[float, float]] = {}
@@ -183,7 +183,7 @@ def _lines(kind: Kind, found: Sequence[Measurement]) -> list[Line]:
         yardstick = (*measured, ranks) if len(measured) == 1 else (of_controller, ranks)
         mark = f"{sort}-{counts[sort] % _COLOURS}"
         beside = _label(*yardstick) if yardstick in points and sort == "line" else ""
-        lines.append(Line(_label(subject, ranks), mark, dict(sorted(at.items())), beside))
+        lines.append(PlotLine(_label(subject, ranks), mark, dict(sorted(at.items())), beside))
         counts[sort] += 1
     return lines
 
@@ -193,17 +193,17 @@ def _label(subject: str, ranks: int | None) -> str:
     return f"{name}, {_ranks(ranks)}" if ranks else name
 
 
-def _ideals(kind: Kind, lines: Sequence[Line]) -> list[Line]:
+def _ideals(kind: Kind, lines: Sequence[PlotLine]) -> list[PlotLine]:
     """What each line would be if every rank added as much as the first."""
     ideals = []
     for line in lines if kind.over == "ranks" else ():
         first, speed = next(iter(line.points.items()))
         points = {place: speed * place / first for place in line.points}
-        ideals.append(Line(f"{line.label}, ideal", f"{line.mark} ideal", points))
+        ideals.append(PlotLine(f"{line.label}, ideal", f"{line.mark} ideal", points))
     return ideals
 
 
-def _summary(kind: Kind, unit: str, lines: Sequence[Line]) -> Iterator[str]:
+def _summary(kind: Kind, unit: str, lines: Sequence[PlotLine]) -> Iterator[str]:
     """What each line comes to at its telling point, and against what it is compared with."""
     by_label = {line.label: line for line in lines}
     for line in lines:

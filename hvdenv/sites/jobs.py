@@ -18,7 +18,7 @@ from hvdenv.base.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.base.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.model import template
-from hvdenv.model.dialect import Dialect, Query, State
+from hvdenv.model.dialect import Dialect, JobQuery, State
 from hvdenv.sites.status import Status, find_exit_code, job_number, limited, parse_status
 
 # Schedulers serve many users: hvdenv polls often only while something changes.
@@ -171,7 +171,7 @@ def find_status(record: Submitted, runner: Runner) -> Status | None:
     return Status("failed" if code else "completed", exit_code=code)
 
 
-def _ask(question: Query, record: Submitted, runner: Runner) -> Status | None:
+def _ask(question: JobQuery, record: Submitted, runner: Runner) -> Status | None:
     outcome = _call(record.words(question.command), runner)
     return parse_status(outcome.output, question, record.id)
 

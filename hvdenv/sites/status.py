@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from hvdenv.base.errors import RecipeError
-from hvdenv.model.dialect import AnyState, Dialect, Query, State
+from hvdenv.model.dialect import AnyState, Dialect, JobQuery, State
 
 PATTERN_SECONDS = 5.0
 # The last line of a job's output.
@@ -137,7 +137,7 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def parse_status(text: str, answer: Query, job: str) -> Status | None:
+def parse_status(text: str, answer: JobQuery, job: str) -> Status | None:
     """The status in an answer about a job; None if the text is not an answer."""
     with limited():
         return _Reader(text.replace("\n\t", "") if answer.folded else text, answer, job).status()
@@ -145,7 +145,7 @@ def parse_status(text: str, answer: Query, job: str) -> Status | None:
 
 class _Reader(NamedTuple):
     text: str
-    answer: Query
+    answer: JobQuery
     job: str
 
     def status(self) -> Status | None:

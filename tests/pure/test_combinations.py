@@ -20,7 +20,7 @@ from hvdenv.knowledge.combinations import (
     Combination,
     Failure,
     Judged,
-    Row,
+    TriedRow,
     all_rows,
     ask,
     combination_of,
@@ -39,7 +39,9 @@ ROOT = Path(__file__).parents[2]
 PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))
 
 
-def row(name: str = "one", torch: str = "2.6.0+cu124", python: str = "3.12.1", **other: Any) -> Row:
+def row(
+    name: str = "one", torch: str = "2.6.0+cu124", python: str = "3.12.1", **other: Any
+) -> TriedRow:
     known: dict[str, Any] = {
         "date": "2026-11-22",
         "hvdenv": "0.1.0",
@@ -60,7 +62,7 @@ def row(name: str = "one", torch: str = "2.6.0+cu124", python: str = "3.12.1", *
         "judged": PASSED,
         "settings": {"packages.numpy": '"<2"'},
     }
-    return Row(name=name, python=python, **{**known, **other})
+    return TriedRow(name=name, python=python, **{**known, **other})
 
 
 ROWS = (
@@ -228,7 +230,7 @@ code = answer.pop("code", 0)
 print(json.dumps(answer))
 sys.exit(code)
 """
-Try = Callable[..., tuple[int, str, tuple[Row, ...]]]
+Try = Callable[..., tuple[int, str, tuple[TriedRow, ...]]]
 
 
 @pytest.fixture
@@ -271,7 +273,7 @@ def try_next(
         "doctor": {"subject": [""], "causes": [], "symptoms": [], "errors": []},
     }
 
-    def attempt(**changes: dict[str, Any]) -> tuple[int, str, tuple[Row, ...]]:
+    def attempt(**changes: dict[str, Any]) -> tuple[int, str, tuple[TriedRow, ...]]:
         now = {command: {**each, **changes.get(command, {})} for command, each in answers.items()}
         write(tmp_path / "answers.json", json.dumps(now))
         code = script.main()

@@ -55,7 +55,7 @@ def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Lock
 
 
 HEAD = 'lock-version = "1.0"\ncreated-by = "uv"\n'
-MACHINE = uv.Machine("3.11.7", "x86_64", "2.28")
+MACHINE = uv.PythonPlatform("3.11.7", "x86_64", "2.28")
 
 
 def entry(name: str, version: str, *urls: str, sha256: str = HASH, more: str = "") -> str:
@@ -553,7 +553,7 @@ def test_conda_is_locked_for_a_machine_that_uv_does_not_know(
     """A network that is not there is not tried in another way."""
     asked = []
 
-    def answered(resolver: Resolver, *_: object, machine: uv.Machine, **__: object) -> None:
+    def answered(resolver: Resolver, *_: object, machine: uv.PythonPlatform, **__: object) -> None:
         asked.append(("--universal" in resolver.python, resolver.builds, machine.machine))
         raise NetworkError("the network cannot be reached")
 

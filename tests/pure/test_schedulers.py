@@ -17,7 +17,7 @@ from hvdenv.base.schema import Problem, decode, parse_toml
 from hvdenv.cli.main import main
 from hvdenv.model import template
 from hvdenv.model.cluster import Job
-from hvdenv.model.dialect import Query, shipped
+from hvdenv.model.dialect import JobQuery, shipped
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites import status
@@ -326,7 +326,7 @@ def test_mistakes_name_their_line(
 
 def test_answers_that_are_no_numbers() -> None:
     """A pattern of a site can match anything."""
-    answer = Query(state="^([A-Z]+)", states={"END": "ended"}, exit_code=r"^END (?P<code>\S*)")
+    answer = JobQuery(state="^([A-Z]+)", states={"END": "ended"}, exit_code=r"^END (?P<code>\S*)")
     for text in ("END abc", "END ", "END " + "9" * 5000, "END \u0664"):
         found = status.parse_status(text, answer, "1")
         assert found and found.exit_code is None
@@ -335,7 +335,7 @@ def test_answers_that_are_no_numbers() -> None:
 
 
 def test_a_pattern_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Query(command="q", state=r"^(?:\S+ ?)*(x)$", states={"x": "running"})
+    own = JobQuery(command="q", state=r"^(?:\S+ ?)*(x)$", states={"x": "running"})
     monkeypatch.setattr(status, "PATTERN_SECONDS", 0.1)
     with pytest.raises(RecipeError, match="a pattern takes longer"):
         status.parse_status("a" * 60, own, "1")
