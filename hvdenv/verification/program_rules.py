@@ -362,7 +362,7 @@ def _start_apart(program: Program, trained: Trained, known: bool) -> Verdict:
     calls = program.calls("broadcast_parameters", "state_step")
     if empty := program.calls("empty_broadcast"):
         text += f": {places(empty)} is given no tensors, as before the model is built"
-        remedy = f"build the model by model.build(shape) or a batch, and then {_BROADCAST}"
+        remedy = f"call the model on a batch, which makes them, and then {_BROADCAST}"
     elif program.broadcasts and calls and calls[-1].operation == "state_step":
         text += f": hvd.broadcast_optimizer_state ({calls[-1].site}) changes them on ranks without"
         text += " a state, by weight decay"

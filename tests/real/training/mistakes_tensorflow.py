@@ -43,6 +43,12 @@ WRONG = (
     Variant("tensorflow2.py", "no broadcast", (("    if first_batch:", "    if False:"),),
             "program-start", says="nothing was broadcast"),
     Variant(
+        "tensorflow2.py", "broadcast before the model is built",
+        (("    if first_batch:", "    if False:"),
+         ("checkpoint = tf", "hvd.broadcast_variables(model.variables, root_rank=0)\ncheckpoint = tf")),
+        "program-start", says="is given no tensors",
+    ),
+    Variant(
         "tensorflow2.py", "equal by the seed",
         (("    if first_batch:", "    if False:"), (_SEED, "tf.keras.utils.set_random_seed(7)")),
         "program-start", "pass", "equal by their seed",
