@@ -46,13 +46,15 @@ def fetched(cli: Cli, locks: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def without_network(
+    home: Path, *words: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """The command line where there is no interface but loopback, and no cache of pip's."""
     need("root", "namespaces", "iproute2")
     inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     return subprocess.run(
         [*inside, sys.executable, "-m", "hvdenv", *map(str, words)],
-        env={**os.environ, "HVDENV_HOME": str(home), "PIP_NO_CACHE_DIR": "1"},
+        env={**os.environ, "HVDENV_HOME": str(home), "PIP_NO_CACHE_DIR": "1", **variables},
         capture_output=True,
         text=True,
         timeout=900,
@@ -68,15 +70,20 @@ def active(prefix: Path) -> GenerationRecord:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where one environment is built from the lock, after builds of it that were ended early."""
-    return tmp_path_factory.mktemp("place")
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "temporary").mkdir()
+    return folder
 
 
-def test_builds_that_are_ended_early_leave_nothing(fetched: Path, place: Path) -> None:
-    """Killed in their first steps, and by Ctrl-C in the middle of the compile: there is no wheel."""
-    prefix, bare, temporary = place / "env", place / "bare", place / "temporary"
+@pytest.fixture(scope="module")
+def bare(fetched: Path, place: Path) -> Path:
+    """What was fetched, but for the wheel."""
     ignored = shutil.ignore_patterns("wheels")
-    shutil.copytree(fetched, bare, copy_function=os.link, ignore=ignored)
-    temporary.mkdir()
+    return Path(shutil.copytree(fetched, place / "bare", copy_function=os.link, ignore=ignored))
+
+
+def test_builds_that_are_killed_in_their_first_steps_leave_nothing(bare: Path, place: Path) -> None:
+    prefix, temporary = place / "env", place / "temporary"
     cli, store = Cli(place / "home", {"TMPDIR": str(temporary)}), generations.at(prefix).store
     words = ("build", *TORCH, "--prefix", str(prefix))
     locked = (*words, "--locked", "--fetched", str(bare))
@@ -85,9 +92,6 @@ def test_builds_that_are_ended_early_leave_nothing(fetched: Path, place: Path) -
     def unpacking() -> bool:
         records = store.glob("*/venv/lib/python3*/site-packages/numpy-*.dist-info/RECORD")
         return any("INSTALLER" in each.read_text() for each in records)
-
-    def compiling() -> bool:
-        return any("[1/" in log.read_text() for log in store.glob("*/logs/*-wheel.log"))
 
     for step, build in (("environment", words), ("resolution", words), ("packages", locked)):
         process = cli.start(*build)
@@ -101,15 +105,6 @@ def test_builds_that_are_ended_early_leave_nothing(fetched: Path, place: Path) -
         assert not prefix.exists()
         assert not generations.at(prefix).active()
         assert len(list(temporary.iterdir())) == 1
-    with cli.start(*locked) as process:
-        wait_until(compiling, 900)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
-    assert "an earlier build was killed" in said and "Traceback" not in said
-    wait_until(lambda: not processes_of(store), 30)
-    assert not prefix.exists()
-    assert list(temporary.iterdir()) == []
 
 
 def test_a_node_without_internet_builds_what_was_fetched(
@@ -120,10 +115,13 @@ def test_a_node_without_internet_builds_what_was_fetched(
     place: Path,
     no_processes_left: Callable[[Path], None],
 ) -> None:
-    prefix, new = place / "env", place / "home"
+    prefix, new, temporary = place / "env", place / "home", place / "temporary"
     build = ("build", *TORCH, "--locked", "--offline", "--fetched", fetched, "--prefix", prefix)
-    built = without_network(new, *build)
+    after_a_kill = bool(list(temporary.iterdir()))
+    built = without_network(new, *build, TMPDIR=str(temporary))
     assert built.returncode == 0, built.stderr
+    assert ("an earlier build was killed" in built.stderr) == after_a_kill
+    assert list(temporary.iterdir()) == []
     assert f"a wheel of this stack is in {fetched}/wheels" in built.stderr
     environment, record = generations.at(prefix), active(prefix)
     assert environment.identities() == [record.generation]
@@ -172,6 +170,26 @@ def test_a_node_without_internet_builds_what_was_fetched(
     no_processes_left(place)
 
 
+def test_a_compile_that_is_interrupted_leaves_nothing(bare: Path, place: Path) -> None:
+    """The packages are copied from the environment of the test before it, if that has run."""
+    prefix, temporary = place / "env", place / "temporary"
+    cli, store = Cli(place / "home", {"TMPDIR": str(temporary)}), generations.at(prefix).store
+    locked = ("build", *TORCH, "--prefix", str(prefix), "--locked", "--fetched", str(bare))
+
+    def compiling() -> bool:
+        return any("[1/" in log.read_text() for log in store.glob("*/logs/*-wheel.log"))
+
+    with cli.start(*locked) as process:
+        wait_until(compiling, 900)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    wait_until(lambda: not processes_of(store), 30)
+    assert not prefix.exists()
+    assert list(temporary.iterdir()) == []
+
+
 def assert_separate(first: Path, second: Path) -> None:
     """Check that two environments, and uv's cache, share no file, and that the second one works."""
     for environment in (first, second):
@@ -182,6 +200,7 @@ def assert_separate(first: Path, second: Path) -> None:
     before = original.read_bytes()
     script.write_bytes(before + b"\n#")
     assert original.read_bytes() == before
+    script.write_bytes(before)
     started = [str(second / "bin" / "horovodrun"), "--check-build"]
     done = subprocess.run(started, capture_output=True, text=True, timeout=120, check=False)
     assert "[X] PyTorch" in done.stdout, done.stderr
