@@ -57,6 +57,8 @@ def build(
             progress.note(f"files of {environment.prefix} are damaged, so it is rebuilt: {damage}")
         identity = "" if rebuild else _switch_back(request, environment, places, progress)
         if not identity:
+            if any(environment.begun(each) for each in environment.identities()):
+                progress.note("removing what an unfinished build left; its downloads are in caches")
             for remaining in generations.delete_unfinished(environment):
                 progress.note(remaining)
             identity = generations.new_identity(environment, request.plan.digest)

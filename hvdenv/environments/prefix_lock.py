@@ -123,7 +123,7 @@ class _Seen(NamedTuple):
                 " build with --take-over"
             )
             if self.holder.is_visible():
-                remedy = "wait for it, or end it"
+                remedy = f"wait for it, or end it: kill {self.holder.pid}"
         return BusyError(message, where=str(self.path), remedy=remedy)
 
 

@@ -285,7 +285,9 @@ def _not_there(request: Request, installed: Environment, name: str, damage: str)
         )
     return UsageError(
         f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
-        remedy=build if request.recipe else "name a prefix that `hvdenv envs` lists",
+        remedy=build
+        if request.recipe or installed.identities()
+        else "name a prefix that `hvdenv envs` lists",
     )
 
 

@@ -70,12 +70,14 @@ class Recorder(Silent):
         self.done: list[str] = []
         self.notes_of: dict[str, str] = {}
         self.notes: list[str] = []
+        self.said: list[str] = []
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
         self.notes_of[step.name] = note
         self.done.append(step.name)
 
     def note(self, text: str) -> None:
+        self.said.append(text)
         if "wheel" in text:
             self.notes.append(text)
 
@@ -278,7 +280,9 @@ def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild
     assert "first.py has 1 bytes instead of 5" in error.detail
     assert "build again" in error.remedy
     site.fails("broken", "not whole", rebuild=rebuild)
-    assert site.build(rebuild=rebuild)[1].done == STEPS
+    _, recorder = site.build(rebuild=rebuild)
+    assert recorder.done == STEPS
+    assert recorder.said[0].startswith("removing what an unfinished build left")
     assert site.installed() == {"first-3", "second-3"}
 
 

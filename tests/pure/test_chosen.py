@@ -198,6 +198,14 @@ def variables_in(venv: Path, *words: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
+def test_an_unfinished_environment_at_a_prefix(tmp_path: Path, hvdenv: Hvdenv) -> None:
+    unfinished = generations.at(tmp_path / "env")
+    generations.claim(unfinished)
+    generations.create(unfinished, ONE)
+    said = hvdenv("verify", "--prefix", str(unfinished.prefix), code=2).err
+    assert f"what to do: hvdenv build RECIPE --prefix {unfinished.prefix}" in said
+
+
 @pytest.mark.parametrize("command", ["run", "shell"])
 @pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_programs_run_in_an_environment_that_hvdenv_did_not_build(
