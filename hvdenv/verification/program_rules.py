@@ -459,7 +459,7 @@ def _wrap(trained: Trained) -> str:
     made = f" made in {trained.optimizer.site}" if trained.optimizer.site else ""
     return (
         f"wrap the optimizer{made} with hvd.DistributedOptimizer, or the tape with"
-        " hvd.DistributedGradientTape"
+        " hvd.DistributedGradientTape, and use what it returns"
     )
 
 

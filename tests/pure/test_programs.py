@@ -348,6 +348,7 @@ def test_an_optimizer_beside_or_after_a_wrapped_one_has_to_be_wrapped(count: int
     (failed,) = (one for one in judged(second, also(reduced, again)) if one.status == "fail")
     assert "of Adam (train.py:9) differ between ranks after step 1" in failed.message
     assert failed.remedy.startswith("wrap the optimizer made in train.py:9 with")
+    assert failed.remedy.endswith("use what it returns")
 
 
 @pytest.mark.parametrize(
