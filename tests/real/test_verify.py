@@ -132,6 +132,7 @@ def test_a_secret_in_an_import_error_is_hidden(
 
 
 CRASHES = [
+    ("Gloo", "os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
     ("MPI", "os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV"),
     ("Gloo", "print('bad day', flush=True); os._exit(3)", "exited with code 3"),
 ]
@@ -177,6 +178,7 @@ def test_a_rank_that_prints_garbage_does_no_harm(
 
 WRONG = [
     ("MPI", "    if rank() == 1: tensor = tensor * 0\n"),  # a sum that lacks a rank
+    ("Gloo", "    if rank() == 1: tensor = tensor * 2\n"),  # one that counts a rank twice
     ("Gloo", "    if 'float64' in kwargs['name']: tensor = tensor.float().double()\n"),
 ]
 
