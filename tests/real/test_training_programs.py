@@ -38,6 +38,7 @@ RUNS = (
     (
         "pytorch.py",
         "clipped too early",
+        "in a group",
         "another epoch",
         "decides by its own loss",
         "os._exit()",

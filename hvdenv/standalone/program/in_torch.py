@@ -6,7 +6,7 @@ Runs on Python 3.6 and newer.
 import importlib
 import itertools
 import sys
-from typing import Any, Dict, Generator, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Generator, Iterable, Iterator, List, Optional, Set, Tuple
 
 from recorder import (
     Function,
@@ -217,7 +217,8 @@ def begins(one: Optimizer) -> None:
         one.facts["state"] = digest(checksums(states))
         one.facts["buffers"] = list(itertools.chain(*Seen.buffers.values()))
     handles = getattr(optimizer, "_handles", {}) if distributed and one.depth == 1 else {}
-    averaging = [each for each, (handle, _) in handles.items() if handle is not None]
+    begun = (members(key) for key, (handle, _) in handles.items() if handle is not None)
+    averaging = itertools.chain(*begun)
     if any(each.grad._version > Seen.versions.get(id(each), sys.maxsize) for each in averaging):
         recorder.called("change")
     if recorder.shows_gradients() and (one.depth > 1 or not distributed):
@@ -250,11 +251,20 @@ def address(gradient: Any) -> int:
     return 0 if gradient.is_sparse else int(gradient.data_ptr())
 
 
-@on(r"horovod\.torch\.optimizer", "_DistributedOptimizer._allreduce_grad_async")
-def averages(_: Any, parameter: Any) -> Iterator[None]:
-    """Horovod's optimizer begins to average a gradient, which nothing may change until it has."""
+def members(key: Any) -> Iterable[Any]:
+    """The parameters that Horovod's optimizer averages at once: one, or those of a group."""
+    return key if isinstance(key, tuple) else (key,)
+
+
+@on(
+    r"horovod\.torch\.optimizer",
+    "_DistributedOptimizer._allreduce_grad_async",
+    "_DistributedOptimizer._grouped_allreduce_grad_async",
+)
+def averages(_: Any, key: Any) -> Iterator[None]:
+    """Horovod's optimizer begins to average gradients, which nothing may change until it has."""
     yield
-    Seen.versions[id(parameter)] = parameter.grad._version
+    Seen.versions.update((id(each), each.grad._version) for each in members(key))
 
 
 @on(r"torch\.optim\.lr_scheduler", "ReduceLROnPlateau.step")

@@ -176,6 +176,7 @@ WRONG = (
 
 RIGHT = (
     _torch("as it is", ()),
+    _torch("in a group", (("model.named_parameters())", "model.named_parameters(), groups=1)"),)),
     _torch(
         "os._exit()",
         (("for epoch in range(2):", "for epoch in range(1):"),
