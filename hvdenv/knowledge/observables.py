@@ -493,7 +493,8 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(map(_PACKAGES_BRING["CUDA's toolkit"].search, packages))
     if recipe.modules or gpu.cuda_home or base or brought:
-        return {"cuda": version, "container_cuda": image, "nvcc": "named by the recipe"}
+        nvcc = "container" if base and not brought else "named by the recipe"
+        return {"cuda": version, "container_cuda": image, "nvcc": nvcc}
     here = facts.nvcc
     return {"cuda": here.version if here else "", "nvcc": here.path if here else None}
 
