@@ -62,6 +62,14 @@ _hvdenv_strict() {
 }
 """
 
+_GONE = """\
+if [ ! -d "$_hvdenv_bin" ]; then
+    echo "activate.sh: $_hvdenv_bin does not exist, so no environment is active: move it back, or build it here" >&2
+    _hvdenv_unclean
+    return 1
+fi
+"""
+
 _WITHOUT = """\
 # Takes the environment's programs out of PATH.
 _hvdenv_without() {
@@ -166,9 +174,11 @@ def activate_script(
     parts = [f"{_CSH}\n", _HEAD, _REMEMBER, f"unset {unset}\n", _UNCLEAN]
     if module_lines:
         parts += ["_hvdenv_load() {\n", " &&\n".join(module_lines), "\n}\n", _LOAD]
+    if kind != "none":
+        parts += [f"_hvdenv_bin={folder}/bin\n", _GONE]
     parts += [_set(name, value) for name, value in settings.items()]
     if kind != "none":
-        parts += [f"_hvdenv_bin={folder}/bin\n", _WITHOUT, _IN_FRONT]
+        parts += [_WITHOUT, _IN_FRONT]
     if kind == "conda":
         parts += [
             _LENIENT,

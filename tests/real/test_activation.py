@@ -164,6 +164,18 @@ def test_executed_instead_of_sourced(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", SHELLS)
+def test_an_environment_that_was_moved_is_not_active(name: str, tmp_path: Path) -> None:
+    """Its programs would be those of the system, or of another environment."""
+    file = write(tmp_path, "venv", {"B": "1"})
+    (tmp_path / "env").rename(tmp_path / "moved")
+    lines = ["show before", f". {file} || echo refused $?", "show after"]
+    said = shell(name, lines, tmp_path, PYTHONPATH="/somewhere")
+    assert said.at("after") == said.at("before")
+    assert "refused 1" in said.out
+    assert f"activate.sh: {tmp_path}/env/bin does not exist" in said.err
+
+
 def test_sourced_by_a_script_of_the_same_name(tmp_path: Path) -> None:
     file = write(tmp_path, "venv")
     own = tmp_path / "own" / "activate.sh"
