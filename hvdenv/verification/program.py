@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hvdenv.reports.report import About, Finding, Status
 from hvdenv.standalone.ranks import events
 from hvdenv.verification.rank_judgement import listed
-from hvdenv.verification.rank_run import RankRun
+from hvdenv.verification.rank_run import Rank, RankRun
 
 # Tensors with more elements are no metrics.
 METRIC_ELEMENTS = 64
@@ -79,7 +79,7 @@ class Program:
         trained: the optimizers that train.
         passes: of each rank, the passes over data that its training steps read.
         firsts: the first one of each rank that has any.
-        epochs: of these, by ranks, as far as they are known.
+        epochs: in which these begin, by rank, where known; none if each host reads all data.
     """
 
     def __init__(self, name: str, run: RankRun, reference: Mapping[int, float]) -> None:
@@ -95,14 +95,13 @@ class Program:
         self.ended = {rank.name: most_steps(end) for rank, end in ended if end.reason == "end"}
         self.broadcasts = self._broadcasts()
         self.trained = self._trained(reference)
-        read = {step.source for rank in self.ranks for step in rank.all(events.TrainingStep)} - {0}
-        self.passes = [
-            (rank, [each for each in rank.all(events.DataSource) if each.number in read])
-            for rank in self.ranks
-        ]
+        self.passes = [(rank, _passes(rank)) for rank in self.ranks]
         self.firsts = [each[0] for _, each in self.passes if each]
-        known = ((rank.name, each[0].epoch) for rank, each in self.passes if each)
-        self.epochs = {name: epoch for name, epoch in known if epoch is not None}
+        self.epochs = {
+            rank.name: each[0].epoch
+            for rank, each in self.passes
+            if each and each[0].epoch is not None and each[0].replicas in (None, self.size)
+        }
 
     def calls(self, *operations: str, gradient: bool = False) -> list[events.Call]:
         """Calls of these operations of Horovod, on any rank."""
@@ -143,6 +142,11 @@ class Program:
             factor = self.size
         title = f" of {optimizer.kind}" + (f" ({optimizer.site})" if optimizer.site else "")
         return Trained(optimizer, steps, title=title, name=title, rate=rate, factor=factor)
+
+
+def _passes(rank: Rank) -> list[events.DataSource]:
+    read = values(rank.all(events.TrainingStep), "source")
+    return [each for each in rank.all(events.DataSource) if each.number in read]
 
 
 def most_steps(end: events.ProgramEnd) -> int:

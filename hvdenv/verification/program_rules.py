@@ -40,13 +40,8 @@ Verdicts = Iterator[Verdict]
 _DECIDES, _BY = "lets ", " decide by "
 _ENDED_EARLY = "after verify ended a pass"
 _NOT_INITIALISED = "has not been initialized"
-# Those that are called for all ranks, and are watched.
-_COLLECTIVES = (
-    "allreduce",
-    "grouped_allreduce",
-    "allgather",
-    "allgather_object",
-)
+# Those that combine values of all ranks.
+_COMBINE = "allreduce", "grouped_allreduce", "allgather", "allgather_object"
 _OTHER_LIBRARIES = ("torch.distributed", "deepspeed", "lightning", "pytorch_lightning")
 # How far projections may be from the mean of others, as a part of their length.
 _ROUNDING = 0.01
@@ -135,7 +130,7 @@ def called_alone(program: Program) -> Verdicts:
 
 
 def _waits_for_all(call: events.Call) -> bool:
-    waits = call.operation in _COLLECTIVES or call.operation.startswith("broadcast")
+    waits = call.operation in _COMBINE or call.operation.startswith("broadcast")
     return waits and bool(call.site) and not call.gradient
 
 
@@ -329,8 +324,10 @@ def first_epochs(program: Program) -> Verdicts:
     if len({*program.epochs.values()}) > 1:
         starts = listed([f"{name} in epoch {epoch}" for name, epoch in program.epochs.items()])
         yield fail(
-            f"ranks start in different epochs: {starts}. At the end, some wait forever",
-            "broadcast the epoch after it is loaded: hvd.broadcast(torch.tensor(epoch), root_rank=0,"
+            f"ranks start in different epochs: {starts}. Their shares of the data overlap, and ranks"
+            " with more epochs left wait for the others forever",
+            "give sampler.set_epoch() the same epoch on all ranks. If a checkpoint has it, broadcast"
+            " it: hvd.broadcast(torch.tensor(epoch), root_rank=0,"
             " name='epoch').item(), or with Keras int(hvd.broadcast(epoch, root_rank=0, name='epoch'))",
         )
 
@@ -398,12 +395,12 @@ def buffers(program: Program) -> Verdicts:
 
 def gradients(program: Program) -> Verdicts:
     """Whether all ranks apply the same gradients, and these are the mean of the ranks' own."""
-    operations = "allreduce", "grouped_allreduce", "allgather"
-    by_hand = program.calls(*operations, gradient=True)
-    if early := program.calls("change"):
+    by_hand = program.calls(*_COMBINE, gradient=True)
+    if early := program.calls("early_change"):
         yield fail(
-            f"gradients are changed, as by clipping, before step() ({places(early)}) has averaged them",
-            "call optimizer.synchronize() before, and step() in `with optimizer.skip_synchronize():`",
+            f"gradients are changed, such as by clipping, before they are averaged in {places(early)}",
+            "call optimizer.synchronize() right after loss.backward(), then change them, and call"
+            " optimizer.step() in `with optimizer.skip_synchronize():`",
         )
         return
     for trained in (each for each in program.trained if each.steps):
@@ -760,7 +757,7 @@ def _read_early(
 def metrics(program: Program) -> Verdicts:
     """Whether metrics that are printed are those of all ranks."""
     shown = [(rank, each) for rank in program.ranks for each in rank.all(events.Shown)]
-    compared = [each for _, each in shown if _BY in each.text]
+    compared = [each for _, each in shown if each.text.startswith(_DECIDES) and _BY in each.text]
     if len({*compared}) > len(values(compared, "site")):
         yield fail(
             f"{compared[0].site} {compared[0].text} on one rank, and by another value on others",
@@ -769,8 +766,7 @@ def metrics(program: Program) -> Verdicts:
         return
     shown = [each for each in shown if each[1] not in compared]
     deciding = [each for each in shown if each[1].text.startswith(_DECIDES)]
-    kinds = "allreduce", "grouped_allreduce", "allgather", "allgather_object"
-    calls = program.calls(*kinds, "MetricAverageCallback")
+    calls = program.calls(*_COMBINE, "MetricAverageCallback")
     averaged = [call for call in calls if call.site and call.elements <= METRIC_ELEMENTS]
     if averaged and not deciding:
         yield passed(f"values of all ranks are combined in {places(averaged)}")

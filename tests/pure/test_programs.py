@@ -216,9 +216,14 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (each(TrainingStep, reduced=[4.0, 8.0]), each(Optimizer, operation="Sum")),
         "gradients", "pass", "with a learning rate 2 times that of one rank",
     ),
+    "tests before training on rank 0": (
+        (each(DataSource, only=0, number=2), each(TrainingStep, only=0, source=2),
+         lambda rank, own: own.insert(3, DataSource(1, "train.py:11", "SequentialSampler", 4)) if not rank else None),
+        "steps", "pass", "the same number of steps",
+    ),
     "halved": ((each(TrainingStep, reduced=[1.0, 2.0]),), "gradients", "pass", "1/2 of the mean"),
     "clipped": ((each(TrainingStep, reduced=[2.0, -4.0]),), "gradients", "pass", "were changed"),
-    "clipped too early": ((also(Call("change", "train.py:15", 0)),), "gradients", "fail", "(train.py:15) has averaged them"),
+    "clipped too early": ((also(Call("early_change", "train.py:15", 0)),), "gradients", "fail", "before they are averaged in train.py:15"),
     "same batches": ((each(TrainingStep, batch="b"),), "data", "pass", "synthetic"),
     "rate unknown": ((each(TrainingStep, optimizer=2), each(Optimizer, number=2)), "rate", "skip", "on one rank is not known"),
     "left": (
@@ -280,6 +285,11 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (also(DECIDES, only=0), also(DECIDES._replace(text="lets Plateau decide by 0.6"), only=1)),
         "metrics", "fail", "train.py:19 lets Plateau decide by 0.5 on one rank",
     ),
+    "printed decisions": (
+        (also(DECIDES._replace(text='prints "loss to decide by 0.5"'), only=0),
+         also(DECIDES._replace(text='prints "loss to decide by 1.5"'), only=1)),
+        "metrics", "pass", "are combined in train.py:18",
+    ),
     "one decision": ((also(DECIDES),), "metrics", "pass", "are combined in train.py:18"),
     "torch.distributed": (
         (without(Optimizer), without(TrainingStep),
@@ -331,7 +341,14 @@ def test_hosts_that_each_read_all_data_share_samples_by_chance() -> None:
     def own_samples(rank: int, own: list[RankEvent]) -> None:
         steps(samples=[[9, rank], [rank + 10, rank + 20], [rank + 30, rank + 40]])(rank, own)
 
-    found = judged(each(Joined, size=4, local_size=2), own_samples, size=4, reference=0.05)
+    def own_order(rank: int, own: list[RankEvent]) -> None:
+        for place, one in enumerate(own):
+            if isinstance(one, DataSource):
+                own[place] = one._replace(epoch=(one.epoch or 0) + rank // 2)
+
+    hosts = each(Joined, size=4, local_size=2)
+    found = judged(hosts, own_order, own_samples, size=4, reference=0.05)
+    assert not [one for one in found if one.status == "fail"], found
     (data,) = (one for one in found if one.check == "program-data")
     assert (data.status, data.message[:35]) == ("pass", "the ranks read different batches in")
 

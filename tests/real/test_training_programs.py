@@ -34,7 +34,14 @@ RUNS = (
         "uneven",
         "state broadcast after the parameters",
     ),
-    ("pytorch.py", "no broadcast", "read too early", "no set_epoch", "sparse gradients"),
+    (
+        "pytorch.py",
+        "no broadcast",
+        "read too early",
+        "no set_epoch",
+        "sparse gradients",
+        "clipped before synchronize()",
+    ),
     (
         "pytorch.py",
         "clipped too early",
@@ -42,6 +49,7 @@ RUNS = (
         "another epoch",
         "decides by its own loss",
         "os._exit()",
+        "tests before training",
         "loaded after the broadcast",
     ),
     (

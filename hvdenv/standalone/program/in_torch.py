@@ -6,7 +6,7 @@ Runs on Python 3.6 and newer.
 import importlib
 import itertools
 import sys
-from typing import Any, Dict, Generator, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Generator, Iterator, List, Optional, Set, Tuple
 
 from recorder import (
     Function,
@@ -45,7 +45,7 @@ class Seen:
 
     Attributes:
         own: projections of gradients before their reduction, by the address of the result.
-        versions: of gradients as their reduction began, by the ids of their parameters.
+        versions: of the gradients that are being averaged, as this began, by ids of parameters.
         gradients: addresses of the gradients of all parameters; empty if they may have changed.
         names: of parameters, by id.
         models: modules that were called.
@@ -216,11 +216,6 @@ def begins(one: Optimizer) -> None:
         one.facts["before"] = digest(checksums(one.tensors))
         one.facts["state"] = digest(checksums(states))
         one.facts["buffers"] = list(itertools.chain(*Seen.buffers.values()))
-    handles = getattr(optimizer, "_handles", {}) if distributed and one.depth == 1 else {}
-    begun = (members(key) for key, (handle, _) in handles.items() if handle is not None)
-    averaging = itertools.chain(*begun)
-    if any(each.grad._version > Seen.versions.get(id(each), sys.maxsize) for each in averaging):
-        recorder.called("change")
     if recorder.shows_gradients() and (one.depth > 1 or not distributed):
         gradients = [each.grad for each in one.tensors if each.grad is not None]
         one.facts["applied"] = digest(checksums(gradients))
@@ -251,20 +246,27 @@ def address(gradient: Any) -> int:
     return 0 if gradient.is_sparse else int(gradient.data_ptr())
 
 
-def members(key: Any) -> Iterable[Any]:
-    """The parameters that Horovod's optimizer averages at once: one, or those of a group."""
-    return key if isinstance(key, tuple) else (key,)
-
-
 @on(
     r"horovod\.torch\.optimizer",
     "_DistributedOptimizer._allreduce_grad_async",
     "_DistributedOptimizer._grouped_allreduce_grad_async",
 )
-def averages(_: Any, key: Any) -> Iterator[None]:
-    """Horovod's optimizer begins to average gradients, which nothing may change until it has."""
+def averages(_: Any, given: Any) -> Iterator[None]:
+    """Horovod's optimizer begins to average the gradient of a parameter, or those of a group."""
     yield
-    Seen.versions.update((id(each), each.grad._version) for each in members(key))
+    for each in given if isinstance(given, tuple) else [given]:
+        Seen.versions[id(each)] = each.grad._version
+
+
+@on(r"horovod\.torch\.optimizer", "_DistributedOptimizer.synchronize")
+def averaged(optimizer: Any) -> Iterator[None]:
+    """Horovod's optimizer waits for the averages; until then, nothing may change a gradient."""
+    begun = [each for each in parameters(optimizer) if id(each) in Seen.versions]
+    if any(getattr(each.grad, "_version", 0) > Seen.versions[id(each)] for each in begun):
+        recorder.called("early_change")
+    yield
+    for each in parameters(optimizer):
+        Seen.versions.pop(id(each), None)
 
 
 @on(r"torch\.optim\.lr_scheduler", "ReduceLROnPlateau.step")

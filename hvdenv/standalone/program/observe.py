@@ -98,11 +98,16 @@ def prints(original: Function, *words: Any, **named: Any) -> None:
     original(*words, **named)
 
 
-def exits(original: Function, code: int) -> None:
+def exits(original: Function, status: int) -> None:
     """Called instead of os._exit(), after which nothing more is seen."""
-    error = "os._exit({}) ({})".format(code, recorder.program.site())
-    recorder.guarded(recorder.end, "exception" if code else "end", error)
-    original(code)
+    recorder.guarded(exiting, status)
+    original(status)
+
+
+def exiting(status: int) -> None:
+    """The program ends itself at once."""
+    error = "os._exit({}) ({})".format(status, recorder.program.site())
+    recorder.end("exception" if status else "end", error)
 
 
 def run(argv: List[str]) -> None:

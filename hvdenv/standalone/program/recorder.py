@@ -38,7 +38,7 @@ _CHECKPOINT = re.compile(
 _NO_DATA = re.compile(r"\.lock$|\.pyc|\.py$|^/(?:proc|dev|sys)/|/__pycache__/")
 _METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}\W{1,4}\d{0,6}\.\d")
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
-_NO_CALLS = "state_step", "change"  # which a rank may do alone
+_NO_CALLS = "state_step", "early_change"  # what a rank may do alone
 _SENDERS = "horovod/torch/functions.py", "horovod/tensorflow/functions.py"
 _PATH_NAMES = "f", "filepath", "file_prefix", "save_path", "path"
 Function = Callable[..., Any]
@@ -423,7 +423,8 @@ def collectives(module: str, *names: str) -> None:
 
 
 def _calls(operation: str, first: Any = None, *_: Any, **__: Any) -> None:
-    empty = operation in ("broadcast_parameters", "broadcast_variables") and first in ([], {})
+    sends = operation in ("broadcast_parameters", "broadcast_variables")
+    empty = sends and isinstance(first, (dict, list)) and not first
     recorder.called("empty_broadcast" if empty else operation)
 
 

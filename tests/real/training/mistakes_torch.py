@@ -56,7 +56,14 @@ WRONG = (
     _torch(
         "clipped too early",
         ((_STEP, "        torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0)\n" + _STEP),),
-        "program-gradients", says="before step() (train.py:",
+        "program-gradients", says="before they are averaged in train.py:",
+    ),
+    _torch(
+        "clipped before synchronize()",
+        ((_STEP, "        torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0)\n"
+          "        optimizer.synchronize()\n"
+          "        with optimizer.skip_synchronize():\n            optimizer.step()\n"),),
+        "program-gradients", says="before they are averaged in train.py:",
     ),
     _torch(
         "loaded after the broadcast",
@@ -180,7 +187,13 @@ RIGHT = (
     _torch(
         "os._exit()",
         (("for epoch in range(2):", "for epoch in range(1):"),
-         ("/model.pt\")", "/model.pt\")\nhvd.shutdown()\n__import__(\"os\")._exit(0)")),
+         ("/model.pt\")", "/model.pt\")\nhvd.shutdown()\n__import__(\"os\")._exit(status=0)")),
+        "program-steps", "pass", "the same number of steps",
+    ),
+    _torch(
+        "tests before training",
+        ((_STATE, _STATE + "testing = DataLoader(data, batch_size=64)\n"
+          "if hvd.rank() == 0:\n    for inputs, labels in testing:\n        pass\n"),),
         "program-steps", "pass", "the same number of steps",
     ),
     _torch(
