@@ -48,7 +48,7 @@ def _no_variable_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _process_is_left_as_it_was() -> Iterator[None]:
-    """What one test leaves changes or ends another that runs later in its process."""
+    """Otherwise a later test in this process fails, or is killed by a signal."""
     before = _of_process()
     yield
     assert _of_process() == before

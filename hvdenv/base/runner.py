@@ -298,7 +298,7 @@ def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
     Raises:
         StepError: the program does not exist or cannot be started.
     """
-    # By Python.
+    # Python ignores these, which the program would inherit.
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)
     before = {each: signal.signal(each, signal.SIG_DFL) for each in ignored}
     _restore_umask()

@@ -384,7 +384,10 @@ def _versions_named(recipe: Recipe) -> Mapping[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for module in _modules(recipe):
         family = module_family(module)
-        named = [(family, _number(module.rpartition("/")[2])), *_PART.findall(module)]
+        release = module.rpartition("/")[2]
+        if family == "cudatoolkit":  # Cray's has the release of NVIDIA's HPC SDK first: 23.9_12.2
+            release = release.rpartition("_")[2]
+        named = [(family, _number(release)), *_PART.findall(module)]
         for kind, each in _TOOLCHAIN.findall(module):
             named.append(("gcc", _TOOLCHAINS.get(each, ("", ""))[0]))
             if kind == "fosscuda":
@@ -488,7 +491,7 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
     image = _number(base.partition("nvidia/cuda:")[2])
     inside = image if facts.host == base else ""
-    version = min(filter(_exact, versions), default="") or inside
+    version = next(filter(_exact, reversed(versions)), "") or inside
     conda = recipe.conda.packages if recipe.conda else ()
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(map(_PACKAGES_BRING["CUDA's toolkit"].search, packages))

@@ -164,7 +164,7 @@ def test_prefix_that_is_not_ours(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.optin  # test_target.py has what is chosen, test_wheel_index.py the report
+@pytest.mark.optin  # test_chosen.py has what is chosen, test_wheel_index.py the report
 def test_verify_without_a_name_takes_what_was_built_last(
     local_prefix: Path, tmp_path: Path
 ) -> None:
