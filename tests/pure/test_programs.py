@@ -463,3 +463,28 @@ def test_a_step_counts_if_it_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> 
         assert not ended
         assert torch.steps(lambda _: "loss", optimizer) == "loss"
     assert ended == [one]
+
+
+@pytest.mark.parametrize(
+    ("methods", "reduced", "expected"),
+    [
+        # Horovod 0.23 to 0.25, and newer ones with Keras 2.
+        (["_allreduce_grads"], True, True),
+        (["_allreduce_grads"], False, False),
+        (["_allreduce_grads", "register_local_var"], True, True),
+        # Keras 3, and an optimizer of Keras alone.
+        (["register_local_var"], False, True),
+        ([], True, False),
+    ],
+)
+def test_wrapped_optimizers_of_keras(
+    methods: list[str], reduced: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorflow, found = load("in_tensorflow"), list[bool]()
+    variable = SimpleNamespace(path="weight", name="weight")
+    monkeypatch.setattr(tensorflow.Seen, "reduced", reduced)
+    monkeypatch.setattr(
+        tensorflow.recorder, "trains", lambda *_, distributed: found.append(distributed)
+    )
+    tensorflow.trains(SimpleNamespace(**dict.fromkeys(methods)), [("gradient", variable)])
+    assert found == [expected]

@@ -159,8 +159,8 @@ def trains(optimizer: Any, pairs: List[Any]) -> None:
         one.lost = one.lost and not one.counter
         names = [str(getattr(each, "path", each.name)) for each in variables]
         # One of Keras 2 averages in minimize(), not if gradients are given to it.
-        averages = Seen.reduced or not hasattr(optimizer, "_allreduce_grads")
-        distributed = averages and hasattr(optimizer, "register_local_var")
+        keras_2 = hasattr(optimizer, "_allreduce_grads")
+        distributed = Seen.reduced if keras_2 else hasattr(optimizer, "register_local_var")
         recorder.trains(one, variables, names, distributed=distributed)
 
 
