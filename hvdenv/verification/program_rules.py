@@ -358,7 +358,7 @@ def _start_apart(program: Program, trained: Trained, known: bool) -> Verdict:
     text, remedy = f"the parameters{trained.title} differ between ranks{why}", _BROADCAST
     calls = program.calls("broadcast_parameters", "state_step")
     if empty := program.calls("empty_broadcast"):
-        text += f": {places(empty)} is given no tensors, as before the model is built"
+        text += f": {places(empty)} is given no tensors; a model has none before it is built"
         remedy = f"call the model on a batch, which makes them, and then {_BROADCAST}"
     elif program.broadcasts and calls and calls[-1].operation == "state_step":
         text += f": hvd.broadcast_optimizer_state ({calls[-1].site}) changes them on ranks without"
@@ -748,8 +748,8 @@ def _read_early(
             yield fail(
                 f"{rank.name} reads {use.path} ({use.site}) while it may be half written by"
                 f" {writer} ({wrote.site})",
-                "between the two, call hvd.barrier() on all ranks, in TensorFlow"
-                " hvd.allreduce(tf.constant(0.0)), or load it on rank 0 and broadcast it",
+                "between the two, call hvd.barrier() on all ranks (with TensorFlow,"
+                " hvd.allreduce(tf.constant(0.0))), or load it on rank 0 and broadcast it",
             )
             return
 

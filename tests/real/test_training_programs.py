@@ -63,7 +63,7 @@ RUNS = (
     ),
     ("tensorflow2.py", "some variables left out", "local rank 0 saves", "own metric", "schedule"),
     ("keras_fit.py", "state lost"),
-    ("keras_fit.py", "not wrapped", "local rank 0 saves", "own metrics", "rate"),
+    ("keras_fit.py", "not wrapped", "local rank 0 saves", "own metrics", "rate", "resumed"),
 )
 # Parameters after five steps, written by the program itself.
 FIFTH = Variant(

@@ -388,7 +388,9 @@ def prepares(named: Mapping[str, Any]) -> None:
     if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
         text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
         recorder.emit(events.Shown(text, recorder.program.site()))
-    Seen.batches, Seen.epoch = named.get("steps_per_epoch") or 0, named.get("initial_epoch") or 0
+    # They may be numbers of numpy, as hvd.broadcast() returns.
+    steps, epoch = named.get("steps_per_epoch"), named.get("initial_epoch")
+    Seen.batches, Seen.epoch = int(steps or 0), int(epoch or 0)
     samples = getattr(named.get("x"), "shape", None)
     if samples and not Seen.batches and not named.get("validation_split"):
         Seen.batches = -(-int(samples[0]) // int(named.get("batch_size") or 32))

@@ -100,14 +100,10 @@ def prints(original: Function, *words: Any, **named: Any) -> None:
 
 def exits(original: Function, status: int) -> None:
     """Called instead of os._exit(), after which nothing more is seen."""
-    recorder.guarded(exiting, status)
+    text = "os._exit({}) ({})"
+    reason = "exception" if status else "end"
+    recorder.guarded(lambda: recorder.end(reason, text.format(status, recorder.program.site())))
     original(status)
-
-
-def exiting(status: int) -> None:
-    """The program ends itself at once."""
-    error = "os._exit({}) ({})".format(status, recorder.program.site())
-    recorder.end("exception" if status else "end", error)
 
 
 def run(argv: List[str]) -> None:

@@ -142,6 +142,11 @@ RIGHT = (
           " steps_per_epoch=500 // hvd.size(),"),),
     ),
     Variant(
+        "keras_fit.py", "resumed",
+        (("epochs=2", "epochs=3, initial_epoch=hvd.broadcast(1, root_rank=0)"),),
+        "program-data", "pass", "(read in train.py:",
+    ),
+    Variant(
         "keras_fit.py", "accumulated",
         ((_WRAP, _WRAP.replace("(optimizer)", "(optimizer, backward_passes_per_step=2)")),),
     ),
