@@ -26,6 +26,7 @@ RUNS = (
         "own metric",
         "rate",
         "state loaded before wrapping",
+        "as for ROCm",
     ),
     (
         "pytorch.py",

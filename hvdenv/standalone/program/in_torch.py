@@ -254,6 +254,8 @@ def address(gradient: Any) -> int:
 def averages(_: Any, given: Any) -> Iterator[None]:
     """Horovod's optimizer begins to average the gradient of a parameter, or those of a group."""
     yield
+    if sys.modules["horovod.torch.mpi_ops"].rocm_built():  # it divides the sums in place, later
+        return
     for each in given if isinstance(given, tuple) else [given]:
         Seen.versions[id(each)] = each.grad._version
 

@@ -183,6 +183,11 @@ WRONG = (
 
 RIGHT = (
     _torch("as it is", ()),
+    _torch(
+        "as for ROCm",
+        (("hvd.init()\n", "import horovod.torch.mpi_ops as ops\nops.rocm_built = lambda: True\nhvd.init()\n"),),
+        "program-gradients", "pass", "the mean of the ranks' own",
+    ),
     _torch("in a group", (("model.named_parameters())", "model.named_parameters(), groups=1)"),)),
     _torch(
         "os._exit()",
