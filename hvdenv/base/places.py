@@ -8,13 +8,15 @@ import pwd
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hvdenv.base.errors import StepError, UsageError
 from hvdenv.base.runner import environment
+
+T = TypeVar("T")
 
 HOME_VARIABLE = "HVDENV_HOME"
 # How long files of a process are left alone that may run on another host.
@@ -288,9 +290,6 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
     )
 
 
-_SYNC_THREADS = 8
-
-
 def sync_tree(root: Path) -> None:
     """Flush a tree to disk, so that it survives a power cut.
 
@@ -302,21 +301,28 @@ def sync_tree(root: Path) -> None:
     """
     if not root.exists():
         return
-    from concurrent.futures import ThreadPoolExecutor
-
     _sync_file_system(root)
-    files = [*_files_below(root)]
-    # Each sync may wait for a file server, so several run in parallel. A task for each file would
-    # cost more than the sync itself.
-    parts = (files[number::_SYNC_THREADS] for number in range(_SYNC_THREADS))
-    with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-        for _ in pool.map(_sync_all, parts):
-            pass
+    # Each sync may wait for a file server, so several run in parallel.
+    for _ in in_shares(_sync_all, [*_files_below(root)], threads=8):
+        pass
 
 
 def _sync_all(paths: Iterable[str]) -> None:
     for path in paths:
         sync(path)
+
+
+def in_shares(
+    work: Callable[[Sequence[str]], T], paths: Sequence[str], *, threads: int
+) -> Iterator[T]:
+    """The results of threads that each work on their share of many files.
+
+    A task for each file would cost more than flushing it.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # no light command should wait for it
+
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(work, (paths[number::threads] for number in range(threads)))
 
 
 def _sync_file_system(path: Path) -> None:

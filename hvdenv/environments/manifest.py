@@ -14,12 +14,12 @@ not UTF-8 keeps its bytes.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hvdenv.base.errors import StepError
-from hvdenv.base.places import reporting, write_text
+from hvdenv.base.places import in_shares, reporting, write_text
 from hvdenv.base.reading import MANIFEST, read_file
 
 NAME = "manifest.txt"
@@ -221,9 +221,8 @@ def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
 
 def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, Entry]]:
     """The same entries with the hashes of the files."""
-    from concurrent.futures import ThreadPoolExecutor  # no light command should wait for it
 
-    def hash_all(paths: list[str]) -> list[tuple[str, Entry]]:
+    def hash_all(paths: Sequence[str]) -> list[tuple[str, Entry]]:
         view = memoryview(bytearray(1 << 20))
         return [(path, _hash(os.path.join(root, path), view)) for path in paths]
 
@@ -236,9 +235,8 @@ def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[
     # Each thread gets some of the large ones.
     paths = [path for _, path in sorted(files)]
     threads = min(8, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads) as pool:
-        for part in pool.map(hash_all, (paths[number::threads] for number in range(threads))):
-            yield from part
+    for part in in_shares(hash_all, paths, threads=threads):
+        yield from part
 
 
 def _hash(path: str, view: memoryview) -> Entry:
