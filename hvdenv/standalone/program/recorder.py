@@ -156,8 +156,7 @@ class Recorder:
     def called(self, operation: str, elements: int = 0, gradient: bool = False) -> None:
         """Report a call of Horovod, or what comes of it, once for each place."""
         self.clock += operation not in _NO_CALLS
-        inner = any(each.f_code.co_filename.endswith(_SENDERS) for each in stack())
-        site = "" if gradient or self.of_some or inner else self.program.site()
+        site = "" if gradient or self.of_some or _is_sent_by_another() else self.program.site()
         if self.is_new("call", (operation, site, gradient)):
             self.emit(events.Call(operation, site, self.most_steps, elements, gradient))
 
@@ -413,6 +412,11 @@ def on(module: str, *names: str) -> Callable[[Function], Function]:
 def _goes_on(ours: Any, result: Any) -> None:
     with contextlib.suppress(StopIteration):
         ours.send(result)
+
+
+def _is_sent_by_another() -> bool:
+    """Whether a function of Horovod that sends several tensors makes this call."""
+    return any(each.f_code.co_filename.endswith(_SENDERS) for each in stack())
 
 
 def collectives(module: str, *names: str) -> None:

@@ -256,7 +256,8 @@ class Call(NamedTuple):
     """The first call of one of Horovod's operations from one place of a training program.
 
     Attributes:
-        operation: such as ``init`` or ``allreduce``; or a ``state_step`` or ``change`` (in_torch.py).
+        operation: such as ``init`` or ``allreduce``; or a ``state_step``, ``early_change`` (in_torch.py)
+            or ``empty_broadcast``.
         site: file and line in the program; empty if a library called it, or for a process set.
         step: how many training steps came before.
         elements: of the tensor.
