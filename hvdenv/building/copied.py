@@ -7,7 +7,6 @@ are copied: no file is shared, so no environment can change another.
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
@@ -23,6 +22,7 @@ from hvdenv.base.places import Places
 from hvdenv.base.reading import OWN, read_file
 from hvdenv.base.schema import Table
 from hvdenv.building.state import State
+from hvdenv.building.wheelcache import record_hash
 from hvdenv.environments import manifest, registry
 from hvdenv.locks import pypi
 from hvdenv.locks.record import GenerationRecord
@@ -180,8 +180,7 @@ def _correct(record: Path, changed: set[Path]) -> None:
         path = Path(os.path.normpath(site_packages / row[0]))
         if path in changed:
             content = read_file(path, OWN).data
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
-            row[1:] = [f"sha256={digest.decode()}", str(len(content))]
+            row[1:] = [record_hash(hashlib.sha256(content).digest()), str(len(content))]
             stale = True
     if stale:
         text = io.StringIO()

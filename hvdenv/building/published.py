@@ -5,7 +5,6 @@ compiled again. The same entry and the same hvdenv give the same bytes.
 """
 
 import ast
-import base64
 import hashlib
 import json
 import re
@@ -21,7 +20,7 @@ from hvdenv import WHEEL_PROGRAMS
 from hvdenv.base.masking import shown
 from hvdenv.base.reading import OWN, WHEEL, open_file, read_text
 from hvdenv.base.schema import Problem, decode, encode
-from hvdenv.building.wheelcache import Record
+from hvdenv.building.wheelcache import Record, record_hash
 from hvdenv.knowledge.patches import applicable, set_number
 from hvdenv.plans.step import digest
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
@@ -280,7 +279,7 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
             with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
                 changed = _changed(archive, source, facts, before)
                 lines = [
-                    _add(
+                    add_file(
                         made,
                         info.filename.replace(before, after, 1),
                         changed.get(info.filename) or blocks(archive, info),
@@ -291,10 +290,10 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
                 ]
         except _UNREADABLE as error:
             raise Unpublished(f"it cannot be read ({error})") from error
-        lines += [_add(made, name, changed[name]) for name in (_CHECK, _FACTS)]
-        lines.append(_add(made, f"{after}{PROVENANCE}", [_provenance(source.record)]))
+        lines += [add_file(made, name, changed[name]) for name in (_CHECK, _FACTS)]
+        lines.append(add_file(made, f"{after}{PROVENANCE}", [_provenance(source.record)]))
         record = "\n".join([*lines, f"{after}RECORD,,", ""])
-        _add(made, f"{after}RECORD", [record.encode()])
+        add_file(made, f"{after}RECORD", [record.encode()])
 
 
 def _provenance(record: Record) -> bytes:
@@ -322,7 +321,7 @@ def _changed(
     return {name: [text.encode()] for name, text in changed.items()}
 
 
-def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0) -> str:
+def add_file(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0) -> str:
     """Add a file, with the time that all have; returns its line of RECORD."""
     made, digest, size = zipfile.ZipInfo(name), hashlib.sha256(), 0
     made.compress_type, made.create_system = zipfile.ZIP_DEFLATED, 3
@@ -332,8 +331,7 @@ def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int 
             stream.write(part)
             digest.update(part)
             size += len(part)
-    encoded = base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
-    return f"{name},sha256={encoded},{size}"
+    return f"{name},{record_hash(digest.digest())},{size}"
 
 
 def _with_check(text: str, framework: str) -> str:

@@ -5,8 +5,6 @@ On such a host, build with `hvdenv build RECIPE --locked --offline --fetched DIR
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from hvdenv import PACKAGE
 from hvdenv.base.places import find_places, make_folder, named_folder
 from hvdenv.building import wheelcache
+from hvdenv.building.published import add_file
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import scratch
 from hvdenv.locks import lockfile
@@ -79,18 +78,17 @@ def own_source(site: Path, to: Path) -> Path:
     path = to / f"hvdenv-{installed.version}-py3-none-any.whl"
     described = f"hvdenv-{installed.version}.dist-info"
     rows = []
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as wheel:
+    with zipfile.ZipFile(path, "w") as wheel:
         for each in installed.files or ():
             name = str(each)
             if each.suffix == ".pyc" or (described in each.parts and each.name in _OF_INSTALLERS):
                 continue
             if ".." in each.parts:
                 name = f"hvdenv-{installed.version}.data/scripts/{each.name}"
-            content = each.read_binary()
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-            rows.append(f"{name},sha256={digest},{len(content)}\n")
-            wheel.write(str(each.locate()), name)  # with its permissions: the script is a program
-        wheel.writestr(f"{described}/RECORD", "".join([*rows, f"{described}/RECORD,,\n"]))
+            mode = Path(str(each.locate())).stat().st_mode  # the script is a program
+            rows.append(add_file(wheel, name, [each.read_binary()], mode << 16))
+        record = "\n".join([*rows, f"{described}/RECORD,,", ""])
+        add_file(wheel, f"{described}/RECORD", [record.encode()])
     return path
 
 
