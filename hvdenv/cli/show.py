@@ -42,15 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     origins = resolved.origins
     deviations, notes = values.pop("deviations", []), values.pop("notes", [])
-    values.pop("references", None)
     values.pop("schedulers", None)
     rows = [(key, _toml(value), origins.get(key, "default")) for key, value in _leaves(values)]
     rows += _of_schedulers(resolved)
     width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
     for key, value, origin in rows:
         print(f"{f'{key} = {value}':{width}}  # {origin}")
-    for reference in resolved.recipe.references:
-        print(f"\nreference: {reference}  # {origins.get('references', 'default')}")
     for deviation in deviations:
         print(f"\ndeviation from: {deviation['document']}")
         print(f"  instead: {deviation['recipe']}\n  because: {deviation['reason']}")

@@ -19,7 +19,7 @@ from hvdenv.base.runner import environment
 from hvdenv.environments import generations
 from hvdenv.environments.activation import UNSET, filled_in
 from hvdenv.locks.record import GenerationRecord
-from hvdenv.model.cluster import Container, Reference
+from hvdenv.model.cluster import Container
 from hvdenv.model.dialect import job_id
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.container import inside
@@ -185,7 +185,6 @@ class Expectation(NamedTuple):
     controllers: tuple[str, ...] | None = None
     operations: tuple[str, ...] | None = None
     versions: dict[str, str] = {}
-    references: tuple[Reference, ...] = ()
 
     def asks(self, framework: str, controller: str = "") -> bool:
         """Whether something is expected, or nothing is stated about its kind."""
@@ -211,7 +210,6 @@ def expectation_of(recipe: Recipe) -> Expectation:
         controllers=controllers,
         operations=(*controllers, *(n.upper() for n in ("nccl", "ddl", "ccl") if n in libraries)),
         versions=versions,
-        references=recipe.references,
     )
 
 

@@ -1,7 +1,6 @@
 """The cluster part of a recipe: modules, partitions, jobs, launchers, network, places."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 from hvdenv.base.schema import Pattern
 
@@ -385,81 +384,6 @@ class SiteKeys(NamedTuple):
     recipe_folders: tuple[AbsoluteFolder, ...] = ()
     trust: Trust = Trust()
     places: Storage = Storage()
-
-
-# Measures of `verify --bench`, with their units.
-BANDWIDTH, LATENCY, SPEED = "allreduce bandwidth", "allreduce latency", "training speed"
-UNITS = {BANDWIDTH: "GB/s", LATENCY: "us", SPEED: "samples/s"}
-# The network without Horovod, between the memories of hosts and between GPUs.
-YARDSTICKS = MPI_ALONE, NCCL_ALONE = "MPI alone", "NCCL alone"
-# Of messages: what hvdenv/standalone/ranks/bench.py measures.
-Size = Literal[
-    "1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"
-]
-SIZES = {name: 1024 * 4**power for power, name in enumerate(get_args(Size))}
-
-
-class Reference(NamedTuple):
-    """An expected speed. ``verify --bench`` fails if a measurement is out of bounds.
-
-    Attributes:
-        measure: quantity.
-        subject: ``MPI alone`` and, on GPUs, ``NCCL alone`` are the network without Horovod.
-        value: expected value.
-        unit: unit of the measure.
-        size: message size of an allreduce.
-        ranks: number of ranks (default: any).
-        nodes: number of hosts (default: any).
-        lower: allowed deviation below the value, as a fraction: -0.1 (default: any).
-        upper: allowed deviation above the value: 0.5 (default: any).
-    """
-
-    measure: Literal["allreduce bandwidth", "allreduce latency", "training speed"]
-    subject: Literal[
-        "torch over MPI",
-        "torch over Gloo",
-        "tensorflow over MPI",
-        "tensorflow over Gloo",
-        "MPI alone",
-        "NCCL alone",
-    ]
-    value: float
-    unit: Literal["GB/s", "us", "samples/s"]
-    size: Size | None = None
-    ranks: int | None = None
-    nodes: int | None = None
-    lower: float | None = None
-    upper: float | None = None
-
-    def __str__(self) -> str:
-        """Such as ``torch over MPI, 8 ranks, allreduce bandwidth of 64MiB: 5.2 GB/s -10 % +50 %``."""
-        counts = ((self.ranks, "ranks"), (self.nodes, "nodes"))
-        about = [self.subject, *(f"{number} {what}" for number, what in counts if number)]
-        measure = f"{self.measure} of {self.size}" if self.size else self.measure
-        bounds = [f"{100 * each:+.4g} %" for each in (self.lower, self.upper) if each is not None]
-        return f"{', '.join([*about, measure])}: {self.value:g} {self.unit} {' '.join(bounds)}"
-
-    @property
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Problems that only several values together show, each with its key."""
-        of_messages, fewest = self.measure != SPEED, 2 if self.measure == BANDWIDTH else 1
-        if self.unit != UNITS[self.measure]:
-            yield "unit", f'{self.measure} is measured in "{UNITS[self.measure]}"'
-        if of_messages != (self.size is not None):
-            yield "size", f"{self.measure} {'needs a' if of_messages else 'has no'} size"
-        if self.subject in YARDSTICKS and not of_messages:
-            yield "subject", f"{self.subject} trains nothing"
-        if self.value <= 0:
-            yield "value", "expected a number above 0"
-        for key, number, least in (("ranks", self.ranks, fewest), ("nodes", self.nodes, 1)):
-            if number is not None and number < least:
-                yield key, f"expected {least} or more"
-        if not -1 <= (self.lower or 0) <= 0:
-            yield "lower", "expected a part of the value with its sign, such as -0.1 for 10 % less"
-        if (self.upper or 0) < 0:
-            yield "upper", "expected a part of the value, such as 0.5 for 50 % more"
-        if self.lower is None and self.upper is None:
-            yield "measure", "a reference needs lower or upper"
 
 
 class Container(NamedTuple):

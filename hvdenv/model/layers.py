@@ -283,7 +283,7 @@ def _setter(path: KeyPath, setters: Mapping[str, Layer]) -> Layer | None:
 # Keys that decide no environment, but how and where it is used, and what is said about it.
 _OF_NO_ENVIRONMENT = frozenset({
     "summary", "status", "sources", "site", "scheduler", "schedulers", "job", "launch", "network",
-    "places", "container", "references", "deviations", "notes", "partitions",
+    "places", "container", "deviations", "notes", "partitions",
 })  # fmt: skip
 
 
@@ -397,7 +397,7 @@ def _refuse_clashes(variants: Iterable[Layer]) -> None:
 # Keys that differ between sites. The recipe decides what Horovod is built for.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
-    "network", "packages", "places", "python", "recipe_folders", "references", "schedulers", "target",
+    "network", "packages", "places", "python", "recipe_folders", "schedulers", "target",
     "trust",
 )  # fmt: skip
 

@@ -17,7 +17,6 @@ from hvdenv.model.cluster import (
     Modules,
     Network,
     Partition,
-    Reference,
     Storage,
     Value,
     VariableName,
@@ -352,7 +351,6 @@ class Recipe(NamedTuple):
     environment: Variables = Variables()
     places: Storage = Storage()
     container: Container | None = None
-    references: tuple[Reference, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[Note, ...] = ()
 

@@ -77,9 +77,6 @@ def problems(recipe: Recipe) -> Problems:
     yield from _problems_of_launchers(recipe)
     for number, message in horovodrun_problems(recipe.launch.horovodrun):
         yield Problem(("launch", "horovodrun", number), message)
-    for number, reference in enumerate(recipe.references):
-        for key, message in reference.problems:
-            yield Problem(("references", number, key), message)
 
 
 def _problem(key: str, message: str) -> Problem:

@@ -1,14 +1,13 @@
-"""How fast allreduces and training steps are, compared with MPI or NCCL alone and with references.
+"""How fast allreduces are, compared with MPI or NCCL alone.
 
-The ranks (hvdenv/standalone/ranks/bench.py, speed.py) and the yardstick
-(hvdenv/standalone/ranks/yardstick.c) measure; this module starts them and judges their figures.
+The ranks (hvdenv/standalone/ranks/bench.py) and the yardstick (hvdenv/standalone/ranks/yardstick.c)
+measure; this module starts them and judges whether they gave figures.
 """
 
 import json
 import math
 import re
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,45 +15,29 @@ from typing import NamedTuple
 
 from hvdenv import RANK_PROGRAMS
 from hvdenv.base.schema import Problem, decode
-from hvdenv.model.cluster import (
-    BANDWIDTH,
-    LATENCY,
-    MPI_ALONE,
-    NCCL_ALONE,
-    SIZES,
-    SPEED,
-    UNITS,
-    YARDSTICKS,
-    Reference,
-)
 from hvdenv.reports.page import size as bytes_shown
 from hvdenv.reports.report import Measurement
-from hvdenv.sites.batch import counted
-from hvdenv.sites.launchers import Launch, MpiVersion
-from hvdenv.sites.placement import filled
+from hvdenv.sites.launchers import MpiVersion
 from hvdenv.standalone.ranks.events import BenchEnd, Timed
-from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, judge_run
+from hvdenv.verification.rank_judgement import Judgement, judge_exercise, judge_run
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair, start_program, start_ranks
 from hvdenv.verification.setup import Effort, HostMpi, Setup
 
-EXERCISES = ("bench", "speed")
-# The shares of the time for all ranks; the rest is for the yardstick, and then for fewer ranks.
-_ALL_RANKS, _YARDSTICK = 0.35, 0.15
+EXERCISE = "bench"
+# The network without Horovod, between the memories of hosts and between GPUs.
+YARDSTICKS = MPI_ALONE, NCCL_ALONE = "MPI alone", "NCCL alone"
+# The share of the time for the ranks; the rest is for the yardstick.
+_RANKS = 0.7
 _FIGURES = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
-_REMEDY = "measure again while these hosts are idle; if the result stays, see the evidence"
-_ENDS = {
-    "time": "--bench-time was too short",
-    "memory": "the ranks of one host need more memory than is free",
-}
 
 
 class Point(NamedTuple):
-    """One size of message, or of one training step.
+    """One size of message.
 
     Attributes:
-        amount: bytes of the message, or samples of the step on all ranks.
-        seconds: of one allreduce or step: minimum, quartiles and maximum.
+        amount: bytes of the message.
+        seconds: of one allreduce: minimum, quartiles and maximum.
     """
 
     amount: int
@@ -112,34 +95,16 @@ class Benchmark(NamedTuple):
 
     Attributes:
         subject: such as ``torch over MPI``.
-        run: of all ranks.
-        fewer: training steps on 1, 2, 4 ... ranks, fewer than all.
     """
 
     subject: str
     run: RankRun
     yardstick: Yardstick = _NONE
-    fewer: tuple[RankRun, ...] = ()
-
-    @property
-    def steps(self) -> list[Point]:
-        """One training step, by the number of ranks."""
-        found = []
-        for run in (*self.fewer, self.run):
-            found += [each for each in _points(run, "step") if each.measured][:1]
-        return found
 
     @property
     def allreduces(self) -> list[Point]:
-        return [each for each in _points(self.run, "allreduce") if each.measured]
-
-    @property
-    def figures(self) -> list[Measurement]:
-        found = _figures(self.subject, self.allreduces)
-        for point in self.steps:
-            speed = _rounded(point.rate)
-            found.append(Measurement(SPEED, speed, UNITS[SPEED], self.subject, None, point.ranks))
-        return found
+        points = (_point(self.run, each) for _, each in _timed(self.run))
+        return [each for each in points if each.measured]
 
 
 def _timed(run: RankRun) -> list[tuple[str, Timed]]:
@@ -148,51 +113,25 @@ def _timed(run: RankRun) -> list[tuple[str, Timed]]:
 
 
 def _point(run: RankRun, timed: Timed) -> Point:
-    return Point(timed.amount, run.size, tuple(timed.seconds))
-
-
-def _points(run: RankRun, what: str) -> list[Point]:
-    return [_point(run, each) for _, each in _timed(run) if each.what == what]
+    return Point(timed.size, run.size, tuple(timed.seconds))
 
 
 def measure(setup: Setup, timeout: float, effort: Effort, mpi: HostMpi, pair: Pair) -> Benchmark:
-    """Timed allreduces and training steps on all ranks, then the yardstick, then fewer ranks."""
-    end = time.monotonic() + timeout
-    timed = setup._replace(exercises=tuple(f"{name}={effort.seconds:g}" for name in EXERCISES))
-    run = start_ranks(timed, timeout * _ALL_RANKS, mpi, *pair)
-    yardstick = _yardstick_beside(setup, timeout * _YARDSTICK, effort, mpi[0], run)
-    counts, fewer = smaller_counts(setup.launch.ranks), []
-    timed = setup._replace(exercises=(f"speed={effort.seconds:g}",))
-    for done, count in enumerate(counts):
-        share = max((end - time.monotonic()) / (len(counts) - done), 1.0)
-        launch = with_fewer(setup.launch, count)
-        fewer.append(start_ranks(timed._replace(launch=launch), share, mpi, *pair))
-    return Benchmark(pair.subject, run, yardstick, tuple(fewer))
-
-
-def smaller_counts(ranks: int) -> list[int]:
-    return [2**power for power in range(ranks.bit_length()) if 2**power < ranks]
-
-
-def with_fewer(launch: Launch, ranks: int) -> Launch:
-    hosts = filled(launch.hosts, ranks)
-    return launch._replace(
-        ranks=ranks,
-        hosts=hosts,
-        hostfile="",
-        ranks_per_node=min(launch.ranks_per_node, ranks),
-        placed=bool(hosts),
-    )
+    """Timed allreduces on all ranks, then the yardstick."""
+    timed = setup._replace(exercises=(f"{EXERCISE}={effort.seconds:g}",))
+    run = start_ranks(timed, timeout * _RANKS, mpi, *pair)
+    yardstick = _yardstick_beside(setup, timeout * (1 - _RANKS), effort, mpi[0], run)
+    return Benchmark(pair.subject, run, yardstick)
 
 
 def _yardstick_beside(
     setup: Setup, timeout: float, effort: Effort, mpi: MpiVersion, run: RankRun
 ) -> Yardstick:
     """The yardstick for the largest message of a run, on GPUs if the run was on GPUs."""
-    measured = [each for _, each in _timed(run) if each.what == "allreduce"]
+    measured = [each for _, each in _timed(run)]
     if not measured:
         return Yardstick((), "the ranks gave no figures in time")
-    largest = measured[-1].amount
+    largest = measured[-1].size
     if not measured[0].device:
         return measure_yardstick(setup, timeout, effort, mpi, largest)
     if gpus := gpu_libraries(run):
@@ -267,27 +206,24 @@ def parse_yardstick(text: str) -> tuple[Point, ...]:
 def measurements(benchmarks: Sequence[Benchmark]) -> Iterator[Measurement]:
     """All figures of a report: by framework and controller, then those of the yardsticks."""
     for each in benchmarks:
-        yield from each.figures
-    for one in _fastest(benchmarks):
-        yield from _figures(one.yardstick.name, one.yardstick.points)
+        yield from _figures(each.subject, each.allreduces)
+    for yardstick in _fastest(benchmarks):
+        yield from _figures(yardstick.name, yardstick.points)
 
 
-def _figures(subject: str, points: Sequence[Point]) -> list[Measurement]:
-    found = []
+def _figures(subject: str, points: Sequence[Point]) -> Iterator[Measurement]:
     for point in points:
         about = (subject, point.amount, point.ranks)
-        found.append(Measurement(LATENCY, _rounded(point.median * 1e6), UNITS[LATENCY], *about))
+        yield Measurement("allreduce latency", _rounded(point.median * 1e6), "us", *about)
         if point.ranks > 1:
-            bandwidth = _rounded(point.bandwidth)
-            found.append(Measurement(BANDWIDTH, bandwidth, UNITS[BANDWIDTH], *about))
-    return found
+            yield Measurement("allreduce bandwidth", _rounded(point.bandwidth), "GB/s", *about)
 
 
-def _fastest(benchmarks: Sequence[Benchmark]) -> Iterator[Benchmark]:
-    """For each yardstick, the benchmark beside which it was fastest."""
+def _fastest(benchmarks: Sequence[Benchmark]) -> Iterator[Yardstick]:
+    """Each yardstick, where it was fastest."""
     for name in YARDSTICKS:
-        if found := [each for each in benchmarks if each.yardstick.name == name]:
-            yield max(found, key=lambda each: each.yardstick.speed)
+        if found := [each.yardstick for each in benchmarks if each.yardstick.name == name]:
+            yield max(found, key=lambda each: each.speed)
 
 
 def _rounded(value: float) -> float:
@@ -295,33 +231,24 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def judge_speed(benchmark: Benchmark, references: Sequence[Reference]) -> Judgement:
-    """Judge the figures of one framework and controller, against the recipe's references."""
-    for run in (benchmark.run, *benchmark.fewer):
-        if broken := _breakdown(run):
-            return broken._replace(message=f"with {counted(run.size, 'rank')}: {broken.message}")
-    points, yardstick = benchmark.allreduces, benchmark.yardstick
-    ends = [each for rank in benchmark.run.ranks for each in rank.all(BenchEnd)]
-    evidence = [*_listed(points, yardstick)]
-    evidence += [
-        f"{bytes_shown(e.size)} and more were not measured: {_ENDS.get(e.why, e.why)}" for e in ends
+def judge_speed(benchmark: Benchmark) -> Judgement:
+    """Whether the ranks of one framework and controller measured, and what."""
+    run, points, yardstick = benchmark.run, benchmark.allreduces, benchmark.yardstick
+    if broken := _breakdown(run):
+        return broken
+    ends = [each.size for rank in run.ranks for each in rank.all(BenchEnd)]
+    evidence = [
+        *_listed(points, yardstick),
+        *(f"{bytes_shown(e)} and more were not measured: --bench-time was too short" for e in ends),
     ]
-    figures = Judgement(
-        "pass",
-        "; ".join([*_extremes(points, yardstick), *_scaling(benchmark.steps)]),
-        "\n".join(evidence),
-    )
-    return _compared(benchmark.subject, benchmark.figures, figures, benchmark.run, references)
+    return Judgement("pass", "; ".join(_extremes(points, yardstick)), "\n".join(evidence))
 
 
-def judge_yardsticks(
-    benchmarks: Sequence[Benchmark], references: Sequence[Reference]
-) -> Iterator[tuple[str, Judgement]]:
-    for one in _fastest(benchmarks):
-        points, problem, evidence, name = one.yardstick
+def judge_yardsticks(benchmarks: Sequence[Benchmark]) -> Iterator[tuple[str, Judgement]]:
+    for points, problem, evidence, name in _fastest(benchmarks):
         if points:
-            passed = Judgement("pass", "; ".join(_extremes(points)), "\n".join(_listed(points)))
-            yield name, _compared(name, _figures(name, points), passed, one.run, references)
+            said, shown = "; ".join(_extremes(points)), "\n".join(_listed(points))
+            yield name, Judgement("pass", said, shown)
         else:
             yield name, Judgement("skip", f"there is no yardstick: {problem}", evidence)
 
@@ -330,76 +257,20 @@ def _breakdown(run: RankRun) -> Judgement | None:
     whole = judge_run(run)
     if whole.status == "fail":
         return whole
-    broken = (judge_exercise(run, name) for name in run.exercises)
-    return next(filter(None, (*broken, _unmeasured(run))), None)
+    return judge_exercise(run, EXERCISE) or _unmeasured(run)
 
 
 def _unmeasured(run: RankRun) -> Judgement | None:
     wrong = [(name, each) for name, each in _timed(run) if not _point(run, each).measured]
     if not wrong:
         return None
-    lines = [f"{name}: seconds {each.seconds} for {each.amount}" for name, each in wrong]
+    lines = [f"{name}: seconds {each.seconds} for {each.size}" for name, each in wrong]
     return Judgement(
         "fail",
         f"{wrong[0][0]} reported times that no clock can show",
         "\n".join(lines),
         "check the clock of this host, and measure again",
     )
-
-
-def _compared(
-    subject: str,
-    figures: Sequence[Measurement],
-    passed: Judgement,
-    run: RankRun,
-    references: Sequence[Reference],
-) -> Judgement:
-    """The judgement on figures after a comparison with the references for this subject, number
-    of ranks and number of hosts."""
-    values = {(each.name, each.size, each.ranks): each.value for each in figures}
-    wrong, missing = [], []
-    for each in references:
-        if each.subject != subject or not _applies(each, run):
-            continue
-        found = values.get((each.measure, SIZES.get(each.size or ""), each.ranks or run.size))
-        if found is None:
-            missing.append(_measured(each))
-        elif problem := missed(found, each):
-            wrong.append(f"{_measured(each)} {problem}")
-    evidence = f"{passed.message}\n{passed.evidence}"
-    if wrong:
-        return Judgement("fail", "; ".join(wrong), evidence, _REMEDY)
-    if missing:
-        why = "there is a reference, but no figure, for "
-        remedy = "allow more time with --bench-time; the evidence shows where it ended"
-        return Judgement("unproven", why + "; ".join(missing), evidence, remedy)
-    return passed
-
-
-def _applies(reference: Reference, run: RankRun) -> bool:
-    """Whether a reference is for as many hosts and ranks."""
-    counts = [run.size, *(smaller_counts(run.size) if reference.measure == SPEED else ())]
-    nodes = len({rank.host for rank in run.ranks})
-    return reference.nodes in (None, nodes) and reference.ranks in (None, *counts)
-
-
-def missed(value: float, reference: Reference) -> str:
-    """How a value misses its reference; empty if it does not."""
-    unit = reference.unit
-    for bound, word, sign in ((reference.lower, "less", 1), (reference.upper, "more", -1)):
-        limit = None if bound is None else reference.value * (1 + bound)
-        if limit is not None and not sign * value >= sign * limit:  # NaN is no figure
-            found, allowed = apart(value, limit, 4)
-            return (
-                f"is {found} {unit}, {word} than {allowed}"
-                f" ({reference.value:g} {unit} {100 * (bound or 0):+.0f} %)"
-            )
-    return ""
-
-
-def _measured(reference: Reference) -> str:
-    size = f" at {bytes_shown(SIZES[reference.size])}" if reference.size else ""
-    return reference.measure + size + (f" with {reference.ranks} ranks" if reference.ranks else "")
 
 
 def _shown(value: float) -> str:
@@ -422,19 +293,6 @@ def _share(point: Point, yardstick: Yardstick) -> float:
     """Horovod's share of the yardstick's speed in percent; 0 if unknown."""
     beside = (each.median for each in yardstick.points if each.amount == point.amount)
     return 100 * next(beside, 0.0) / point.median
-
-
-def _scaling(steps: Sequence[Point]) -> Iterator[str]:
-    """How much faster all ranks train than one."""
-    if not steps:
-        return
-    first, last = steps[0], steps[-1]
-    if first.ranks == 1 and last.ranks > 1:
-        times = last.rate / first.rate
-        share = 100 * times / last.ranks
-        yield f"{last.ranks} ranks train {times:.2g} times as fast as 1 ({share:.0f} %)"
-    else:
-        yield f"{_shown(last.rate)} samples/s"
 
 
 def _listed(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:

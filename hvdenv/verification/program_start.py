@@ -10,9 +10,9 @@ from typing import NamedTuple
 from hvdenv.base.errors import UsageError
 from hvdenv.base.runner import end_marked
 from hvdenv.reports.report import Finding
-from hvdenv.sites.launchers import named
+from hvdenv.sites.launchers import Launch, named
+from hvdenv.sites.placement import filled
 from hvdenv.standalone.ranks.events import FileUse, TrainingStep
-from hvdenv.verification.bench import with_fewer
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.program import Program, finding, unproven
 from hvdenv.verification.program_rules import judge
@@ -100,12 +100,24 @@ def prove(setup: Setup, request: ProgramRequest) -> list[Finding]:
         reference: dict[int, float] = {}
         if run.size > 1 and any(rank.all(TrainingStep) for rank in run.ranks):
             # Another run, because only the program knows what its learning rate depends on.
-            alone = setup._replace(launch=with_fewer(setup.launch, 1))
+            alone = setup._replace(launch=with_one_rank(setup.launch))
             short = request._replace(steps=_REFERENCE_STEPS)
             left = max(end - time.monotonic(), 1.0)
             reference = _rates_alone(_observed(alone, mpi, short, controller, left, ends=True), run)
         end_marked(setup.runner.token)  # workers that the program has started
     return judge(Program(request.name, run, reference))
+
+
+def with_one_rank(launch: Launch) -> Launch:
+    """The launch of one rank on its first host."""
+    hosts = filled(launch.hosts, 1)
+    return launch._replace(
+        ranks=1,
+        hosts=hosts,
+        hostfile="",
+        ranks_per_node=min(launch.ranks_per_node, 1),
+        placed=bool(hosts),
+    )
 
 
 def _controller(setup: Setup, mpi: HostMpi) -> str:

@@ -230,7 +230,7 @@ LARGE = {
     + "foo = 1",
     "keys of tables": BASE + "".join(f"environment.A{n}.a.b = 1\n" for n in range(20_000)),
     "3,000 entries": BASE + "packages = [\n" + '  "a",\n' * 3000 + "]\nfoo = 1\n",
-    "20,000 tables": BASE + "[[references]]\n" * 20_000 + "foo = 1\n",
+    "20,000 tables": BASE + "[[deviations]]\n" * 20_000 + "foo = 1\n",
     "nested lists": BASE + "packages = " + "[" * 20_000 + "]" * 20_000,
     "nested tables": BASE + "packages = " + "{a=" * 20_000 + "1" + "}" * 20_000,
     "a number": BASE + "packages = 0x" + "f" * 1_000_000,

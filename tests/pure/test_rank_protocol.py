@@ -86,7 +86,7 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
     assert read_events(damaged, TOKEN) in ([], [result(0)])
 
 
-STEP = {"host": "n1", "pid": 1, "event": "Timed", "what": "step", "amount": 1}
+TIMED = {"host": "n1", "pid": 1, "event": "Timed", "size": 1}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ STEP = {"host": "n1", "pid": 1, "event": "Timed", "what": "step", "amount": 1}
         {"host": "n1", "pid": 1, "event": "Begun"},
         {"host": "n1", "pid": 1, "event": "Stage"},
         {"host": "n1", "pid": 10**300, "event": "Stage", "stage": ""},
-        {**STEP, "seconds": [10**400]},
-        {**STEP, "amount": float("nan"), "seconds": []},
+        {**TIMED, "seconds": [10**400]},
+        {**TIMED, "size": float("nan"), "seconds": []},
     ],
 )
 def test_an_event_of_another_form_hides_no_other(table: object) -> None:

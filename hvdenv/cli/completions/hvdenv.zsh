@@ -498,7 +498,7 @@ _shtab_hvdenv_verify_options=(
   "--no-image[run from the environment\'s files, not its image]"
   "--quick[test allreduce only\: no other operations, no training]"
   "--full[train with each framework over every controller, and also start ranks with horovodrun --mpi]"
-  "--bench[measure allreduce and training, and compare with MPI or NCCL alone and with the recipe\'s references]"
+  "--bench[measure allreduce, and compare with MPI or NCCL alone]"
   "--bench-time[how long each program of --bench measures (default\: 10)]:SECONDS:"
   "--junit[write it as JUnit XML]:FILE:"
   "--html[write it as a self-contained HTML page]:FILE:"

@@ -229,16 +229,14 @@ class Training(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """What was repeated for some time: allreduces of one size, or training steps.
+    """Allreduces of one size that were repeated for some time.
 
     Attributes:
-        what: ``allreduce`` or ``step``.
-        amount: bytes of the message, or samples of one step on all ranks.
+        size: bytes of the message.
         seconds: of one: minimum, quartiles and maximum.
     """
 
-    what: str
-    amount: int
+    size: int
     seconds: List[float]
     repeats: int = 0
     rounds: int = 0
@@ -246,10 +244,9 @@ class Timed(NamedTuple):
 
 
 class BenchEnd(NamedTuple):
-    """The size in bytes from which on nothing was measured, for want of ``time`` or ``memory``."""
+    """The size in bytes from which on nothing was measured, because the time ran out."""
 
     size: int
-    why: str
 
 
 class Call(NamedTuple):

@@ -45,8 +45,6 @@ LAUNCHER_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
 )
-# Exercises that measure time.
-TIMED = ("bench", "speed")
 # How often Horovod negotiates while ranks try its operations and train.
 CYCLE_MILLISECONDS = "5"
 PR_SET_PDEATHSIG = 1
@@ -178,7 +176,7 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
         env.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "15")
         env.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "45")
         return env
-    if not names & set(TIMED):
+    if "bench" not in names:
         env.update(datapath.VARIABLES)
     if "collectives" in names:
         # It adds process sets later; ranks that differ in this variable wait for each other.
