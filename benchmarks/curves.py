@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import html
 import itertools
+import math
 import os
 import sys
 import tempfile
@@ -32,14 +33,30 @@ from typing import NamedTuple
 
 from solve import Taken, by_hvdenv, make_channel, run  # type: ignore[import-not-found]
 
-from hvdenv.reports.page import Scale, figure, marks
+from hvdenv.reports.page import figure
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TABLE = DOCS / "explanation/curves.md"
 HVDENV = (sys.executable, "-m", "hvdenv")
 
+# Above this factor between the least and the greatest, decades are marks enough.
+WIDE = 300
+
 Work = Callable[[Path, int], Iterator[tuple[str, Taken]]]
+
+
+class Scale(NamedTuple):
+    """A logarithmic axis: the values at its ends, and where these lie."""
+
+    least: float
+    greatest: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        share = math.log(value / self.least) / math.log(self.greatest / self.least)
+        return round(self.start + share * (self.end - self.start), 1)
 
 
 class Curve(NamedTuple):
@@ -303,6 +320,18 @@ def levels(lines: Lines) -> list[float]:
     """Round numbers around the values, and another one if there is only one."""
     found = marks([value for at in lines.values() for value in at.values()])
     return found if len(found) > 1 else [*found, 2 * found[0]]
+
+
+def marks(values: Sequence[float]) -> list[float]:
+    """Round numbers around the values: decades, and between them where these are few."""
+    least, greatest = min(values), max(values)
+    steps = (1,) if greatest / least > WIDE else (1, 2, 5)
+    # One decade more than there has to be at either end: log10() rounds.
+    decades = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(greatest)) + 2)
+    found = [step * 10.0**decade for decade in decades for step in steps]
+    first = max(place for place, mark in enumerate(found) if mark <= least)
+    last = min(place for place, mark in enumerate(found) if mark >= greatest)
+    return found[first : last + 1]
 
 
 def legend(names: Iterable[str]) -> Iterator[str]:

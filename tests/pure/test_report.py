@@ -31,7 +31,7 @@ def changed(**keys: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_not_written_and_is_refused(value: float) -> None:
-    figures = (Measurement("training speed", value, "samples/s"), Measurement("verify", 1.0, "s"))
+    figures = (Measurement("allreduce latency", value, "us"), Measurement("verify", 1.0, "s"))
     report = REPORT._replace(measurements=figures, ranks=(RANK._replace(seconds=value),))
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert Report.from_json(document).measurements == figures[1:]
@@ -40,7 +40,7 @@ def test_what_is_no_number_is_not_written_and_is_refused(value: float) -> None:
     for keys in foreign:
         with pytest.raises(ValueError, match="infinite or NaN"):
             Report.from_json(changed(**keys))
-    assert "Other measurements" in page.render(report)
+    assert "Measurements" in page.render(report)
 
 
 def test_older_and_later_reports_can_be_read() -> None:

@@ -39,8 +39,7 @@ PALE = """
     const element = texts.currentNode.parentElement;
     if (!texts.currentNode.data.trim() || element.closest('title')) continue;
     const style = getComputedStyle(element);
-    const colour = element.closest('svg') ? style.fill : style.color;
-    const [front, back] = [drawn([...behind(element), colour]), drawn(behind(element))].map(luminance);
+    const [front, back] = [drawn([...behind(element), style.color]), drawn(behind(element))].map(luminance);
     const contrast = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
     if (contrast < 4.5) pale.push([texts.currentNode.data, contrast]);
   }
@@ -99,10 +98,6 @@ def test_it_can_be_read(show: Open, width: int, scheme: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.evaluate(UNFOLD)
     assert page.evaluate(PALE) == []
-    heights = page.locator("svg.plot text").evaluate_all(
-        "all => all.map(each => each.getBoundingClientRect().height)"
-    )
-    assert len(heights) > 20 and min(heights) > 11
     # No name of the table is broken over two lines.
     names = page.locator(".judged th[scope=row]")
     assert names.count() == 10
@@ -112,8 +107,8 @@ def test_it_can_be_read(show: Open, width: int, scheme: str) -> None:
 def test_dark_and_light_differ(show: Open) -> None:
     colours = [
         show(400, scheme).evaluate(
-            "[...document.querySelectorAll('body, section, h1, .line, .axis')].map(getComputedStyle)"
-            ".map(each => [each.color, each.backgroundColor, each.stroke].join())"
+            "[...document.querySelectorAll('body, section, h1, h2, td')].map(getComputedStyle)"
+            ".map(each => [each.color, each.backgroundColor].join())"
         )
         for scheme in SCHEMES
     ]
@@ -139,22 +134,6 @@ def test_what_is_in_it(show: Open, report: Report) -> None:
     page.locator("#pass > summary").click()
     assert page.get_by_text("Horovod 0.28.1: NCCL").is_visible()
     assert page.get_by_role("row", name="horovod 0.28.1").is_visible()
-
-
-def test_bars_are_as_long_as_it_took(show: Open) -> None:
-    rows = (
-        show()
-        .locator(".bars tbody tr")
-        .evaluate_all(
-            "all => all.map(row => [row.cells[0].innerText, parseFloat(row.cells[1].innerText),"
-            " row.querySelector('span').offsetWidth])"
-        )
-    )
-    assert rows[0][:2] == ["horovodrun --check-build", 28.4]
-    (_, longest, width), *others = [row for row in rows if row[1] > 1]
-    assert width > 100 and len(others) == 5
-    for _, seconds, each in others:
-        assert each / width == pytest.approx(seconds / longest, abs=0.02)
 
 
 def test_the_page_itself_forbids_scripts(browser: Browser, report: Report) -> None:
