@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import socket
 import time
@@ -135,12 +134,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _add_extent(parser: argparse.ArgumentParser) -> None:
     extent = parser.add_mutually_exclusive_group()
     add(extent, "--quick", "test allreduce only: no other operations, no training")
-    add(
-        extent,
-        "--full",
-        "train with each framework over every controller, and also start ranks with"
-        " horovodrun --mpi",
-    )
+    add(extent, "--full", "train with each framework over every controller")
     add(
         parser,
         "--bench",
@@ -207,7 +201,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         full=arguments.full,
         effort=effort,
         seconds=timeout,
-        without_shell=shlex.join(("hvdenv", *command_line(arguments, clean=True))),
     )
     with VerifyProgress(quiet=arguments.quiet) as parts:
         if request is None:
@@ -260,8 +253,7 @@ def _proven(
         last = finding(request.name, "", skipped(message))
         return found._replace(findings=(*found.findings, last))
     tell("started", request.name, "")
-    watched = setup._replace(tell=lambda what, detail: tell(what, request.name, detail))
-    findings = start.prove(watched, request)
+    findings = start.prove(setup, request)
     tell("finished", request.name, "")
     return found._replace(findings=(*found.findings, *findings), seconds=time.monotonic() - began)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hvdenv.base.masking import clean
 from hvdenv.plans.step import Step
@@ -182,20 +182,12 @@ def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
     return Silent() if quiet else Lines(steps, verbose=verbose)
 
 
-class Part(NamedTuple):
-    """A part of verify that runs, and what its ranks do; times are in seconds."""
-
-    began: float
-    stage: str = ""
-    stage_began: float = 0.0
-
-
 class VerifyProgress(AbstractContextManager["VerifyProgress"]):
     """Progress of verify: what took long, what failed, and what still runs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.view = Quiet() if quiet else choose_view()
-        self._parts: dict[str, Part] = {}
+        self._began: dict[str, float] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._printed = time.monotonic()
@@ -212,39 +204,20 @@ class VerifyProgress(AbstractContextManager["VerifyProgress"]):
         self.view.__exit__(*error)
 
     def tell(self, what: str, label: str, detail: str) -> None:
-        """Take what verify reports, as parts.Progress says."""
+        """Take what verify reports, as setup.Progress says."""
         now = time.monotonic()
         # A terminal that has gone away is no problem of the ranks.
         with self._lock, suppress(OSError):
             if what == "failed":
                 self._print(f"failed: {label}: {detail}")
-            elif what == "finished":
-                self._finish(label, now)
+            elif what == "started":
+                self._began[label] = now
+                self.view.start(label)
             else:
-                self._begin(label, detail, now)
-
-    def _begin(self, label: str, stage: str, now: float) -> None:
-        """A part begins, or a stage of it."""
-        if label not in self._parts:
-            self._parts[label] = Part(now)
-            self.view.start(label)
-        self._end_stage(label, now)
-        self._parts[label] = self._parts[label]._replace(stage=stage, stage_began=now)
-        self.view.stage(label, stage)
-
-    def _finish(self, label: str, now: float) -> None:
-        self._end_stage(label, now)
-        self._print_seconds(label, now - self._parts.pop(label).began)
-        self.view.end(label)
-
-    def _end_stage(self, label: str, now: float) -> None:
-        part = self._parts[label]
-        if part.stage:
-            self._print_seconds(f"{label}: {part.stage}", now - part.stage_began)
-
-    def _print_seconds(self, what: str, seconds: float) -> None:
-        if seconds >= PART_SECONDS:
-            self._print(f"{what} ({seconds:.1f} s)")
+                seconds = now - self._began.pop(label)
+                if seconds >= PART_SECONDS:
+                    self._print(f"{label} ({seconds:.1f} s)")
+                self.view.end(label)
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
@@ -259,9 +232,6 @@ class VerifyProgress(AbstractContextManager["VerifyProgress"]):
         """Print what runs, if nothing was printed for a while."""
         with self._lock, suppress(OSError):
             now = time.monotonic()
-            if self._parts and now - self._printed > SILENT_SECONDS:
-                names = (
-                    f"{name}{part.stage and f': {part.stage}'} ({now - part.began:.0f} s)"
-                    for name, part in self._parts.items()
-                )
+            if self._began and now - self._printed > SILENT_SECONDS:
+                names = (f"{name} ({now - began:.0f} s)" for name, began in self._began.items())
                 self._print(f"running: {', '.join(names)}")

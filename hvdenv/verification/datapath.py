@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from hvdenv.base.masking import clean
 from hvdenv.reports.report import RankRecord, Status
-from hvdenv.sites.launchers import MpiVersion, parse_mpi_library
 from hvdenv.standalone.ranks.events import DataPath, Joined
 from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
 from hvdenv.verification.rank_run import Rank, RankRun
@@ -109,17 +108,7 @@ def why_no_nccl(run: RankRun) -> tuple[Status, str]:
     return "unproven", "the ranks did not report whether they saw GPUs"
 
 
-def nccl_release(number: int) -> str:
-    """``2.18.5`` of 21805; up to 2.8 the numbers have a digit less."""
-    if not number:
-        return ""
-    wide = 10000 if number >= 10000 else 1000
-    return f"{number // wide}.{number % wide // 100}.{number % 100}"
-
-
-def judge_path(
-    run: RankRun, mpirun: MpiVersion, meant: Mapping[str, str], mount: str = ""
-) -> Judgement:
+def judge_path(run: RankRun, meant: Mapping[str, str], mount: str = "") -> Judgement:
     """Whether the data of a run with right reductions went the way that it should.
 
     Args:
@@ -146,7 +135,6 @@ def judge_path(
             " namespaces); or use the environment without its image: --no-image",
         )
     words = [_carried(run), *(["all ranks ran from the image"] if mount else [])]
-    words += dict.fromkeys(_notes(run, mpirun))
     slow = _slow(run)
     if slow and meant.keys().isdisjoint(("pml", "btl", "mtl")):
         return Judgement("fail", f"{slow}; {words[0]}", evidence, _faster(run))
@@ -186,8 +174,10 @@ def _carried(run: RankRun) -> str:
     if transports := _transports(run, run.ranks):
         text += f" ({transports})"
     if on_gpus:
-        nccl = nccl_transports(_all_logged(run.ranks)).name or "no transport named"
-        text += f", NCCL {_nccl_at_run(run)} on GPUs ({nccl})"
+        logged = _all_logged(run.ranks)
+        version = next((printed.split("+")[0] for printed in logged.get("nccl", ())), "")
+        ways = nccl_transports(logged).name or "no transport named"
+        text += f", NCCL {version} on GPUs ({ways})"
     return text
 
 
@@ -235,31 +225,6 @@ def _all_logged(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
         for name, values in _path(rank).logged.items():
             found.setdefault(name, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in found.items()}
-
-
-def _nccl_at_run(run: RankRun) -> str:
-    """The NCCL of the ranks, by its own output."""
-    printed = _all_logged(run.ranks).get("nccl", ())
-    return next((text.split("+")[0] for text in printed), "")
-
-
-def _notes(run: RankRun, mpirun: MpiVersion) -> Iterator[str]:
-    """What is odd, and did no harm here."""
-    for rank in run.ranks:
-        loaded = _path(rank).libraries
-        mpis = [path for name in loaded if name.startswith("libmpi") for path in loaded[name]]
-        if len(mpis) > 1:
-            yield f"{rank.name} has loaded two MPI libraries: {' and '.join(mpis[:2])}"
-        mine = parse_mpi_library(_path(rank).mpi)
-        differ = mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra")
-        if run.controller == "MPI" and mine.version and mpirun.version and differ:
-            library, launcher = f"{mine.kind} {mine.version}", f"{mpirun.kind} {mpirun.version}"
-            yield f"the ranks use the library of {library}, but mpirun is from {launcher}"
-    built = (run.extension.built.get("NCCL") if run.extension else 0) or 0
-    at_run = _nccl_at_run(run)
-    # Horovod says only whether it has NCCL, not which, up to 0.19.
-    if built > 1 and at_run and uses_nccl(run) and nccl_release(built) != at_run:
-        yield f"Horovod was built with NCCL {nccl_release(built)}, but runs with {at_run}"
 
 
 def _shared_gpus(ranks: Sequence[Rank]) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from hvdenv.base.errors import HvdenvError
 from hvdenv.environments.manifest import ChangedFile
 from hvdenv.sites.launchers import MpiVersion
 from hvdenv.standalone.ranks.events import RendezvousFacts
@@ -29,7 +28,6 @@ class Evidence(NamedTuple):
         libraries: what the files of extensions show.
         extensions: what their imports show, by framework.
         runs: of ranks, where these could be started.
-        horovodrun: ranks that `horovodrun --mpi` started, or why it cannot.
         benchmarks: of runs that were right.
     """
 
@@ -39,7 +37,6 @@ class Evidence(NamedTuple):
     build_table: Future[BuildTable]
     extensions: dict[str, Future[Extension]]
     runs: dict[Pair, Future[RankRun]] = {}
-    horovodrun: Future[RankRun | HvdenvError] | None = None
     image_mpi: Future[MpiVersion] | None = None
     changed_files: Future[list[ChangedFile]] | None = None
     observed: Future[Observed] | None = None
@@ -86,7 +83,6 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
     build_table = parts.start("horovodrun --check-build", inspection.build_table, libraries)
     with parts.together():
         runs = _start_runs(setup, parts, mpi, libraries)
-        horovodrun = _start_horovodrun(setup, parts, mpi, runs)
     imports = {
         name: _start_import(parts, library)
         for name, library in (found(libraries) or {}).items()
@@ -109,7 +105,6 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
         build_table=build_table,
         extensions=extensions,
         runs=runs,
-        horovodrun=horovodrun,
         image_mpi=image_mpi,
         changed_files=changed_files,
         observed=observed,
@@ -132,18 +127,6 @@ def _start_runs(
         pair: parts.start(pair.subject, rank_start.start_ranks, host, *pair, setup=own, ranks=True)
         for pair, own in rank_start.setups_of_runs(setup, pairs).items()
     }
-
-
-def _start_horovodrun(
-    setup: Setup, parts: Parts, mpi: Future[HostMpi], runs: Mapping[Pair, object]
-) -> Future[RankRun | HvdenvError] | None:
-    """For one framework."""
-    pair = next((pair for pair in PAIRS if pair in runs and pair.controller == "MPI"), None)
-    if pair is None or not rank_start.starts_by_horovodrun(setup, mpi.result()):
-        return None
-    return parts.start(
-        "horovodrun --mpi", rank_start.start_by_horovodrun, mpi, pair.framework, ranks=True
-    )
 
 
 def _start_import(parts: Parts, library: Extension) -> Future[Extension]:

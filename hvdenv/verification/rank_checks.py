@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from hvdenv.base.errors import HvdenvError
 from hvdenv.base.masking import clean
 from hvdenv.reports.report import About, Finding, Status
 from hvdenv.sites.launchers import LAUNCHERS
@@ -172,8 +171,6 @@ def _all_right(run: RankRun, reports: dict[str, list[_Reported]]) -> Judgement:
     return Judgement("pass", message, evidence)
 
 
-# The checks below that judge ranks, which get variables of the user's shell.
-NAMES = ("allreduce", "mpi", "operation", "data-path", "collectives", "training", "bench")
 _NOT_REQUESTED = Judgement("skip", "not requested, so not tried")
 
 
@@ -190,7 +187,7 @@ def check_pair(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding
         return
     if right.status == "pass":
         meant, mount = setup.launch.settings.mca, setup.installation.mount
-        judgement = datapath.judge_path(run, mpi[0], meant, mount)
+        judgement = datapath.judge_path(run, meant, mount)
         yield Finding("data-path", pair.subject, *judgement)
     if extension.built(pair.controller):
         if COLLECTIVES in run.exercises:
@@ -253,18 +250,6 @@ def _not_run(setup: Setup, pair: Pair, mpi: HostMpi) -> Judgement:
         f"none of the launchers {', '.join(setup.launchers)} starts ranks over {controller}",
         remedy=f"add one of these with --launcher: {', '.join(names)}",
     )
-
-
-def check_horovodrun(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
-    """Whether `horovodrun --mpi` starts ranks that compute the right sums."""
-    if evidence.horovodrun is None:
-        return
-    run = evidence.horovodrun.result()
-    if isinstance(run, HvdenvError):
-        judgement = Judgement("skip", run.message, remedy=run.remedy)
-    else:
-        judgement = judge_run(run)
-    yield Finding("horovodrun", "horovodrun --mpi", *judgement, About(controllers=("MPI",)))
 
 
 def check_image_mpi(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:

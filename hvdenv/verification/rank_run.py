@@ -5,8 +5,7 @@ import json
 import re
 import typing
 import zlib
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from hvdenv.base.masking import clean
@@ -16,7 +15,6 @@ from hvdenv.standalone.ranks.events import (
     Exited,
     ExtensionFacts,
     Joined,
-    Operation,
     Overdue,
     ProgramEnd,
     RankEvent,
@@ -84,8 +82,6 @@ _RANK_VARIABLES = (
     "PMI_RANK",
     "SLURM_PROCID",
 )
-# An event has fewer, of several ranks at a time.
-_EVENT_LINES, _NEWS = 32, 200
 # Output of Horovod, Gloo and MPI in a rank when another one is gone.
 _GAVE_UP = re.compile(
     r"Horovod has been shut down|Connection (?:reset|closed) by peer|Broken pipe"
@@ -275,28 +271,3 @@ def collect(messages: Sequence[Received]) -> tuple[Rank, ...]:
         events.setdefault((message.host, message.pid), []).append(message.event)
     ranks = [Rank(host, pid, tuple(each)) for (host, pid), each in events.items()]
     return tuple(sorted(ranks, key=lambda rank: (rank.number or 0, rank.host, rank.pid)))
-
-
-def listener(token: str, tell: Callable[[str, str], None]) -> Callable[[str], None]:
-    """A function for each line of a launcher, which tells once what ranks do and what is wrong."""
-    recent: deque[str] = deque(maxlen=_EVENT_LINES)
-    told: set[tuple[str, str]] = set()
-
-    def take(line: str) -> None:
-        if token in line:
-            recent.append(line)
-            for message in read_events("\n".join(recent), token):
-                news = _news(message.event)
-                if news and news not in told and len(told) < _NEWS:
-                    told.add(news)
-                    tell(*news)
-
-    return take
-
-
-def _news(event: RankEvent) -> tuple[str, str] | None:
-    if isinstance(event, Stage):
-        return "stage", event.stage
-    if isinstance(event, Operation) and event.wrong:
-        return "failed", f"wrong values in {event.operation}"
-    return None

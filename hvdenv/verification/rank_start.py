@@ -4,11 +4,10 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from hvdenv.base.command import Outcome
-from hvdenv.base.errors import HvdenvError, IncompatibleError
 from hvdenv.base.runner import TOKEN_VARIABLE
 from hvdenv.environments.installation import Expectation, hides_variables, mpi_prefix
 from hvdenv.environments.prefix_lock import boot_id
@@ -17,15 +16,13 @@ from hvdenv.sites.launchers import Launch
 from hvdenv.sites.placement import Requested, exported_variables, hidden_variables, shell_variables
 from hvdenv.verification import training
 from hvdenv.verification.inspection import Extension
-from hvdenv.verification.rank_judgement import judge_run
-from hvdenv.verification.rank_run import RankRun, collect, listener, read_events
+from hvdenv.verification.rank_run import RankRun, collect, read_events
 from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, TWO_RANKS, HostMpi, Setup
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
 # Variables that launchers export to ranks on other hosts.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONNOUSERSITE", TOKEN_VARIABLE)
-_HOROVODRUN_MPI = "horovodrun-mpi"
 # With all of them, mpirun calls qrsh (plm/rsh of Open MPI 4.1, plm/ssh of PRRTE).
 _CALLS_QRSH = {"SGE_ROOT", "ARC", "PE_HOSTFILE", "JOB_ID"}
 # A lost host is noticed within 20 s, and its daemon of Open MPI 4 ends as soon instead of
@@ -89,13 +86,11 @@ def start_ranks(
     launch = launch_here(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
     through = words_before_launcher(setup, name)
-    setup.tell("stage", "start-up")
-    on_line = listener(token, setup.tell)
     outcome = start_program(
-        setup, name, launch, timeout, inside=installation.inside, through=through, on_line=on_line
+        setup, name, launch, timeout, inside=installation.inside, through=through
     )
     argv = outcome.command.argv
-    run = RankRun(
+    return RankRun(
         launcher=name,
         controller=controller,
         argv=argv,
@@ -109,42 +104,12 @@ def start_ranks(
         timeout=deadline,
         exercises=tuple(word.partition("=")[0] for word in exercises),
     )
-    _tell_failures(setup, run)
-    return run
-
-
-def _tell_failures(setup: Setup, run: RankRun) -> None:
-    trained = training.judge_parts(run) if training.EXERCISE in run.exercises else ()
-    judgements = [judgement for _, judgement in trained]
-    if "program" not in run.exercises:  # a program is judged by its own checks
-        judgements.insert(0, judge_run(run))
-    for judgement in judgements:
-        if judgement.status == "fail":
-            setup.tell("failed", judgement.message)
 
 
 def _deadline(seconds: float) -> str:
     """When ranks end, as rank.py takes it."""
     wall, steady = time.time() + seconds, time.monotonic() + seconds
     return f"{seconds:g}@{wall:.1f}@{boot_id()}@{steady:.1f}"
-
-
-def starts_by_horovodrun(setup: Setup, mpi: HostMpi) -> bool:
-    """Whether `horovodrun --mpi` is to start ranks as well: with --full, on this host."""
-    wanted = setup.full and not setup.installation.inside
-    return wanted and mpi[0].kind == "Open MPI" and setup.launcher("MPI") != _HOROVODRUN_MPI
-
-
-def start_by_horovodrun(
-    setup: Setup, timeout: float, mpi: HostMpi, framework: str
-) -> RankRun | HvdenvError:
-    """Allreduces on two ranks that `horovodrun --mpi` starts."""
-    launch = setup.launch._replace(ranks=2, hosts=(), host_list="", hostfile="", placed=False)
-    here = setup._replace(launch=launch, launchers=(_HOROVODRUN_MPI,), exercises=())
-    try:
-        return start_ranks(here, timeout, mpi, framework, "MPI")
-    except IncompatibleError as error:  # the recipe sets what horovodrun sets, too
-        return error
 
 
 def setups_of_runs(setup: Setup, pairs: Collection[Pair]) -> dict[Pair, Setup]:
@@ -180,10 +145,10 @@ def words_before_launcher(setup: Setup, launcher: str) -> tuple[str, ...]:
     """The words before a launcher's command.
 
     horovodrun imports TensorFlow to find out whether Gloo was built, which `horovodrun --check-build`
-    has answered. So the program horovodrun.py answers, except with --full.
+    has answered. So the program horovodrun.py answers.
     """
     installation = setup.installation
-    if launcher != "horovodrun-gloo" or installation.inside or setup.full:
+    if launcher != "horovodrun-gloo" or installation.inside:
         return ()
     return (installation.python, "-s", f"{installation.programs}/inspect/horovodrun.py")
 
@@ -196,7 +161,6 @@ def start_program(
     *,
     inside: tuple[str, ...] = (),
     through: tuple[str, ...] = (),
-    on_line: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Start a program on all ranks.
 
@@ -207,7 +171,6 @@ def start_program(
         timeout: in seconds.
         inside: words that put each rank into an image.
         through: words before the launcher's command.
-        on_line: called with every line that it prints.
     """
     variables = dict(setup.installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
@@ -228,7 +191,7 @@ def start_program(
     argv = (*through, program, *start.argv[1:])
     env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
     command = setup.command(argv, timeout, env)
-    return setup.runner.branch(environ).run(command, on_line=on_line)
+    return setup.runner.branch(environ).run(command)
 
 
 def variables_for_ranks(

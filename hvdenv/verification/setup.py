@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from hvdenv.base.command import Command, Outcome
@@ -64,14 +63,11 @@ class Setup(NamedTuple):
             controller on all ranks.
         launchers: names in LAUNCHERS; the first for each controller is used.
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
-        full: whether each framework trains over every controller, and horovodrun starts ranks
-            over MPI, too.
+        full: whether each framework trains over every controller.
         effort: what benchmarks may take; None for no benchmarks.
         cores: how many may be used.
         seconds: for everything.
         shell: the user's variables.
-        without_shell: the command that verifies again without the variables of the shell.
-        tell: where a part reports ``stage`` and ``failed`` while it runs.
     """
 
     installation: Installation
@@ -86,8 +82,6 @@ class Setup(NamedTuple):
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT
     shell: Shell = Shell({})
-    without_shell: str = "hvdenv verify --clean"
-    tell: Callable[[str, str], None] = lambda what, detail: None
 
     @property
     def path(self) -> str:
@@ -147,8 +141,8 @@ _SHARE_SECONDS = 60.0
 _RESERVE_SECONDS, _LEAST_SECONDS = 30.0, 2.0
 
 T = TypeVar("T")
-# Called with ``started``, ``stage``, ``failed`` or ``finished``, the label of a part, and
-# for ``stage`` and ``failed`` with what its ranks do or what is wrong.
+# Called with ``started``, ``failed`` or ``finished``, the label of a part, and for ``failed``
+# with what is wrong.
 Progress = Callable[[str, str, str], None]
 
 
@@ -157,13 +151,10 @@ class Parts(AbstractContextManager["Parts"]):
 
     Attributes:
         measurements: how long each part took.
-        unjudged: label and problem of what parts told before an error ended them, so that no
-            check judges it.
     """
 
     def __init__(self, setup: Setup, on_event: Progress) -> None:
         self.measurements: list[Measurement] = []
-        self.unjudged: list[tuple[str, str]] = []
         self._setup = setup
         self._on_event = on_event
         self._end = time.monotonic() + setup.seconds - min(_ENDING_SECONDS, setup.seconds / 10)
@@ -226,15 +217,12 @@ class Parts(AbstractContextManager["Parts"]):
         if self._setup.runner.stopped:
             raise InterruptedRunError
         timeout = self._share() if ranks else max(self._end - time.monotonic(), _LEAST_SECONDS)
-        told: list[str] = []
-        setup = setup._replace(tell=partial(self._tell, label, told))
         began = time.monotonic()
         self._on_event("started", label, "")
         try:
             known = (each.result() if isinstance(each, Future) else each for each in arguments)
             return part(setup, timeout, *known)
         except Exception as error:
-            self.unjudged += [(label, each) for each in told]
             if not isinstance(error, InterruptedRunError):
                 self._on_event("failed", label, str(error))
             raise
@@ -242,11 +230,6 @@ class Parts(AbstractContextManager["Parts"]):
             seconds = round(time.monotonic() - began, 3)
             self.measurements.append(Measurement(label, seconds, "s"))
             self._on_event("finished", label, "")
-
-    def _tell(self, label: str, told: list[str], what: str, detail: str) -> None:
-        if what == "failed":
-            told.append(detail)
-        self._on_event(what, label, detail)
 
     def _share(self) -> float:
         """Seconds for a run of ranks: one that hangs must not use up the time of all others.

@@ -20,8 +20,8 @@ from hvdenv.verification import bench, datapath, installation_checks, rank_check
 from hvdenv.verification.evidence import Evidence, found, gather
 from hvdenv.verification.inspection import CHECK_BUILD_ROWS, Extensions
 from hvdenv.verification.installation_checks import REBUILD, is_damaged
-from hvdenv.verification.rank_judgement import Judgement, listed
-from hvdenv.verification.rank_start import FILES_OF_RANKS, PAIRS, Pair
+from hvdenv.verification.rank_judgement import Judgement
+from hvdenv.verification.rank_start import PAIRS, Pair
 from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Parts, Progress, Setup
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
@@ -45,8 +45,7 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
     setup = setup.of_this_process()
     with Parts(setup, on_event) as parts, ended_by_signals(setup.runner):
         evidence = gather(setup, parts)
-        findings = [*judge_evidence(setup, evidence), *_unjudged(parts)]
-        findings = with_first_remedy(findings, setup, evidence)
+        findings = with_first_remedy([*judge_evidence(setup, evidence)], evidence)
         try:
             findings += _orphans(setup, evidence)
         except Exception as error:
@@ -100,7 +99,6 @@ _OF_INSTALLATION = (
     Check("shadowing", "PYTHONPATH", installation_checks.check_shadowing),
 )
 _OF_ALL_RUNS = (
-    Check("horovodrun", "horovodrun --mpi", rank_checks.check_horovodrun),
     Check("mpi", "image", rank_checks.check_image_mpi),
     Check("operation", "operations", rank_checks.check_operations),
 )
@@ -169,23 +167,11 @@ def _bug(check: str, subject: str, error: Exception) -> Finding:
     )
 
 
-def _unjudged(parts: Parts) -> Iterator[Finding]:
-    """What failed in runs of ranks that were interrupted, so that no check judges them."""
-    pairs = {pair.subject: pair for pair in PAIRS}
-    for label, message in parts.unjudged:
-        about = EVERYTHING
-        if pair := pairs.get(label):
-            about = About((pair.framework,), (pair.controller,), (pair.controller,))
-        yield Finding("interrupted", label, "fail", message, about=about)
-
-
-def with_first_remedy(
-    findings: Sequence[Finding], setup: Setup, evidence: Evidence
-) -> list[Finding]:
-    """The findings with what to try first: other files, or ranks without the user's variables."""
+def with_first_remedy(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
+    """The findings; if files are damaged, other failures follow from that."""
     changed_files = found(evidence.changed_files)
     if not changed_files or not is_damaged(changed_files):
-        return [_with_clean(setup, each) for each in findings]
+        return [*findings]
     remedy = f"files are damaged: {REBUILD}"
     return [
         each._replace(remedy=remedy)
@@ -193,16 +179,6 @@ def with_first_remedy(
         else each
         for each in sorted(findings, key=lambda each: each.check != "files")
     ]
-
-
-def _with_clean(setup: Setup, finding: Finding) -> Finding:
-    """A finding about ranks that failed under variables of the user's shell."""
-    passed = [name for name in setup.shell.passed if name not in FILES_OF_RANKS]
-    of_ranks = finding.check in rank_checks.NAMES
-    if not passed or not of_ranks or finding.status not in ("fail", "error"):
-        return finding
-    first = f"first try without {listed(passed)} of your shell: `{setup.without_shell}`"
-    return finding._replace(remedy="; otherwise: ".join(filter(None, (first, finding.remedy))))
 
 
 def _orphans(setup: Setup, evidence: Evidence) -> Iterator[Finding]:

@@ -762,31 +762,10 @@ def errors_of(found: Evidence) -> list[Finding]:
     return [each for each in judge_evidence(setup(), found) if each.status == "error"]
 
 
-FAILED = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy="rebuild Horovod")
-WITHOUT = (
-    "first try without HOROVOD_AUTOTUNE of your shell: `hvdenv verify --clean local`;"
-    " otherwise: rebuild Horovod"
-)
-
-
-@pytest.mark.parametrize(
-    ("finding", "variables", "remedy"),
-    [
-        (FAILED, ("HOROVOD_AUTOTUNE", "HOROVOD_TIMELINE"), WITHOUT),
-        (FAILED._replace(status="pass", remedy=""), ("HOROVOD_AUTOTUNE",), ""),
-        # In a process without these variables, and a file that verify's ranks do not write.
-        (FAILED._replace(check="extension"), ("HOROVOD_AUTOTUNE",), FAILED.remedy),
-        (FAILED, ("HOROVOD_TIMELINE",), FAILED.remedy),
-    ],
-)
-def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first(
-    finding: Finding, variables: tuple[str, ...], remedy: str
-) -> None:
-    shell = Shell(dict.fromkeys(variables, "1"))
-    mine: Setup = setup(shell=shell, without_shell="hvdenv verify --clean local")
-    (found,) = with_first_remedy([finding], mine, GOOD)
-    assert found == finding._replace(remedy=remedy)
-    (found,) = with_first_remedy([FAILED], mine, GOOD._replace(changed_files=known(LOST)))
+def test_what_failed_with_damaged_files_has_their_remedy() -> None:
+    failed = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy="rebuild Horovod")
+    assert with_first_remedy([failed], GOOD) == [failed]
+    (found,) = with_first_remedy([failed], GOOD._replace(changed_files=known(LOST)))
     assert found.remedy.startswith("files are damaged")
 
 

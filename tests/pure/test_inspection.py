@@ -100,19 +100,16 @@ def test_files_are_looked_at_no_longer_than_there_is_time(generation: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("launcher", "full", "image", "told"),
+    ("launcher", "image", "told"),
     [
-        ("horovodrun-gloo", False, False, True),
-        ("horovodrun-gloo", True, False, False),
-        ("horovodrun-gloo", False, True, False),
-        ("mpirun", False, False, False),
+        ("horovodrun-gloo", False, True),
+        ("horovodrun-gloo", True, False),
+        ("mpirun", False, False),
     ],
 )
-def test_horovodrun_is_told_what_check_build_found(
-    launcher: str, full: bool, image: bool, told: bool
-) -> None:
+def test_horovodrun_is_told_what_check_build_found(launcher: str, image: bool, told: bool) -> None:
     installation = Installation("/env", "/env/bin/python", (), inside=("apptainer",) * image)
-    words = words_before_launcher(Setup(installation, Runner({}), full=full), launcher)
+    words = words_before_launcher(Setup(installation, Runner({})), launcher)
     assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py"] * told
 
 

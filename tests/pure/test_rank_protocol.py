@@ -37,7 +37,6 @@ from hvdenv.verification.rank_run import (
     Received,
     collect,
     event_of,
-    listener,
     read_events,
 )
 from tests.support.rank_events import (
@@ -574,17 +573,3 @@ def test_an_old_horovod_that_does_not_name_its_controller() -> None:
     assert judge_run(run(*unknown)).status == "unproven"
     other = good(logged={}, mpi_enabled=False, gloo_enabled=True)
     assert judge_run(run(*other)).status == "fail"
-
-
-def test_a_listener_tells_each_stage_and_each_wrong_operation_once() -> None:
-    told: list[tuple[str, str]] = []
-    take = listener("0a", lambda *news: told.append(news))
-    cases = ["float32 1114113: element 0 is 1, expected 2"] * 9  # an event of several lines
-    wrong = Operation("alltoall", 3, 9, cases=cases)
-    for number in range(3):
-        writer = EventWriter("0a")
-        for what in (Stage("collectives"), Operation("barrier", 1, 0), wrong, exited(number).event):
-            for line in lines(Received("n1", number, what), writer) * 2:
-                take(f"[1,{number}]<stdout>:{line}")
-        take("[1,0]<stdout>:something else")
-    assert told == [("stage", "collectives"), ("failed", "wrong values in alltoall")]

@@ -47,12 +47,8 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
     runs = {f"{f} over {c}" for f in ("torch", "tensorflow") for c in ("MPI", "Gloo")}
     assert found(report, "allreduce").keys() == runs
     assert found(report, "collectives").keys() == runs
-    for run in runs:
-        stages = [detail for what, label, detail in events if (what, label) == ("stage", run)]
-        trains = run in ("torch over MPI", "tensorflow over Gloo")
-        once = ("training",) if trains else ()
-        assert stages == ["start-up", "allreduce", "collectives", *once, "shutdown"]
-        assert {("started", run, ""), ("finished", run, "")} <= set(events)
+    assert found(report, "training").keys() == {"torch over MPI", "tensorflow over Gloo"}
+    assert {(what, run, "") for what in ("started", "finished") for run in runs} <= set(events)
     assert "failed" not in {what for what, _, _ in events}
     assert runs <= {measurement.name for measurement in report.measurements}
     proven = {(row.section, row.name) for row in report.table if row.proven}
