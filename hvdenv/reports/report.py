@@ -19,31 +19,6 @@ _READABLE = ("hvdenv.report/1", SCHEMA)
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "error": 1, "unproven": 7}
 
 
-class About(NamedTuple):
-    """The rows of the table that a finding is about.
-
-    Attributes:
-        frameworks: such as ``torch``.
-        controllers, operations: as Horovod writes them.
-        everything: whether it is about all rows.
-    """
-
-    frameworks: tuple[str, ...] = ()
-    controllers: tuple[str, ...] = ()
-    operations: tuple[str, ...] = ()
-    everything: bool = False
-
-
-EVERYTHING = About(everything=True)
-Kind = Literal["frameworks", "controllers", "operations"]
-# By kind of row: the check that tries it.
-_PROOFS: dict[Kind, str] = {
-    "frameworks": "allreduce",
-    "controllers": "allreduce",
-    "operations": "operation",
-}
-
-
 class Finding(NamedTuple):
     """One judgement.
 
@@ -55,7 +30,6 @@ class Finding(NamedTuple):
         message: one sentence.
         evidence: what was seen, as text.
         remedy: what to do about it.
-        about: the rows of the table that a failure takes the proof from.
     """
 
     check: str
@@ -64,7 +38,6 @@ class Finding(NamedTuple):
     message: str
     evidence: str = ""
     remedy: str = ""
-    about: About = EVERYTHING
 
 
 class Measurement(NamedTuple):
@@ -254,14 +227,6 @@ def causes(findings: Sequence[Finding]) -> list[list[Finding]]:
         alone = each.status in ("pass", "skip") or not each.remedy
         found.setdefault((each.status, number if alone else each.remedy), []).append(each)
     return list(found.values())
-
-
-def proven(findings: Sequence[Finding], kind: Kind, name: str) -> bool:
-    """Whether a row of the table was seen to work, and nothing that is about it failed."""
-    named = [each for each in findings if name in getattr(each.about, kind)]
-    tried = {each.status for each in named if each.check == _PROOFS[kind]} - {"skip"}
-    concerned = named + [each for each in findings if each.about.everything]
-    return tried == {"pass"} and {"fail", "error"}.isdisjoint(each.status for each in concerned)
 
 
 def judge(findings: Sequence[Finding]) -> Verdict:

@@ -10,11 +10,9 @@ from os.path import dirname, isabs
 from typing import NamedTuple
 
 from hvdenv.locks.difference import differing
-from hvdenv.reports.report import EVERYTHING, About
 from hvdenv.sites.launchers import parse_mpi_library
 from hvdenv.sites.modules import module_family
 
-_OF_MPI = About((), ("MPI",), ("MPI",))
 _REBUILD = "or rebuild for this machine: `hvdenv build RECIPE --rebuild`"
 
 
@@ -100,14 +98,12 @@ class Drift(NamedTuple):
         what: the new and the old state, in one sentence.
         why: the reason why it matters; empty if it is harmless.
         remedy: how to restore what was there, if it matters.
-        about: what cannot be relied on if it matters.
     """
 
     subject: str
     what: str
     why: str = ""
     remedy: str = ""
-    about: About = EVERYTHING
 
     @property
     def matters(self) -> bool:
@@ -138,7 +134,7 @@ def _programs(was: Observation, now: Observation) -> Iterator[Drift]:
         )
         why = _other_mpi(was.mpirun, now.mpirun) if linked else ""
         remedy = _bring_back("the MPI", was, now)
-        yield Drift("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy, about=_OF_MPI)
+        yield Drift("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy)
 
 
 def _places(was: Observation, now: Observation) -> Iterator[Drift]:
@@ -148,7 +144,7 @@ def _places(was: Observation, now: Observation) -> Iterator[Drift]:
             left = _left(before, after)
             why = f"this {name} does not belong to the environment" if left else ""
             remedy = "find what adds its directory to PYTHONPATH, such as a module, and remove it"
-            yield Drift(name, what, why, remedy, about=_framework(name, was))
+            yield Drift(name, what, why, remedy)
 
 
 def _libraries(was: Observation, now: Observation) -> Iterator[Drift]:
@@ -162,9 +158,7 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Drift]:
     for (name, before, after), frameworks in found.items():
         what = f"{_told(name, before, after)} (linked for {', '.join(frameworks)})"
         why = _harm(name, before, after, was, now)
-        about = _OF_MPI if _is_mpi(name) else About()
-        about = about._replace(frameworks=tuple(frameworks))
-        yield Drift(name, what, why, _bring_back(name, was, now), about=about)
+        yield Drift(name, what, why, _bring_back(name, was, now))
 
 
 def _harm(name: str, before: File, after: File, was: Observation, now: Observation) -> str:
@@ -226,7 +220,7 @@ def _versions(was: Observation, now: Observation) -> Iterator[Drift]:
         # If Horovod recorded what it was built with, the check of the extension compares it.
         elif old and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
-        yield Drift(name, _told(name, old, new), why, remedy, about=_framework(framework, was))
+        yield Drift(name, _told(name, old, new), why, remedy)
 
 
 def _modules(was: Observation, now: Observation) -> Iterator[Drift]:
@@ -249,10 +243,6 @@ def _told(subject: str, before: object, after: object) -> str:
     if old == new:
         return f"{subject} is a different build now: {new}"
     return f"{subject} is {new} now and was {old}"
-
-
-def _framework(name: str, was: Observation) -> About:
-    return About((name,)) if name in was.extensions else EVERYTHING
 
 
 def _bring_back(what: str, was: Observation, now: Observation) -> str:

@@ -11,7 +11,7 @@ from hvdenv.base.masking import shown
 from hvdenv.environments.installation import Expectation, hides_variables, is_version
 from hvdenv.environments.manifest import ChangedFile
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.reports.report import EVERYTHING, About, Finding, Status
+from hvdenv.reports.report import Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
 from hvdenv.sites.launchers import LAUNCHERS
 from hvdenv.sites.placement import hidden_variables
@@ -48,7 +48,7 @@ REBUILD = (
 def check_build(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether Horovod's own table can be read and shows what is expected."""
     found, extensions = evidence.build_table.result(), evidence.all_extensions
-    expectation, about = setup.expectation, About()
+    expectation = setup.expectation
     if found.table is None:
         judgement = _no_table(found)
     else:
@@ -57,20 +57,7 @@ def check_build(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         judgement = judgement._replace(
             evidence="" if judgement.status == "pass" else _output(found)
         )
-        about = _about(
-            missing, (name for name in CHECK_BUILD_ROWS if CHECK_BUILD_ROWS[name] in missing)
-        )
-        if not missing:
-            about = EVERYTHING
-    yield Finding("check-build", "horovodrun --check-build", *judgement, about)
-
-
-def _about(names: Sequence[str], frameworks: Iterator[str] | tuple[str, ...]) -> About:
-    """The rows of frameworks, and of those names that are controllers or operations."""
-    controllers = tuple(name for name in CONTROLLERS if name in names)
-    return About(
-        tuple(frameworks), controllers, tuple(name for name in OPERATIONS if name in names)
-    )
+    yield Finding("check-build", "horovodrun --check-build", *judgement)
 
 
 def _output(found: BuildTable) -> str:
@@ -179,7 +166,7 @@ def check_drift(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     harmless = [change.what for change in changes if not change.matters]
     for change in (change for change in changes if change.matters):
         judgement = Judgement("fail", f"{change.what}: {change.why}", details, change.remedy)
-        yield Finding("drift", change.subject, *judgement, change.about)
+        yield Finding("drift", change.subject, *judgement)
     if len(harmless) == len(changes):
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more harmless changes" if harmless[3:] else ""
@@ -225,7 +212,7 @@ def check_rendezvous(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     A Horovod without the patch is not broken, so that its holes are named and not judged.
     """
     judgement = judge_rendezvous(evidence.rendezvous.result())
-    yield Finding("rendezvous", "servers of horovodrun", *judgement, About())
+    yield Finding("rendezvous", "servers of horovodrun", *judgement)
 
 
 def judge_rendezvous(found: RendezvousFacts) -> Judgement:
@@ -272,8 +259,7 @@ def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         else "unset PYTHONPATH; --clean leaves it out here and under `hvdenv run`"
     )
     for package in dict.fromkeys(package for each in facts for package in each.shadowed):
-        concerned = [each for each in facts if package in each.shadowed]
-        last = concerned[-1]
+        last = [each for each in facts if package in each.shadowed][-1]
         judgement = Judgement(
             "fail",
             f"PYTHONPATH puts {last.shadowed[package]}/{package} before the environment's own"
@@ -281,8 +267,7 @@ def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
             f"python: {last.python}\nhorovod: {last.horovod}",
             remedy,
         )
-        about = About(tuple(each.framework for each in concerned))
-        yield Finding("shadowing", package, *judgement, about)
+        yield Finding("shadowing", package, *judgement)
     if hiding:
         works = any(found.facts.framework for found in libraries.values())
         first, *others = hiding
@@ -326,8 +311,7 @@ def check_extension(framework: str, setup: Setup, evidence: Evidence) -> Iterato
         if facts.built_with is None:
             message += "; this Horovod does not record what it was built with"
         judgement = Judgement("pass", message, details)
-    about = _about(_lacking(extension, expectation), (framework,))
-    yield Finding("extension", framework, *judgement, about)
+    yield Finding("extension", framework, *judgement)
 
 
 def _rebuild(extension: Extension) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from hvdenv.reports.report import About, Finding, Status
+from hvdenv.reports.report import Finding, Status
 from hvdenv.standalone.ranks import events
 from hvdenv.verification.rank_judgement import listed
 from hvdenv.verification.rank_run import Rank, RankRun
@@ -41,9 +41,9 @@ def note(message: str) -> Verdict:
 
 
 def finding(program: str, check: str, verdict: Verdict) -> Finding:
-    """A verdict about a program, which takes nothing from what was proven before."""
+    """A verdict about a program."""
     name = f"program-{check}" if check else "program"
-    return Finding(check=name, subject=program, about=About(), **verdict._asdict())
+    return Finding(check=name, subject=program, **verdict._asdict())
 
 
 class Trained(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.base.masking import clean
-from hvdenv.reports.report import About, Finding, Status
+from hvdenv.reports.report import Finding, Status
 from hvdenv.sites.launchers import LAUNCHERS
 from hvdenv.sites.nodes import compatible
 from hvdenv.standalone.ranks.events import Operation
@@ -260,14 +260,14 @@ def check_image_mpi(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         return
     image, mpi = evidence.image_mpi.result(), evidence.mpi.result()
     if image.kind == "unknown":
-        yield Finding("mpi", "image", "skip", "no mpirun in the image reports its MPI")
+        yield Finding("mpi", "MPI of the image", "skip", "no mpirun in the image reports its MPI")
         return
     status, message = compatible(mpi[0], image)
     if status != "pass" and all(judge_run(run).status == "pass" for run in runs):
         status, message = "pass", f"{message}; the ranks are right nevertheless"
     remedy = "" if status == "pass" else "use an image with the Open MPI series of the hosts"
     judgement = Judgement(status, message, f"on the host: {mpi[1]}", remedy)
-    yield Finding("mpi", "image", *judgement, About((), ("MPI",), ("MPI",)))
+    yield Finding("mpi", "MPI of the image", *judgement)
 
 
 def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
@@ -296,8 +296,7 @@ def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
                 judgement = _nccl_not_seen(extension, right, failed)
             else:
                 judgement = _not_seen(name, right, failed)
-            about = About((framework,), (), (name,))
-            yield Finding("operation", f"{name} in {framework}", *judgement, about)
+            yield Finding("operation", f"{name} in {framework}", *judgement)
 
 
 def _not_seen(name: str, right: Sequence[RankRun], failed: Sequence[RankRun]) -> Judgement:
@@ -356,7 +355,4 @@ def check_speed(pair: Pair, _setup: Setup, evidence: Evidence) -> Iterator[Findi
 def check_yardsticks(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """How fast the network is without Horovod."""
     for name, judgement in bench.judge_yardsticks(evidence.done_benchmarks):
-        about = (
-            About((), (), ("NCCL",)) if name == bench.NCCL_ALONE else About((), ("MPI",), ("MPI",))
-        )
-        yield Finding("yardstick", name, *judgement, about)
+        yield Finding("yardstick", name, *judgement)

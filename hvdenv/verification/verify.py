@@ -1,6 +1,7 @@
 """Verify an environment: find out, start ranks, judge once, report."""
 
 import os
+import re
 import socket
 import threading
 import time
@@ -14,14 +15,14 @@ from typing import NamedTuple
 from hvdenv import __version__
 from hvdenv.base.errors import HvdenvError, InterruptedRunError
 from hvdenv.base.runner import ENDING, Runner, end_marked, handled
-from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement, Report, Row, proven
+from hvdenv.reports.report import Finding, Measurement, Report, Row
 from hvdenv.sites import nodes
 from hvdenv.verification import bench, datapath, installation_checks, rank_checks, training
 from hvdenv.verification.evidence import Evidence, found, gather
 from hvdenv.verification.inspection import CHECK_BUILD_ROWS, Extensions
 from hvdenv.verification.installation_checks import REBUILD, is_damaged
 from hvdenv.verification.rank_judgement import Judgement
-from hvdenv.verification.rank_start import PAIRS, Pair
+from hvdenv.verification.rank_start import PAIRS
 from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Parts, Progress, Setup
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
@@ -77,16 +78,11 @@ def ended_by_signals(runner: Runner) -> Iterator[None]:
 
 
 class Check(NamedTuple):
-    """A check of an environment.
-
-    Attributes:
-        about: the rows of the table that its findings are about if they do not state them.
-    """
+    """A check of an environment, with the subject of the finding if it cannot be made."""
 
     name: str
     subject: str
     findings: Callable[[Setup, Evidence], Iterable[Finding]]
-    about: About = EVERYTHING
 
 
 _OF_INSTALLATION = (
@@ -99,7 +95,7 @@ _OF_INSTALLATION = (
     Check("shadowing", "PYTHONPATH", installation_checks.check_shadowing),
 )
 _OF_ALL_RUNS = (
-    Check("mpi", "image", rank_checks.check_image_mpi),
+    Check("mpi", "MPI of the image", rank_checks.check_image_mpi),
     Check("operation", "operations", rank_checks.check_operations),
 )
 
@@ -110,8 +106,7 @@ def judge_evidence(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     missed: dict[str, None] = {}
     for check in _checks(evidence):
         try:
-            for each in check.findings(setup, evidence):
-                yield each._replace(about=check.about) if each.about == EVERYTHING else each
+            yield from check.findings(setup, evidence)
         except InterruptedRunError:
             missed[check.name] = None
         except Exception as error:
@@ -129,30 +124,23 @@ def _checks(evidence: Evidence) -> Iterator[Check]:
     yield from _OF_INSTALLATION
     for framework in FRAMEWORKS:
         check = partial(installation_checks.check_extension, framework)
-        yield Check("extension", framework, check, About((framework,)))
+        yield Check("extension", framework, check)
     for pair in PAIRS:
         check = partial(rank_checks.check_pair, pair)
-        yield Check("allreduce", pair.subject, check, _rows(evidence, pair))
+        yield Check("allreduce", pair.subject, check)
     yield from _OF_ALL_RUNS
     for pair in evidence.benchmarks:
         check = partial(rank_checks.check_speed, pair)
-        yield Check("bench", pair.subject, check, _rows(evidence, pair))
+        yield Check("bench", pair.subject, check)
     yield Check("yardstick", "yardsticks", rank_checks.check_yardsticks)
-
-
-def _rows(evidence: Evidence, pair: Pair) -> About:
-    """The rows of the table that a pair stands for: also the operations that its ranks used."""
-    run = evidence.started_runs.get(pair)
-    used = tuple(sorted(datapath.operations(run))) if run else ()
-    return About((pair.framework,), (pair.controller,), used or (pair.controller,))
 
 
 def _error(check: Check, error: Exception) -> Finding:
     if not isinstance(error, HvdenvError):
-        return _bug(check.name, check.subject, error)._replace(about=check.about)
+        return _bug(check.name, check.subject, error)
     text = f"{error.where}: {error.message}" if error.where else error.message
     judgement = Judgement("error", text, error.detail, error.remedy)
-    return Finding(check.name, check.subject, *judgement, check.about)
+    return Finding(check.name, check.subject, *judgement)
 
 
 def _bug(check: str, subject: str, error: Exception) -> Finding:
@@ -236,17 +224,37 @@ def table(setup: Setup, extensions: Extensions, findings: Sequence[Finding]) -> 
 
     for name in ("tensorflow", "torch", "mxnet"):
         expected = stated(expectation.frameworks, name)
-        marks = (extensions[name].present, proven(findings, "frameworks", name))
+        marks = (extensions[name].present, proven(findings, "allreduce", name))
         yield Row("Frameworks", CHECK_BUILD_ROWS[name], expected, *marks)
     for name in CONTROLLERS:
         expected = stated(expectation.controllers, name)
-        marks = (any(e.built(name) for e in usable), proven(findings, "controllers", name))
+        marks = (any(e.built(name) for e in usable), proven(findings, "allreduce", name))
         yield Row("Controllers", name, expected, *marks)
     for name in OPERATIONS:
         expected = stated(expectation.operations, name)
-        marks = (any(e.built(name) for e in usable), proven(findings, "operations", name))
+        marks = (any(e.built(name) for e in usable), proven(findings, "operation", name))
         if expected or any(e.built(name) is not None for e in usable):
             yield Row("Tensor Operations", name, expected, *marks)
+
+
+_ROWS = {*FRAMEWORKS, *CONTROLLERS, *OPERATIONS}
+# Checks that take no proof from a row: what ranks did says more.
+_ABOUT_NO_ROW = ("check-build", "rendezvous")
+
+
+def proven(findings: Sequence[Finding], check: str, name: str) -> bool:
+    """Whether a row was seen to work by its check, and no failed finding is about it.
+
+    A finding is about the rows that its subject names, or about all if it names none.
+    """
+    about = [(each, _ROWS.intersection(re.findall(r"\w+", each.subject))) for each in findings]
+    tried = {each.status for each, rows in about if each.check == check and name in rows}
+    failed = (
+        each.status in ("fail", "error") and (name in rows or not rows)
+        for each, rows in about
+        if each.check not in _ABOUT_NO_ROW
+    )
+    return tried - {"skip"} == {"pass"} and not any(failed)
 
 
 def _environment(

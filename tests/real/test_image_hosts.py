@@ -143,6 +143,6 @@ def test_verify_judges_the_image_on_both_hosts(hvdenv: Cli, recipe: str) -> None
     assert "4 ranks on gpu32, gpu33" in findings["allreduce", "torch over MPI"]["message"]
     over_gloo = findings["allreduce", "torch over Gloo"]["message"]
     assert over_gloo.startswith(f"2 ranks on {socket.gethostname()} ")
-    assert findings["mpi", "image"]["status"] == "pass"
+    assert findings["mpi", "MPI of the image"]["status"] == "pass"
     assert "python: /opt/env/bin/python" in findings["extension", "torch"]["evidence"]
     assert report["prefix"].endswith("/debian")
