@@ -12,7 +12,6 @@ from hvdenv.base.schema import decode, parse_toml
 FILE = Path(__file__).with_name("horovod-api.toml")
 TITLES = {
     "default": "Called by default",
-    "full": "Called with `--full`",
     "no": "Not called",
 }
 
@@ -29,7 +28,7 @@ class Group(NamedTuple):
 
     modules: tuple[str, ...]
     names: tuple[str, ...]
-    exercised: Literal["default", "full", "no"]
+    exercised: Literal["default", "no"]
     how: str
 
 

@@ -69,7 +69,7 @@ examples:
   hvdenv verify                                the active environment, or the one built last
   hvdenv verify local -n 4
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
-  hvdenv verify local --quick                  or --full
+  hvdenv verify local --quick
   hvdenv verify local -- python train.py       whether a program trains right on several ranks
   hvdenv verify local --bench --bench-time 30
   hvdenv verify neuron --where compute         in a job, on two nodes
@@ -115,7 +115,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
     )
     add_options(parser, "clean", "image")
-    _add_extent(parser)
+    add(parser, "--quick", "test allreduce only: no other operations, no training")
+    add(parser, "--bench", "measure allreduce, and compare with MPI or NCCL alone")
+    add(
+        parser,
+        "--bench-time SECONDS",
+        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
+        type=seconds,
+    )
     add_files(parser)
     program = parser.add_argument_group("a training program, after --")
     add(
@@ -129,23 +136,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(stated, "--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
     add(stated, "--controller", action="append", choices=CONTROLLERS)
     add(stated, "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo"))
-
-
-def _add_extent(parser: argparse.ArgumentParser) -> None:
-    extent = parser.add_mutually_exclusive_group()
-    add(extent, "--quick", "test allreduce only: no other operations, no training")
-    add(extent, "--full", "train with each framework over every controller")
-    add(
-        parser,
-        "--bench",
-        "measure allreduce, and compare with MPI or NCCL alone",
-    )
-    add(
-        parser,
-        "--bench-time SECONDS",
-        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
-        type=seconds,
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -198,7 +188,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         two_for_repeats=not (launch.hosts or arguments.ranks or _may_use_gpus(expectation)),
         launchers=launchers,
         exercises=() if arguments.quick else EXERCISES,
-        full=arguments.full,
         effort=effort,
         seconds=timeout,
     )

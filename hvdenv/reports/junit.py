@@ -1,7 +1,7 @@
 """A report as JUnit XML, for what CI systems show of tests.
 
-One suite for each check, with one case for each finding; and the suite `ranks`, with one case
-for each rank. JUnit has no `unproven`: such a case is skipped, with `unproven` as its type.
+One suite for each check, with one case for each finding. JUnit has no `unproven`: such a case is
+skipped, with `unproven` as its type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from xml.etree import ElementTree
 
 from hvdenv.reports.render import clean
-from hvdenv.reports.report import Finding, RankRecord, Report, Status
+from hvdenv.reports.report import Finding, Report, Status
 
 _ELEMENTS: dict[Status, str] = {
     "fail": "failure",
@@ -33,8 +33,6 @@ def render(report: Report) -> str:
     for check in dict.fromkeys(finding.check for finding in report.findings):
         findings = [each for each in report.findings if each.check == check]
         _add_suite(root, report, check, _cases(findings, seconds))
-    if report.ranks:
-        _add_suite(root, report, "ranks", map(_rank, report.ranks))
     _count(root)
     del root.attrib["skipped"]  # the schema has it for suites only
     root.set("time", f"{report.seconds:.3f}")
@@ -54,21 +52,6 @@ def _add_suite(
     _count(suite)
     times = [float(case.get("time", 0)) for case in suite.iter("testcase")]
     suite.set("time", f"{sum(times):.3f}")
-
-
-def _rank(rank: RankRecord) -> ElementTree.Element:
-    """A case for one rank; a CI system then shows which rank and host failed, and how often."""
-    name = f"{rank.run}: {rank.name}, local rank {rank.local_rank}"
-    case = ElementTree.Element("testcase", classname="hvdenv.ranks", name=clean(name))
-    if rank.seconds is not None and math.isfinite(rank.seconds):
-        case.set("time", f"{rank.seconds:.3f}")
-    if rank.cause:
-        ElementTree.SubElement(case, "failure", type=rank.status, message=clean(rank.cause))
-    out = ElementTree.SubElement(case, "system-out")
-    path = rank.data_path or "unknown"
-    words = f"process {rank.pid}, device {rank.device or 'unknown'}, data path {path}"
-    out.text = clean("; it ".join(filter(None, (words, rank.note))))
-    return case
 
 
 def _properties(report: Report) -> ElementTree.Element:

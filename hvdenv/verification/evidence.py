@@ -81,8 +81,7 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
     image = "mpirun --version in the image"
     image_mpi = parts.start(image, inspection.image_mpi) if inside else None
     build_table = parts.start("horovodrun --check-build", inspection.build_table, libraries)
-    with parts.together():
-        runs = _start_runs(setup, parts, mpi, libraries)
+    runs = _start_runs(setup, parts, mpi, libraries)
     imports = {
         name: _start_import(parts, library)
         for name, library in (found(libraries) or {}).items()
@@ -95,9 +94,7 @@ def gather(setup: Setup, parts: Parts) -> Evidence:
     parts.wait()
     extensions = _extensions(parts, libraries, runs, imports)
     parts.wait()
-    with parts.together():
-        benchmarks = _start_benchmarks(setup, parts, mpi, runs)
-    parts.wait()
+    benchmarks = _benchmarks(setup, parts, mpi, runs)
     return Evidence(
         mpi=mpi,
         libraries=libraries,
@@ -123,10 +120,13 @@ def _start_runs(
         for pair in _SLOWEST_FIRST
         if rank_start.can_run(setup, pair, there[pair.framework], host)
     ]
-    return {
-        pair: parts.start(pair.subject, rank_start.start_ranks, host, *pair, setup=own, ranks=True)
-        for pair, own in rank_start.setups_of_runs(setup, pairs).items()
-    }
+    setups = rank_start.setups_of_runs(setup, pairs)
+    runs: dict[Pair, Future[RankRun]] = {}
+    for pair, own in setups.items():
+        left = len(setups) - len(runs)
+        start = rank_start.start_ranks
+        runs[pair] = parts.start(pair.subject, start, host, *pair, setup=own, runs=left)
+    return runs
 
 
 def _start_import(parts: Parts, library: Extension) -> Future[Extension]:
@@ -155,16 +155,18 @@ def _extensions(
     return extensions
 
 
-def _start_benchmarks(
+def _benchmarks(
     setup: Setup, parts: Parts, mpi: Future[HostMpi], runs: Mapping[Pair, Future[RankRun]]
 ) -> dict[Pair, Future[Benchmark]]:
-    effort = setup.effort
-    if effort is None:
-        return {}
-    return {
-        pair: parts.start(
-            f"speed of {pair.subject}", bench.measure, effort, mpi, pair, ranks=True, alone=True
-        )
+    """One after the other, after everything else: nothing may disturb them."""
+    right = [
+        pair
         for pair, each in runs.items()
-        if (run := found(each)) and judge_run(run).status != "fail"
-    }
+        if setup.effort and (run := found(each)) and judge_run(run).status != "fail"
+    ]
+    benchmarks: dict[Pair, Future[Benchmark]] = {}
+    for pair in right:
+        label, left = f"speed of {pair.subject}", len(right) - len(benchmarks)
+        benchmarks[pair] = parts.start(label, bench.measure, setup.effort, mpi, pair, runs=left)
+        parts.wait()
+    return benchmarks

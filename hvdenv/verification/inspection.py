@@ -227,9 +227,9 @@ def build_table(setup: Setup, timeout: float, libraries: Extensions) -> BuildTab
     if not program:
         command = Command(("horovodrun", "--check-build"))
         return BuildTable(None, "there is no horovodrun", Outcome(command, 127, "", 0.0))
-    quick = f"{installation.programs}/inspect/check_build.py"
+    quick = (f"{installation.programs}/inspect/horovodrun.py", "check")
     present = (name for name, each in libraries.items() if each.present and not each.cut_off)
-    found = _check_build(setup, (installation.python, "-s", quick, program, *present), timeout)
+    found = _check_build(setup, (installation.python, "-s", *quick, program, *present), timeout)
     left = timeout - found.outcome.seconds
     if left < 1 or (found.table and not missing_rows(found.table, setup.expectation)):
         return found

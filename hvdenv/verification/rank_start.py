@@ -114,7 +114,7 @@ def _deadline(seconds: float) -> str:
 
 def setups_of_runs(setup: Setup, pairs: Collection[Pair]) -> dict[Pair, Setup]:
     """The setup of each run of ranks: not all of them train, or need all ranks."""
-    trained = [pair for pair in pairs if setup.full or trains(pair, pairs, setup.expectation)]
+    trained = [pair for pair in pairs if trains(pair, pairs, setup.expectation)]
     frameworks = {pair.framework for pair in trained}
     controllers = {pair.controller for pair in trained}
     setups = {}
@@ -150,7 +150,7 @@ def words_before_launcher(setup: Setup, launcher: str) -> tuple[str, ...]:
     installation = setup.installation
     if launcher != "horovodrun-gloo" or installation.inside:
         return ()
-    return (installation.python, "-s", f"{installation.programs}/inspect/horovodrun.py")
+    return (installation.python, "-s", f"{installation.programs}/inspect/horovodrun.py", "start")
 
 
 def start_program(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from hvdenv.base.command import Command, Outcome
@@ -63,7 +62,6 @@ class Setup(NamedTuple):
             controller on all ranks.
         launchers: names in LAUNCHERS; the first for each controller is used.
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
-        full: whether each framework trains over every controller.
         effort: what benchmarks may take; None for no benchmarks.
         cores: how many may be used.
         seconds: for everything.
@@ -77,7 +75,6 @@ class Setup(NamedTuple):
     two_for_repeats: bool = False
     launchers: tuple[str, ...] = DEFAULT_LAUNCHERS
     exercises: tuple[str, ...] = ()
-    full: bool = False
     effort: Effort | None = None
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT
@@ -160,15 +157,11 @@ class Parts(AbstractContextManager["Parts"]):
         self._end = time.monotonic() + setup.seconds - min(_ENDING_SECONDS, setup.seconds / 10)
         # Ranks mostly import on one core and wait for each other, so half of them count.
         each = max(setup.launch.ranks // 2, 1)
-        self._side_by_side = ThreadPoolExecutor(max(setup.cores // each, min(setup.cores, 2)))
-        self._alone = ThreadPoolExecutor(1)
+        self._pool = ThreadPoolExecutor(max(setup.cores // each, min(setup.cores, 2)))
         self._futures: list[Future[Any]] = []
-        self._lock = threading.RLock()
-        self._waiting_runs = 0
 
     def __exit__(self, *error: object) -> None:
-        self._side_by_side.shutdown()
-        self._alone.shutdown()
+        self._pool.shutdown()
 
     def start(
         self,
@@ -176,8 +169,7 @@ class Parts(AbstractContextManager["Parts"]):
         part: Callable[..., T],
         *arguments: object,
         setup: Setup | None = None,
-        ranks: bool = False,
-        alone: bool = False,
+        runs: int = 0,
     ) -> Future[T]:
         """Start a part as soon as there is room.
 
@@ -186,21 +178,12 @@ class Parts(AbstractContextManager["Parts"]):
             part: a function of a setup and of the seconds that it has.
             arguments: what it takes besides; the results of futures are waited for.
             setup: another one than that of all parts.
-            ranks: whether it starts ranks, and shares its time with other runs of ranks.
-            alone: whether it waits for other parts that run alone.
+            runs: of a part that starts ranks: how many such parts share the time that is left
+                when it begins, this one included.
         """
-        with self._lock:
-            self._waiting_runs += ranks
-        pool = self._alone if alone else self._side_by_side
-        future = pool.submit(self._run, label, part, arguments, setup or self._setup, ranks)
+        future = self._pool.submit(self._run, label, part, arguments, setup or self._setup, runs)
         self._futures.append(future)
         return future
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """All runs of ranks that are started in this block share the time, also with the first."""
-        with self._lock:
-            yield
 
     def wait(self) -> None:
         """Wait for all parts that were started."""
@@ -212,11 +195,11 @@ class Parts(AbstractContextManager["Parts"]):
         part: Callable[..., T],
         arguments: tuple[object, ...],
         setup: Setup,
-        ranks: bool,
+        runs: int,
     ) -> T:
         if self._setup.runner.stopped:
             raise InterruptedRunError
-        timeout = self._share() if ranks else max(self._end - time.monotonic(), _LEAST_SECONDS)
+        timeout = self._share(runs) if runs else max(self._end - time.monotonic(), _LEAST_SECONDS)
         began = time.monotonic()
         self._on_event("started", label, "")
         try:
@@ -231,15 +214,12 @@ class Parts(AbstractContextManager["Parts"]):
             self.measurements.append(Measurement(label, seconds, "s"))
             self._on_event("finished", label, "")
 
-    def _share(self) -> float:
+    def _share(self, runs: int) -> float:
         """Seconds for a run of ranks: one that hangs must not use up the time of all others.
 
         Raises:
             StepError: there is no time left.
         """
-        with self._lock:
-            runs = self._waiting_runs
-            self._waiting_runs -= 1
         seconds = self._setup.seconds
         left = self._end - time.monotonic() - min(_RESERVE_SECONDS, seconds / 4)
         if left < 1:

@@ -21,7 +21,6 @@ _REMEDY = (
 
 class RankTraining(NamedTuple):
     name: str
-    number: int
     facts: Training
 
 
@@ -37,7 +36,7 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     by_rank: dict[str, dict[str, RankTraining]] = {}
     for rank in run.ranks:
         for facts in rank.all(Training):
-            found = RankTraining(rank.name, rank.number or 0, facts)
+            found = RankTraining(rank.name, facts)
             by_rank.setdefault(facts.part, {})[rank.name] = found
     outcomes = {part: list(each.values()) for part, each in by_rank.items()}
     problems, passed = [], []

@@ -340,7 +340,7 @@ def test_enough_ranks_for_process_sets(cores: int, gpus: int, ranks: int) -> Non
 def test_allreduces_alone_take_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(verify, "gpus", lambda: ())
-    for words, ranks in (((), 3), (("--full",), 3), (("--quick",), 2), (("--quick", "-n", "5"), 5)):
+    for words, ranks in (((), 3), (("--quick",), 2), (("--quick", "-n", "5"), 5)):
         assert hosts_of(*words) == (ranks, ())
 
 

@@ -110,7 +110,7 @@ def test_files_are_looked_at_no_longer_than_there_is_time(generation: Path) -> N
 def test_horovodrun_is_told_what_check_build_found(launcher: str, image: bool, told: bool) -> None:
     installation = Installation("/env", "/env/bin/python", (), inside=("apptainer",) * image)
     words = words_before_launcher(Setup(installation, Runner({})), launcher)
-    assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py"] * told
+    assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py", "start"] * told
 
 
 CASES = Path(__file__).parents[1] / "cases" / "checkbuild"
@@ -182,11 +182,11 @@ def test_any_other_text_is_refused(text: str) -> None:
         parse_check_build(text)
 
 
-def with_program(folder: Path, name: str, text: str, interpreter: str, *words: str) -> Any:
-    """A program of standalone/inspect has run this script, with the modules of a directory."""
+def with_program(folder: Path, what: str, text: str, interpreter: str, *words: str) -> Any:
+    """standalone/inspect/horovodrun.py has run this script, with the modules of a directory."""
     script = write(folder / "horovodrun", text.format(python=interpreter), EXECUTABLE)
     return subprocess.run(
-        [sys.executable, "-s", str(INSPECT_PROGRAMS / name), str(script), *words],
+        [sys.executable, "-s", str(INSPECT_PROGRAMS / "horovodrun.py"), what, str(script), *words],
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
@@ -209,7 +209,7 @@ COUNT = "import os\nos.write(2, b'imported ')\nSTATE = 'fine'\n"
 THREAD = (
     "import threading, time\nthreading.Thread(target=time.sleep, args=(1,), daemon=True).start()"
 )
-ONLY_ALONE = "import sys\nassert 'check_build' not in repr(sys.modules['__main__'])\n"
+ONLY_ALONE = "import sys\nassert 'horovodrun.py' not in repr(sys.modules['__main__'])\n"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_each_row_has_its_framework(
     """How many rows are printed, and how often the framework is imported."""
     write(tmp_path / "horovod/__init__.py", "")
     write(tmp_path / "horovod/torch/__init__.py", COUNT + fault)
-    done = with_program(tmp_path, "check_build.py", HOROVODRUN, interpreter, "torch")
+    done = with_program(tmp_path, "check", HOROVODRUN, interpreter, "torch")
     assert (done.stdout.count("fine"), done.stderr.count("imported")) == (3, imports)
 
 
@@ -248,7 +248,7 @@ def test_horovodrun_is_told_that_gloo_was_built(
     util = "def gloo_built(verbose=False):\n    return 'asked'\n"
     write(tmp_path / "horovod/common/util.py", util)
     words = ("--gloo", "-np", "2")
-    printed = with_program(tmp_path, "horovodrun.py", LAUNCH, interpreter, *words).stdout
+    printed = with_program(tmp_path, "start", LAUNCH, interpreter, *words).stdout
     assert printed == f"['--gloo', '-np', '2'] {answer}\n"
 
 

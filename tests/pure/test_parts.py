@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -60,20 +59,6 @@ def test_as_many_run_at_a_time_as_there_are_cores_for_their_ranks(
     assert most == [together]
 
 
-def test_parts_that_run_alone_run_one_after_the_other() -> None:
-    seen: list[str] = []
-
-    def part(setup: Setup, timeout: float) -> None:
-        seen.append("begins")
-        seen.append("ends")
-
-    with parts_of() as parts:
-        for label in "ab":
-            parts.start(label, part, alone=True)
-        parts.wait()
-    assert seen == ["begins", "ends"] * 2
-
-
 def shared_fairly(shares: list[float]) -> bool:
     """Of 300 seconds for three: the first gets its part, and each other one more than that."""
     first, *others = shares
@@ -85,31 +70,16 @@ def test_runs_of_ranks_share_the_time() -> None:
     with parts_of(SETUP._replace(cores=1, seconds=300.0)) as parts:
         hold = threading.Event()
         parts.start("hold", lambda setup, timeout: hold.wait(20))
-        for label in "abc":
-            parts.start(label, lambda setup, timeout: shares.append(timeout), ranks=True)
+        for label, runs in zip("abc", (3, 2, 1), strict=True):
+            parts.start(label, lambda setup, timeout: shares.append(timeout), runs=runs)
         facts = parts.start("facts", lambda setup, timeout: timeout)
         hold.set()
     assert shared_fairly(shares) and facts.result() > 250
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_run_that_starts_at_once_leaves_time_to_the_others(alone: bool) -> None:
-    shares: list[float] = []
-
-    def share(setup: Setup, timeout: float) -> None:
-        shares.append(timeout)
-
-    with parts_of(SETUP._replace(cores=1, seconds=300.0)) as parts, parts.together():
-        for label in "abc":
-            part = parts.start(label, share, ranks=True, alone=alone)
-            time.sleep(0.05)
-            assert not part.done()
-    assert shared_fairly(shares)
-
-
 def test_where_no_time_is_left_ranks_are_not_started_and_facts_are_still_found() -> None:
     with parts_of(SETUP._replace(seconds=0.5)) as parts:
-        run = parts.start("run", lambda setup, timeout: None, ranks=True)
+        run = parts.start("run", lambda setup, timeout: None, runs=1)
         facts = parts.start("facts", lambda setup, timeout: timeout)
     assert isinstance(run.exception(), StepError)
     assert facts.result() == 2.0

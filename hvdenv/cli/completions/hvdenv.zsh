@@ -497,7 +497,6 @@ _shtab_hvdenv_verify_options=(
   "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
   "--no-image[run from the environment\'s files, not its image]"
   "--quick[test allreduce only\: no other operations, no training]"
-  "--full[train with each framework over every controller]"
   "--bench[measure allreduce, and compare with MPI or NCCL alone]"
   "--bench-time[how long each program of --bench measures (default\: 10)]:SECONDS:"
   "--junit[write it as JUnit XML]:FILE:"
