@@ -28,7 +28,7 @@ from hvdenv.cli.options import (
     refuse_without,
     seconds,
 )
-from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
+from hvdenv.cli.verify_report import add_files, keep, read, refuse_files, show
 from hvdenv.environments import registry
 from hvdenv.environments.installation import (
     PYTHON_PATH,
@@ -194,7 +194,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     with VerifyProgress(quiet=arguments.quiet) as parts:
         if request is None:
             return verify(setup, parts.tell)
-        return _proven(request, setup, places, parts.tell, only=arguments.program_only)
+        return _proven(request, setup, parts.tell, only=arguments.program_only)
 
 
 def _program(arguments: argparse.Namespace) -> start.ProgramRequest | None:
@@ -219,13 +219,10 @@ def _program(arguments: argparse.Namespace) -> start.ProgramRequest | None:
     return start.read_command(arguments.program, steps)
 
 
-def _proven(
-    request: start.ProgramRequest, setup: Setup, places: Places, tell: Progress, *, only: bool
-) -> Report:
-    """The report of the environment, unless it passed a day ago or less, and of a program."""
+def _proven(request: start.ProgramRequest, setup: Setup, tell: Progress, *, only: bool) -> Report:
+    """The report of the environment, unless it is of the program only, and of a program."""
     began = time.monotonic()
-    recent = None if only else recently_passed(setup.installation, places)
-    if only or recent:
+    if only:
         found = Report(
             recipe=setup.installation.recipe,
             prefix=setup.installation.prefix,
@@ -233,8 +230,6 @@ def _proven(
             seconds=0.0,
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
-        if recent:
-            report(f"the environment passed verify at {recent}")
     else:
         found = verify(setup, tell)
     if found.verdict in ("fail", "error") or setup.runner.stopped:

@@ -6,23 +6,19 @@ import argparse
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.base.errors import HvdenvError, StepError, UsageError
+from hvdenv.base.errors import StepError, UsageError
 from hvdenv.base.masking import masked, print_coloured
 from hvdenv.base.places import Places, make_folder, named_file, write_json, write_text
 from hvdenv.base.reading import REPORT, read_json
 from hvdenv.cli.options import add, is_coloured
-from hvdenv.environments.installation import Installation
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
 from hvdenv.session.output import print_json
 from hvdenv.session.request import usable
 
-# How old the last report may be that stands for an environment, and where it is looked for.
-_RECENT_SECONDS, _REPORTS_READ = 86400.0, 20
 # What writes the file of each option.
 _FILES = {"junit": junit.render, "html": page.render}
 _WRITE_AGAIN = (
@@ -117,24 +113,6 @@ def read(arguments: argparse.Namespace) -> Report:
     except ValueError as error:
         why = f"this is not a report of verify: {error}"
         raise UsageError(why, where=where, remedy=remedy) from error
-
-
-def recently_passed(installation: Installation, places: Places) -> str:
-    """When the last report of a generation was made, if it passed within a day; or empty."""
-    generation = os.path.basename(installation.generation)
-    since = time.time() - _RECENT_SECONDS
-    files = sorted(places.reports.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in reversed(files[-_REPORTS_READ:]):
-        if not generation or path.stat().st_mtime < since:
-            break
-        try:
-            found = Report.from_json(read_json(path, REPORT))
-        except (ValueError, HvdenvError):
-            continue
-        tried = any(each.check == "collectives" for each in found.findings)  # not with --quick
-        if tried and found.environment.get("generation") == generation:
-            return found.started if found.verdict == "pass" else ""
-    return ""
 
 
 def keep(report: Report, places: Places) -> str:

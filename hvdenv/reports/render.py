@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import TextWrapper
-from unicodedata import east_asian_width
 
 from hvdenv.base.masking import mask, plain
 from hvdenv.reports.report import (
@@ -183,14 +182,15 @@ def _coloured(text: str, status: Status | Verdict, colour: bool) -> str:
 
 def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     """Foreign text in lines of a width; a command that fits into one line is in one."""
-    text = _COMMAND.sub(lambda found: _kept(found[0], width - indent - 4), _measured(text))
+    text = clean(text).expandtabs()
+    text = _COMMAND.sub(lambda found: _kept(found[0], width - indent - 4), text)
     wrapper = TextWrapper(
-        width - ("\0" in text),
+        width,
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent + 4),
         break_on_hyphens=False,
     )
-    return [line.replace("\0", "").replace("\1", " ") for line in wrapper.wrap(text)] or [""]
+    return [line.replace("\1", " ") for line in wrapper.wrap(text)] or [""]
 
 
 def _kept(command: str, room: int) -> str:
@@ -199,15 +199,8 @@ def _kept(command: str, room: int) -> str:
 
 def shortened(text: str, width: int) -> str:
     """Foreign text in one line of a width."""
-    line = " ".join(_measured(text).splitlines())
-    end = width - 3 - ("\0" in line)
-    return (line if len(line) <= width else f"{line[:end]}...").replace("\0", "")
-
-
-def _measured(text: str) -> str:
-    """Foreign text with as many characters as it is wide: those of two columns get a second one."""
-    text = clean(text).expandtabs()
-    return "".join(f"{each}\0" if east_asian_width(each) in "WF" else each for each in text)
+    line = " ".join(clean(text).expandtabs().splitlines())
+    return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def clean(text: str) -> str:

@@ -23,8 +23,6 @@ COMPILE_LINE_SECONDS = 20.0
 # Parts of verify that take less get no line.
 PART_SECONDS = 3.0
 STAGE_COLUMNS = 48
-# How long plain lines of verify say nothing.
-SILENT_SECONDS = 20.0
 
 
 class View(AbstractContextManager["View"]):
@@ -183,24 +181,18 @@ def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
 
 
 class VerifyProgress(AbstractContextManager["VerifyProgress"]):
-    """Progress of verify: what took long, what failed, and what still runs."""
+    """Progress of verify: what took long, what failed, and on a terminal what runs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.view = Quiet() if quiet else choose_view()
         self._began: dict[str, float] = {}
         self._lock = threading.RLock()
-        self._over = threading.Event()
-        self._printed = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> VerifyProgress:
         self.view.__enter__()
-        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
         self.view.__exit__(*error)
 
     def tell(self, what: str, label: str, detail: str) -> None:
@@ -220,18 +212,5 @@ class VerifyProgress(AbstractContextManager["VerifyProgress"]):
                 self.view.end(label)
 
     def _print(self, text: str) -> None:
-        self._printed = time.monotonic()
         columns = shutil.get_terminal_size((COLUMNS, 0)).columns
         self.view.print(shortened(f"  {text}", columns))
-
-    def _watch(self) -> None:
-        while not self.view.live and not self._over.wait(1.0):
-            self.remind()
-
-    def remind(self) -> None:
-        """Print what runs, if nothing was printed for a while."""
-        with self._lock, suppress(OSError):
-            now = time.monotonic()
-            if self._began and now - self._printed > SILENT_SECONDS:
-                names = (f"{name} ({now - began:.0f} s)" for name, began in self._began.items())
-                self._print(f"running: {', '.join(names)}")

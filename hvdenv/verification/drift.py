@@ -71,7 +71,6 @@ class Observation(NamedTuple):
     Paths in the environment are relative; others are absolute.
 
     Attributes:
-        places: the directory from which a package is imported.
         built_with: versions of frameworks in Horovod's metadata.json.
         extensions: by framework.
         driver: version of NVIDIA's kernel driver; empty without one.
@@ -80,7 +79,6 @@ class Observation(NamedTuple):
 
     host: str
     python: File
-    places: dict[str, str] = {}
     built_with: dict[str, str] = {}
     packages: dict[str, str] = {}
     extensions: dict[str, Linked] = {}
@@ -112,7 +110,7 @@ class Drift(NamedTuple):
 
 def compare(was: Observation, now: Observation) -> tuple[Drift, ...]:
     """The changes; those that matter come first."""
-    rules = (_programs, _places, _libraries, _versions, _modules)
+    rules = (_programs, _libraries, _versions, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
     return (
         *(change for change in changes if change.matters),
@@ -137,16 +135,6 @@ def _programs(was: Observation, now: Observation) -> Iterator[Drift]:
         yield Drift("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy)
 
 
-def _places(was: Observation, now: Observation) -> Iterator[Drift]:
-    for name, before, after in differing(was.places, now.places):
-        if before and after:
-            what = f"{name} is imported from {after} now and was from {before}"
-            left = _left(before, after)
-            why = f"this {name} does not belong to the environment" if left else ""
-            remedy = "find what adds its directory to PYTHONPATH, such as a module, and remove it"
-            yield Drift(name, what, why, remedy)
-
-
 def _libraries(was: Observation, now: Observation) -> Iterator[Drift]:
     """The same change for several frameworks is one change."""
     found: dict[tuple[str, File, File], list[str]] = {}
@@ -167,7 +155,7 @@ def _harm(name: str, before: File, after: File, was: Observation, now: Observati
         return "the extension cannot load without it"
     if name.startswith("libstdc++."):
         return _lacks("GLIBCXX", after.version, [each.glibcxx for each in was.extensions.values()])
-    if _left(before.path, after.path):
+    if not isabs(before.path) and isabs(after.path):  # from inside the environment to outside
         return "the environment's own file is not used"
     if not _is_mpi(name):
         return ""  # the same name means the same interface
@@ -251,11 +239,6 @@ def _bring_back(what: str, was: Observation, now: Observation) -> str:
     modules = f"; modules differ: {', '.join(differ)}" if differ else ""
     paths = "PATH, LD_LIBRARY_PATH and modules select it"
     return f"restore {what} of the build ({paths}), {_REBUILD}{modules}"
-
-
-def _left(before: str, after: str) -> bool:
-    """Whether a path moved from inside the environment to outside."""
-    return not isabs(before) and isabs(after)
 
 
 def _series(version: str) -> tuple[int, ...]:

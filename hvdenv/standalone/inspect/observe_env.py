@@ -85,13 +85,11 @@ class Environment:
             found = importlib.util.find_spec(name)
             if found and found.origin and found.submodule_search_locations:
                 frameworks[name] = found.submodule_search_locations[0]
-        places = dict(frameworks, **({"horovod": folder} if folder else {}))
         built_with = {name: extension.built_with(folder, name) for name in extension.LIBRARIES}
         mpirun = shutil.which("mpirun")
         return {
             "host": platform.node(),
             "python": {"version": platform.python_version(), "path": self.placed(sys.executable)},
-            "places": {name: self.placed(path) for name, path in places.items()},
             "built_with": {name: str(version) for name, version in built_with.items() if version},
             "packages": packages(),
             "extensions": {
