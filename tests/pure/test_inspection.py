@@ -152,21 +152,6 @@ def test_a_cut_text_never_gives_another_table(path: Path) -> None:
             assert parse_check_build(text) == expected
 
 
-@pytest.mark.parametrize("version", ["0.28.1rc1", "0.28.1.post1", "1.0.0+cu121"])
-def test_versions(version: str) -> None:
-    text = read(CASES / "good/0.28.1.txt").replace("0.28.1", version)
-    assert parse_check_build(text).version == version
-
-
-@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
-def test_a_line_left_out_is_refused(path: Path) -> None:
-    lines = read(path).splitlines()
-    for number, line in enumerate(lines):
-        if line.strip():
-            with pytest.raises(ValueError, match=REFUSED):
-                parse_check_build("\n".join([*lines[:number], *lines[number + 1 :]]))
-
-
 @given(
     st.sampled_from(PLAIN), st.text(st.characters(exclude_characters="[]:\r")), st.integers(0, 17)
 )

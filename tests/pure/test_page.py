@@ -155,24 +155,3 @@ def test_any_text_is_text(one: str, two: str, three: str) -> None:
     "".join(read.texts).encode()
     # The first newline in <pre> is the template's own.
     assert "\n" + clean(one) in read.texts
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(
-        st.builds(
-            Measurement,
-            st.sampled_from(["allreduce bandwidth", "training speed", "other"]),
-            st.floats(-1e17, 1e17),
-            st.just("GB/s"),
-            st.sampled_from(["torch over MPI", "MPI alone"]),
-            st.none() | st.integers(-(2**59), 2**59),
-            st.none() | st.integers(-2, 2**59),
-        ),
-        max_size=12,
-    )
-)
-def test_any_figures_can_be_shown(measurements: list[Measurement]) -> None:
-    report = report_of("a", "b", "c")._replace(measurements=tuple(measurements))
-    read = Read(page.render(report))
-    assert (read.wrong, read.unclosed) == ([], [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -101,19 +100,6 @@ def test_an_environment_that_was_moved_is_the_same(
     moved = json.loads(json.dumps(built).replace(built.generation, str(tmp_path / "moved")))
     moved = Installation(*moved)._replace(path=tuple(moved[2]), env=())
     assert the_note(moved, runner) == "nothing has changed"
-
-
-def test_a_second_libmpi_that_is_found_first(
-    built: Installation, runner: Runner, tmp_path: Path
-) -> None:
-    record(built, runner)
-    other = tmp_path / "other"
-    shutil.copytree(built.generation + "/venv/lib", other, ignore=lambda *_: ["python3.11"])
-    finding = the_failure(found_first(built, LD_LIBRARY_PATH=other), runner)
-    assert finding.subject == "libmpi.so.40"
-    assert f"libmpi.so.40 is {other}/libmpi.so.40 (Open MPI v" in finding.message
-    assert " now and was venv/lib/" in finding.message
-    assert finding.message.endswith("the environment's own file is not used")
 
 
 def test_a_libmpi_of_another_version_in_its_place(built: Installation, runner: Runner) -> None:
