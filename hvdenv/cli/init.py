@@ -10,27 +10,27 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 from hvdenv.base.errors import UsageError
 from hvdenv.base.reading import PAGE, read_file
 from hvdenv.base.runner import Runner
-from hvdenv.base.schema import encode
+from hvdenv.base.schema import Problem, check_part, encode
 from hvdenv.cli.options import add, add_options
-from hvdenv.drafting import here, proposals
+from hvdenv.drafting import here
 from hvdenv.drafting.draft import Draft, combine
-from hvdenv.drafting.here import Seen
-from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Ranges, read_page
-from hvdenv.drafting.values import LOAD, Found, Origin, joined, shown
+from hvdenv.drafting.reader import EVERY_LINE, OTHER_WAY, Lines, read_page
+from hvdenv.drafting.values import LOAD, Found, Origin, Value, Weight, joined, shown
 from hvdenv.drafting.writer import choice_text, left_lines, write
-from hvdenv.knowledge.combinations import all_rows
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.facts import Facts
-from hvdenv.session.node import ask_node
+from hvdenv.model.layers import assigned
+from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import leaves
 from hvdenv.session.output import print_json, report
-from hvdenv.session.request import Gate, usable
+from hvdenv.session.request import usable
 from hvdenv.sites.batch import counted
 
 EXAMPLES = """\
@@ -38,15 +38,10 @@ examples:
   hvdenv init fenn --from page.md                      writes fenn.toml
   hvdenv init fenn --from job.sh --here                and what this machine shows
   hvdenv init fenn --here                              proposes versions that were verified
-  curl -s https://hpc.example/horovod | hvdenv init fenn --from - -o -
-  hvdenv init fenn --here --where compute --set job.partition=gpu
+  srun -p gpu --gres=gpu:1 hvdenv init fenn --here     and what a compute node shows
   hvdenv init fenn --from page.html --lines 120-180    one section of the page
 """
 _STANDARD = "-"
-# In a key or a value of a page that uses GPUs.
-_GPUS = re.compile(r"(?i)\bgpu|[-_]gpu|cuda|nccl|rocm|\+cu\d")
-# A proposal can lack others: a framework has a version, and the controller mpi needs an MPI.
-_ROUNDS = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,29 +51,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser,
         "--from FILE",
         "page to read: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml,"
-        " requirements.txt or a Dockerfile; - is standard input; may be repeated",
+        " requirements.txt or a Dockerfile; may be repeated",
         dest="pages",
         **several,
     )
     add(parser, "--lines A-B", "read only these lines of the page; several: A-B,C-D", type=_lines)
     add(parser, "--here", "look at this machine and its modules")
-    add(
-        parser,
-        "--where",
-        "with --here. compute: also ask a compute node, in a job of at most 10 minutes with"
-        " one GPU if the job has any (default: here)",
-        choices=("here", "compute"),
-        default="here",
-    )
-    told = "with --where compute: print the script of the job, and submit nothing"
-    add(parser, "--dry-run", told)
     told = "a value of the recipe, such as horovod.version=0.28.1; may be repeated"
     add(parser, "--set KEY=VALUE", told, dest="overrides", **several)
     add(parser, "-o --to FILE", "file to write, - for standard output (default: NAME.toml)")
     add_options(parser, "json")
 
 
-def _lines(text: str) -> Ranges:
+def _lines(text: str) -> list[Lines]:
     found = [re.fullmatch(r"([1-9]\d{0,6})-([1-9]\d{0,6})", each) for each in text.split(",")]
     ranges = [(int(each[1]), int(each[2])) for each in found if each]
     if len(ranges) < len(found) or any(first > last for first, last in ranges):
@@ -90,7 +75,11 @@ def _lines(text: str) -> Ranges:
 
 def run(arguments: argparse.Namespace) -> int:
     sources = [*arguments.pages, *(["this machine"] if arguments.here else [])]
-    _refuse(arguments, sources)
+    if not sources:
+        raise UsageError(
+            "nothing to draft a recipe from",
+            remedy="name a page or a job script with --from FILE, or look at this machine with --here",
+        )
     name = _name(arguments)
     target = arguments.to or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
@@ -99,16 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
             where=target,
             remedy="name another one with -o FILE",
         )
-    seen = here.look(_machine()) if arguments.here else None
-    found = _collect(arguments, seen)
-    if arguments.where == "compute":
-        of_node = ask_node(combine(name, found), dry_run=arguments.dry_run)
-        if of_node is None:
-            return 0
-        found = joined([found, of_node])
-    if seen and not arguments.pages:
-        found = _with_proposals(name, found, seen.facts)
+    machine = here.Machine(Runner(), lambda text: report(f"looking at {text}"))
+    facts = here.look(machine) if arguments.here else None
+    found = _collect(arguments, facts, machine)
     draft = combine(name, found)
+    if facts and not arguments.pages and draft.missing:
+        proposed = here.propose(draft.values, facts)
+        draft = combine(name, found._replace(facts=(*found.facts, *proposed)))
     text = write(draft, [shown(Path(each).name) for each in sources])
     if arguments.json:
         print_json({**encode(draft), "toml": text})
@@ -119,27 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
-    if not sources:
-        raise UsageError(
-            "nothing to draft a recipe from",
-            remedy="name a page or a job script with --from FILE, or look at this machine with --here",
-        )
-    if arguments.where == "compute":
-        if not arguments.here:
-            raise UsageError("--where compute needs --here", remedy="add --here")
-        Gate().refuse_home()  # it keeps the job's script
-    if arguments.dry_run and arguments.where != "compute":
-        raise UsageError(
-            "--dry-run needs --where compute: init submits nothing here",
-            remedy="leave out --dry-run, or add --here --where compute",
-        )
-
-
 def _name(arguments: argparse.Namespace) -> str:
     """The recipe's name: as given, or after the page."""
-    named = [Path(each).stem for each in arguments.pages if each != _STANDARD]
-    of_page = re.sub(r"[^a-z0-9_-]+", "-", (named or ["mycluster"])[0].lower())
+    named = [Path(each).stem for each in arguments.pages] or ["mycluster"]
+    of_page = re.sub(r"[^a-z0-9_-]+", "-", named[0].lower())
     name = arguments.name or of_page.strip("-_")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
         raise UsageError(
@@ -149,54 +118,51 @@ def _name(arguments: argparse.Namespace) -> str:
     return str(name)
 
 
-def _machine() -> here.Machine:
-    return here.Machine(Runner(), lambda text: report(f"looking at {text}"))
-
-
-def _collect(arguments: argparse.Namespace, seen: Seen | None) -> Found:
+def _collect(arguments: argparse.Namespace, facts: Facts | None, machine: here.Machine) -> Found:
     """What all sources yield, in their order."""
-    given = [
-        each
-        for text in arguments.overrides
-        for each in proposals.parse(text, Origin(f"--set {text}"))
-    ]
-    pages = joined(_read_source(each, arguments.lines) for each in arguments.pages)
-    if not seen:
-        return proposals.give(pages, given)
-    loads = [str(each.value) for each in pages.values if each.key == LOAD]
-    # The name of a file would be run.
-    names = [each for each in loads if re.fullmatch(get_args(ModuleName)[1].regex, each)]
-    machine = here.drafted(seen, _machine(), names)
-    # The partition with GPUs is for a page that uses them and names no other.
-    own = [f"{'.'.join(each.key)} {each.value}" for each in (*pages.values, *given)]
-    named = any(each.startswith("job.partition ") for each in own)
-    if named or (arguments.pages and not any(map(_GPUS.search, own))):
-        kept = tuple(each for each in machine.facts if each.key != ("job", "partition"))
-        machine = machine._replace(facts=kept)
-    return proposals.give(joined([pages, machine]), given)
+    found = joined(_read_source(each, arguments.lines) for each in arguments.pages)
+    if facts:
+        loads = [str(each.value) for each in found.values if each.key == LOAD]
+        # The name of a file would be run.
+        names = [each for each in loads if re.fullmatch(get_args(ModuleName)[1].regex, each)]
+        shows = here.drafted(facts, machine, names)
+        if arguments.pages:  # which say whether a job needs GPUs
+            kept = (each for each in shows.facts if each.key != ("job", "partition"))
+            shows = shows._replace(facts=tuple(kept))
+        found = joined([found, shows])
+    given = tuple(each for text in arguments.overrides for each in parse_value(text))
+    # A list replaces the whole list of other sources.
+    lists = {each.key for each in given if each.item}
+    kept = (each for each in found.facts if each.key not in lists)
+    return found._replace(facts=(*kept, *given))
 
 
-def _read_source(name: str, lines: Ranges | None) -> Found:
-    source = "standard input" if name == _STANDARD else shown(Path(name).name)
-    with usable(name, "name a page or a job script, or - for standard input"):
-        data = b"" if name == _STANDARD else read_file(name, PAGE).data
-    if name == _STANDARD:
-        data = sys.stdin.buffer.read(PAGE.limit + 1)
-    if len(data) > PAGE.limit:
+def parse_value(text: str) -> list[Value]:
+    """``KEY=VALUE`` as values of the recipe.
+
+    Raises:
+        UsageError: a recipe has no such key, or the key no such value.
+    """
+    table = assigned(text)
+    try:
+        check_part(Recipe, table)
+    except Problem as problem:
         raise UsageError(
-            f"standard input is larger than {PAGE.limit:,} bytes, the limit for a page",
-            remedy="save the part that matters, and name the file",
-        )
-    return read_page(data.decode("utf-8", errors="replace"), source, lines or (EVERY_LINE,))
+            f"--set {text}: {problem.message}",
+            remedy="`hvdenv show --schema` prints the keys of a recipe",
+        ) from problem
+    origin = Origin(f"--set {text}")
+    return [
+        Value(path, each, origin, Weight.GIVEN, item=isinstance(value, list))
+        for path, value in leaves(table)
+        for each in (value if isinstance(value, list) else [value])
+    ]
 
 
-def _with_proposals(name: str, found: Found, facts: Facts) -> Found:
-    """What this machine shows, and what was verified in the place of what is missing."""
-    for _ in range(_ROUNDS):
-        draft = combine(name, found)
-        proposed = proposals.propose(draft.missing, draft.values, facts, all_rows())
-        found = found._replace(facts=(*found.facts, *proposed))
-    return found
+def _read_source(name: str, lines: list[Lines] | None) -> Found:
+    with usable(name, "name a page or a job script"):
+        text = read_file(name, PAGE).data.decode("utf-8", errors="replace")
+    return read_page(text, shown(Path(name).name), lines or (EVERY_LINE,))
 
 
 def _write(target: str, text: str) -> None:
@@ -210,6 +176,9 @@ def _write(target: str, text: str) -> None:
 
 def _report_lines(draft: Draft, target: str) -> Iterator[str]:
     unknown = [each for each in draft.left if not each.understood and each.table != OTHER_WAY]
+    ways = [
+        f"{each.origin.source}: {each.reason}" for each in draft.left if each.table == OTHER_WAY
+    ]
     wrote = "draft" if target == _STANDARD else f"wrote {target}"
     of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""
     yield f"{wrote}: {counted(len(draft.values), 'value')}{of_page}"
@@ -217,7 +186,7 @@ def _report_lines(draft: Draft, target: str) -> Iterator[str]:
         ("missing", [f"{'.'.join(each.key)}: {each.needs}" for each in draft.missing]),
         ("to choose, because the sources differ", [choice_text(each) for each in draft.choices]),
         ("not understood", list(left_lines(unknown))),
-        ("other ways of the page", list(_other_ways(draft))),
+        ("other ways of the page", list(dict.fromkeys(ways))),
     ):
         if lines:
             yield f"{title}:"
@@ -226,13 +195,3 @@ def _report_lines(draft: Draft, target: str) -> Iterator[str]:
         path = target if "/" in target else f"./{target}"
         complete = f" complete {path}, then" if draft.missing or draft.choices else ""
         yield f"next:{complete}\n  hvdenv show {path}\n  hvdenv check {path}"
-
-
-def _other_ways(draft: Draft) -> Iterator[str]:
-    """One line for each."""
-    ways: dict[tuple[str, str], list[int]] = {}
-    for each in draft.left:
-        if each.table == OTHER_WAY:
-            ways.setdefault((each.origin.source, each.reason), []).append(each.origin.line)
-    for (source, reason), lines in ways.items():
-        yield f"{Origin(source, min(lines), last=max(lines))}: {reason}"

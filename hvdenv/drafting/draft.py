@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.schema import Problem, Table, check_part, parse_toml
-from hvdenv.drafting.modules import module_role
+from hvdenv.drafting.commands import module_role
 from hvdenv.drafting.values import (
     LOAD,
     WITHOUT,
@@ -23,14 +23,11 @@ from hvdenv.drafting.values import (
 )
 from hvdenv.knowledge.observables import mpis_named
 from hvdenv.knowledge.patches import releases
-from hvdenv.model.cluster import LauncherName
 from hvdenv.model.layers import decode_whole
 from hvdenv.model.recipe import Recipe
 from hvdenv.model.recipe_files import DEFAULTS
 from hvdenv.sites.modules import OFFERS, module_family
 
-_LAUNCHER = at("launch.launcher")
-_UNNAMED_PARTITION = ("partitions", "")
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
@@ -79,11 +76,10 @@ class Draft(NamedTuple):
 def combine(name: str, found: Found) -> Draft:
     """The draft of a recipe."""
     left = [each for each in found.facts if isinstance(each, Left)]
-    valid = [*_valid([*_horovodrun(found.values)], left)]
+    valid = [*_valid(found.values, left)]
     chosen, choices = _merged(valid, left)
-    chosen = [*_placed(chosen, left)]
+    left += _default_channels(chosen)
     chosen += _inferred(chosen, {str(each.value) for each in valid if each.item})
-    chosen += _gpu_option(chosen, found.lines)
     alternatives = _alternatives(chosen, choices, valid)
     chosen = [each for each in chosen if each not in alternatives]
     choices += [Choice(each.key, (each,)) for each in alternatives]
@@ -112,24 +108,14 @@ def nested(values: Iterable[Value]) -> Table:
 
 
 def _valid(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
-    """Values that the recipe format accepts, and one way to start ranks; the others are left."""
-    images = {each.origin for each in values if each.key[0] == "container"}
-    several = not {each.origin for each in values if each.key == _LAUNCHER} <= images
+    """Values that the recipe format accepts; the others are left."""
     for each in values:
-        key, value = each.key, each.value
-        if key[:2] == _UNNAMED_PARTITION:
-            key = ("partitions", "x", *key[2:])
-        if each.item and isinstance(value, str):
-            value = value.removeprefix(WITHOUT)
+        text = isinstance(each.value, str) and each.value.removeprefix(WITHOUT)
         try:
-            check_part(Recipe, nested([each._replace(key=key, value=value)]))
+            check_part(Recipe, nested([each._replace(value=text or each.value)]))
         except Problem as problem:
             told = f"{each.value!r} does not fit {'.'.join(each.key)}: {problem.message}"
             left.append(Left(each.origin, told, table=each.table))
-            continue
-        if several and key[0] == "container" and key[1] not in ("base", "packages"):
-            told = "other commands of the page start ranks without an image"
-            left.append(Left(each.origin, told))
         else:
             yield each
 
@@ -150,65 +136,32 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
     for (key, slot, _), known in slots.items():
         most = max(each.weight for each in known.values())
         best = [each for each in known.values() if each.weight == most]
-        unnamed = key[:2] == _UNNAMED_PARTITION
-        named = f"the partition's {key[-1]}" if unnamed else ".".join(key)
         for each in known.values():
             if Weight.OPEN < each.weight < most:
-                told = f"{named}: {best[0].origin.place} takes precedence over {each.value}"
-                left.append(Left(each.origin, told, table="job" if unnamed else each.table))
-        if unnamed and len(best) > 1:
-            told = "the page's scripts are for different partitions"
-            left += [Left(each.origin, told) for each in best]
+                place = best[0].origin.place
+                told = f"{'.'.join(key)}: {place} takes precedence over {each.value}"
+                left.append(Left(each.origin, told, table=each.table))
         # A module that has a role has alternatives, if only to load none.
-        elif len(best) > 1 or (best[0].role and key == LOAD):
+        if len(best) > 1 or (best[0].role and key == LOAD):
             choices.append(Choice((*key, slot) if slot else key, tuple(best)))
         elif not str(best[0].value).startswith(WITHOUT):
             merged.append(best[0]._replace(role=""))
     return merged, choices
 
 
-def _placed(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
-    """Values whose partition and launcher are known; the facts of a job's partition by its name."""
-    partition = find(values, "job.partition")
-    own = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
-    for each in values:
-        if each.key[:2] == _UNNAMED_PARTITION and partition:
-            yield each._replace(key=("partitions", str(partition.value), *each.key[2:]))
-        elif each.key[:2] == _UNNAMED_PARTITION:
-            left.append(Left(each.origin, f"no partition is known that has {each.value}"))
-        elif each.key == _LAUNCHER and each.value not in (*get_args(LauncherName), *own):
-            told = f"hvdenv does not know the launcher {each.value}"
-            if each.value == "horovodrun-":
-                told = "horovodrun uses MPI or Gloo, and the page does not state which"
-            left.append(Left(each.origin, told, table="launch"))
-        else:
-            yield each
+def _default_channels(values: Sequence[Value]) -> Iterator[Left]:
     channels = [each for each in values if each.key == at("conda.channels")]
     names = {str(each.value).rstrip("/").rpartition("/")[2] for each in channels}
     if channels and not names & _WITH_PYTHON:
         told = "conda adds its default channels to these, a recipe does not: add conda-forge"
-        left.append(Left(channels[0].origin, told, table="conda"))
+        yield Left(channels[0].origin, told, table="conda")
 
 
-def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
-    """horovodrun without --mpi and --gloo uses MPI if Horovod was built with it."""
-    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
-    mpi = "mpi" in controllers or _mpi_module(values)
-    which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
-    for each in values:
-        plain = each.key == _LAUNCHER and each.value == "horovodrun-"
-        yield each._replace(value=f"horovodrun-{which}") if plain else each
-
-
-# In the name of a module with Horovod, or as a module beside it.
-_FRAMEWORK = re.compile(r"(?i)(?:-|^|/)(?:Py(Torch)|(TensorFlow))[-/](\d{1,4}(?:\.\d{1,4}){1,3})")
 _PYTHON = re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/")
 # In the last part of a module's name.
 _VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # After the name of an MPI, not of the compiler behind it: openmpi/4.0.5/gnu-10.2.0.
 _MPI_VERSION = re.compile(r"(?:-|/|/.*/)v?(\d+(?:\.\d+)+)")
-# Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
-_GPU_REQUEST = re.compile(r"\s(?:--gpus|--gres|--tres-|-G)")
 
 
 def _inferred(values: Sequence[Value], items: Collection[str]) -> list[Value]:
@@ -254,11 +207,13 @@ def _of_modules(values: Sequence[Value], *, builds: bool) -> Iterator[Value]:
     for each, role in roles.items():
         name = str(each.value)
         version = _VERSION.search(name.rpartition("/")[2])
-        if present:
-            yield from _frameworks(each)
         yield from _mpi(each, role)
         if role == "Horovod" and present:
-            yield from _horovod_module(each, version[1] if version else "")
+            yield _follows("horovod.provider", "present", each)
+            yield _follows("python.provider", "modules", each)
+            # Others have versions of their own (open-ce), or only the first numbers.
+            if version and "horovod" in module_family(name) and version[1] in releases():
+                yield _follows("horovod.version", version[1], each)
         elif role == "Python" and _PYTHON.search(name) and venv:
             yield _follows("python.from_modules", True, each)
             if version and re.fullmatch(r"3\.\d{1,2}(?:\.\d{1,2})?", version[1]):
@@ -282,27 +237,6 @@ def _mpi(each: Value, role: str) -> Iterator[Value]:
         yield _follows("mpi.version", version[1], each)
 
 
-def _horovod_module(each: Value, version: str) -> Iterator[Value]:
-    """A module with Horovod, and what EasyBuild's names state."""
-    name = str(each.value)
-    yield _follows("horovod.provider", "present", each)
-    # Others have versions of their own (open-ce), or only the first numbers.
-    if "horovod" in module_family(name) and version in releases():
-        yield _follows("horovod.version", version, each)
-    yield _follows("python.provider", "modules", each)
-    if python := re.search(r"-Python-(\d+\.\d+\.\d+)", name):
-        yield _follows("python.version", f"=={python[1]}", each)
-
-
-def _frameworks(each: Value) -> Iterator[Value]:
-    for found in _FRAMEWORK.finditer(str(each.value)):
-        framework = (found[1] or found[2]).lower()
-        yield _follows("horovod.frameworks", framework, each, item=True)
-        yield _follows(f"frameworks.{framework}.provider", "present", each)
-        if found[3].count(".") > 1:  # others have only the first numbers
-            yield _follows(f"frameworks.{framework}.version", found[3], each)
-
-
 def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
     version = find(values, "horovod.version")
     if version and version.value in releases():
@@ -314,29 +248,15 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
     built = max(of_page, key=lambda each: each.weight > Weight.INFERRED, default=None)
     if not built:
         return
-    mpi = _mpi_module(values) or find(values, "mpi.kind")
+    loads = (each for each in _loads(values) if not each.role)
+    modules = (each for each in loads if module_role(str(each.value)) == "MPI")
+    mpi = next(modules, None) or find(values, "mpi.kind")
     if mpi and not {"mpi", f"{WITHOUT}mpi"} & {*items}:
         yield _follows("horovod.controllers", "mpi", mpi, item=True)
     stated = find(values, "horovod.controllers")
     if (mpi or stated) and not {"gloo", f"{WITHOUT}gloo"} & {*items}:
         why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
         yield _follows("horovod.controllers", "gloo", built, why, item=True)
-
-
-def _mpi_module(values: Iterable[Value]) -> Value | None:
-    loads = (each for each in _loads(values) if not each.role)
-    return next((each for each in loads if module_role(str(each.value)) == "MPI"), None)
-
-
-def _gpu_option(values: Sequence[Value], lines: Iterable[Left]) -> Iterator[Value]:
-    """For a script that uses GPUs but requests none: its partition or constraint implies them."""
-    directives = [each.origin.text for each in lines if each.origin.text.startswith("#SBATCH")]
-    sized = find(values, "job.ranks_per_node")
-    builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
-    requests = any(map(_GPU_REQUEST.search, directives))
-    if sized and sized.origin.text in directives and builds and not requests:
-        why = "the script requests no GPUs: its nodes have them"
-        yield _follows("job.gpu_option", "none", sized, why)
 
 
 def _alternatives(

@@ -1,68 +1,53 @@
-"""What this machine, and a compute node, show: scheduler, modules, MPI, GPUs, networks, index."""
+"""What this machine shows: scheduler, modules, MPI, and in a job, the node."""
 
 import re
 import shutil
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from hvdenv.base.command import OWN_PYTHON, Command
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from hvdenv.base.errors import HvdenvError
-from hvdenv.base.places import home_folder, write_json
-from hvdenv.base.reading import SYSTEM, read_text
-from hvdenv.base.runner import Runner
-from hvdenv.base.schema import encode
-from hvdenv.drafting.modules import module_role
-from hvdenv.drafting.values import LOAD, Fact, Found, Left, Origin, Scalar, Value, Weight, at
+from hvdenv.base.places import home_folder
+from hvdenv.base.reading import RECIPE, SYSTEM, read_text
+from hvdenv.base.runner import Runner, environment
+from hvdenv.base.schema import parse_toml
+from hvdenv.drafting.commands import module_role
+from hvdenv.drafting.values import LOAD, Fact, Found, Key, Left, Origin, Scalar, Value, Weight, at
 from hvdenv.model.cluster import Architecture, Modules
 from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask, ask_interpreter, observe
+from hvdenv.model.recipe_files import recipe_folder
 from hvdenv.sites import module_shell
 from hvdenv.sites.batch import counted
 from hvdenv.sites.launchers import MPI_KINDS, parse_mpi_version
-from hvdenv.sites.modules import module_family
+from hvdenv.sites.modules import OFFERS
 
 _SECONDS, _MODULES_SECONDS = 15.0, 120.0
-_INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
-_INDEX_URL = "https://pypi.org/simple/pip/"
 # Modules to choose among, for each kind the newest ones.
 _OFFERED = 8
-_FAMILIES = {
-    "compiler": re.compile(r"^(?:gcc|gcccore|gnu)\d{0,2}$"),
-    "CUDA": re.compile(r"^(?:cuda|cudatoolkit|nvhpc)$"),
+_KINDS = {
+    "Python": re.compile(r"(?i)(?:^|/)(?:cray-)?python\d?/"),
+    "compiler": re.compile(r"(?i)(?:^|/)(?:gcc|gcccore|gnu)\d{0,2}/"),
+    "CUDA": re.compile(r"(?i)(?:^|/)(?:cuda|cudatoolkit|nvhpc)/"),
+    **{kind: OFFERS[kind] for kind in ("MPI", "NCCL", "Horovod")},
 }
-_KINDS = ("Python", *_FAMILIES, "MPI", "NCCL", "Horovod")
-_SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
 _QUEUES = {
     "slurm": ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l"),
     "pbs": ("qstat", "-Q"),
     "lsf": ("bqueues", "-w"),
     "gridengine": ("qconf", "-sql"),
 }
+# Variables of a job with the name of its partition.
+_QUEUE_OF_JOB = ("SLURM_JOB_PARTITION", "PBS_QUEUE", "LSB_QUEUE")
 # A partition in the output of sinfo.
 _PARTITION = re.compile(
     r"(?P<name>[^|\n]{1,200})\|(?P<nodes>\d{1,9})\|(?P<cores>\d{1,9})\+?\|(?P<memory>\d{1,9})\+?"
     r"\|(?P<gres>[^|\n]{0,2000})\|(?P<limit>[^|\n]{0,40})"
 )
 _GPUS = re.compile(r"gpu(?::([A-Za-z][\w.-]{0,60}))?:(\d{1,6})")
-
-
-class Seen(NamedTuple):
-    """What a host shows.
-
-    Attributes:
-        capabilities: compute capabilities of its NVIDIA GPUs without dots.
-        cuda: the newest CUDA that the driver supports.
-        interfaces: InfiniBand, Omni-Path and Slingshot that are up.
-        indexed: whether the package index is reached.
-    """
-
-    facts: Facts
-    capabilities: tuple[str, ...] = ()
-    cuda: str = ""
-    interfaces: tuple[str, ...] = ()
-    indexed: bool = False
 
 
 class Machine(NamedTuple):
@@ -84,22 +69,52 @@ class Machine(NamedTuple):
         return outcome.output if outcome else ""
 
 
-def look(machine: Machine) -> Seen:
-    seconds = 4 * _SECONDS
-    machine.report(f"compiler, MPI, GPUs, file systems, package index (at most {seconds:.0f} s)")
-    facts = observe(home_folder(), machine.runner, thorough=True)
-    query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
-    listed = machine.ask("nvidia-smi", *query)
-    gpus = re.findall(r"^(\d{1,3}\.\d), *([\d.]{1,20})", listed, re.M)
-    cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", machine.ask("nvidia-smi"))
-    index = machine.runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=_SECONDS))
-    return Seen(
-        facts=facts._replace(driver=gpus[0][1] if gpus else facts.driver),
-        capabilities=tuple(sorted({capability for capability, _ in gpus})),
-        cuda=cuda[1] if cuda else "",
-        interfaces=tuple(_interfaces()),
-        indexed=bool(index),
+def look(machine: Machine) -> Facts:
+    machine.report(f"compiler, MPI, GPUs (at most {3 * _SECONDS:.0f} s)")
+    return observe(home_folder(), machine.runner, thorough=True)
+
+
+def drafted(facts: Facts, machine: Machine, loads: Collection[str] = ()) -> Found:
+    """What this machine shows, with its scheduler and modules.
+
+    Args:
+        loads: modules that another source states.
+    """
+    parts = (
+        _scheduler_facts(machine),
+        _module_facts(machine, tuple(loads)),
+        _host(facts, machine),
+        _mpi(machine),
     )
+    return Found(tuple(each for part in parts for each in part))
+
+
+def _host(facts: Facts, machine: Machine) -> Iterator[Fact]:
+    """This host. In a job, it is a node of the job's partition."""
+    queues = (environment().get(name) for name in _QUEUE_OF_JOB)
+    queue = next(filter(None, queues), "")
+    origin = Origin(f"{'compute node' if queue else 'this host'} {facts.host}")
+    weight = Weight.COMMAND if queue else Weight.INFERRED
+    compiler = f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "none"
+    gpus = f"{counted(len(facts.gpus), 'GPU')} ({', '.join(sorted({*facts.gpus}))})"
+    told = f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores, g++: {compiler}"
+    told += f", {gpus if facts.gpus else 'no GPU'}"
+    # Also if the host has values, which would replace what has the same origin.
+    yield Left(origin._replace(text="as a whole"), told, understood=True)
+    for name in _interfaces():
+        yield Value(at("network.use"), name, origin, weight, item=True)
+    if queue:
+        query = ("--query-gpu=compute_cap", "--format=csv,noheader")
+        capabilities = {*machine.ask("nvidia-smi", *query).split()}
+        cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", machine.ask("nvidia-smi"))
+        stated = {
+            "arch": facts.machine if facts.machine in get_args(Architecture) else "",
+            "glibc": facts.glibc,
+            "capability": capabilities.pop().replace(".", "") if len(capabilities) == 1 else "",
+            "cuda": cuda[1] if cuda else "",
+        }
+        for key, fact in stated.items():
+            yield from [Value(("partitions", queue, key), fact, origin)] if fact else []
 
 
 def _interfaces() -> Iterator[str]:
@@ -112,56 +127,6 @@ def _interfaces() -> Iterator[str]:
             continue
         if (kind == "32" or folder.name.startswith("hsn")) and state == "up":
             yield folder.name
-
-
-def of_host(seen: Seen, *, compute: bool) -> Found:
-    """What a host shows, as values of a recipe and for people.
-
-    Args:
-        compute: whether it is a node of the job's partition.
-    """
-    facts = seen.facts
-    origin = Origin(f"{'compute node' if compute else 'this host'} {facts.host}")
-    weight = Weight.COMMAND if compute else Weight.INFERRED
-    values = [Value(at("network.use"), each, origin, weight, item=True) for each in seen.interfaces]
-    stated = {
-        "arch": facts.machine if facts.machine in get_args(Architecture) else "",
-        "glibc": facts.glibc,
-        "capability": seen.capabilities[0].replace(".", "") if len(seen.capabilities) == 1 else "",
-        "cuda": seen.cuda,
-    }
-    for key, fact in stated.items() if compute else ():
-        values += [Value(("partitions", "", key), fact, origin, weight)] if fact else []
-    # Reported even if the host has values, which would replace what has the same origin.
-    told = origin._replace(text="as a whole")
-    left = [Left(told, each, understood=True) for each in _told(seen)]
-    return Found((*values, *left))
-
-
-def _told(seen: Seen) -> Iterator[str]:
-    facts = seen.facts
-    compiler = f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "none"
-    yield f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores, g++: {compiler}"
-    if facts.gpus or seen.capabilities:
-        names, capabilities = ", ".join(sorted({*facts.gpus})), ", ".join(seen.capabilities)
-        count = counted(len(facts.gpus), "GPU")
-        yield f"{count} ({names}), capability {capabilities}, driver {facts.driver}"
-    else:
-        yield "no GPU"
-    yield f"{_INDEX_URL} {'is' if seen.indexed else 'is not'} reached"
-
-
-def drafted(seen: Seen, machine: Machine, loads: Collection[str] = ()) -> Found:
-    """What this machine shows, with its scheduler and modules.
-
-    Args:
-        loads: modules that another source states.
-    """
-    scheduler = [*_scheduler_facts(machine)]
-    modules = [*_module_facts(machine, tuple(loads))]
-    mpi = _mpi(machine)
-    host = of_host(seen, compute=False).facts
-    return Found((*scheduler, *modules, *host, *mpi, *_file_systems()))
 
 
 def _value(key: str, value: Scalar, source: str, weight: int = Weight.COMMAND) -> Value:
@@ -232,17 +197,11 @@ def _module_facts(machine: Machine, loads: tuple[str, ...]) -> Iterator[Fact]:
 
 def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Value]:
     """Modules to choose from, of each kind that none of ``loads`` is."""
-    listed = sorted({*names}, key=_by_version)
-    for kind in _KINDS:
-        if not any(_is_kind(name, kind) for name in loads):
-            for name in [name for name in listed if _is_kind(name, kind)][-_OFFERED:]:
+    for kind, pattern in _KINDS.items():
+        fitting = sorted(filter(pattern.search, {*names}), key=_by_version)[-_OFFERED:]
+        if not any(map(pattern.search, loads)):
+            for name in fitting:
                 yield Value(LOAD, name, Origin("module avail"), item=True, role=kind)
-
-
-def _is_kind(name: str, kind: str) -> bool:
-    family = module_family(name).rpartition("/")[2]
-    known = _FAMILIES[kind].match(family) if "/" in name and kind in _FAMILIES else None
-    return module_role(name) == kind or bool(known)
 
 
 def _by_version(name: str) -> tuple[str, list[int]]:
@@ -289,20 +248,57 @@ def _mpi(machine: Machine, path: str = "") -> Iterator[Value]:
             yield _value("mpi.cuda_aware", True, "ompi_info --parsable --all", Weight.INFERRED)
 
 
-def _file_systems() -> Iterator[Left]:
-    try:
-        mounts = read_text("/proc/mounts", SYSTEM, errors="replace")
-    except OSError:
-        return
-    fields = (line.split() for line in mounts.splitlines())
-    shared = {f"{each[1]} ({each[2]})" for each in fields if len(each) > 2 and each[2] in _SHARED}
-    if shared:
-        told = f"file systems that other hosts may share: {', '.join(sorted(shared)[:12])}"
-        told += "; choose one for places.environments"
-        yield Left(Origin("/proc/mounts"), told, understood=True)
+_LOCAL = Origin("proposed: as in the recipe local")
 
 
-if __name__ == "__main__":
-    found = look(Machine(Runner()))
-    write_json(Path(sys.argv[1]), encode(found), 0o600)
-    print(f"looked at {found.facts.host}", flush=True)
+def propose(values: Sequence[Value], facts: Facts) -> list[Value]:
+    """What a draft lacks, from the recipe local, which is tested on machines without GPUs.
+
+    Which GPUs to build for is for the user to decide.
+
+    Args:
+        values: what the sources state.
+        facts: of this machine.
+    """
+    stated = {each.key: str(each.value) for each in values}
+    if facts.gpus or any(key[-1] == "gpus" for key in stated):
+        return []
+    local = parse_toml(read_text(recipe_folder() / "local.toml", RECIPE))
+    python = _find_python(stated.get(at("python.version"), ""), facts, local["python"]["version"])
+    horovod = stated.get(at("horovod.version"), local["horovod"]["version"])
+    if not python or horovod != local["horovod"]["version"]:
+        return []
+    named = [str(each.value) for each in values if each.key == at("horovod.frameworks")]
+    proposed: dict[Key, Scalar | list[str]] = {
+        at("python.version"): f"=={python}.*",
+        at("horovod.version"): horovod,
+        at("horovod.frameworks"): named or ["torch"],
+        at("horovod.controllers"): local["horovod"]["controllers"],
+    }
+    for name in named or ["torch"]:
+        for key, value in local["frameworks"][name].items():
+            fitting = (
+                [each["value"] for each in value if f"{python}.0" in SpecifierSet(each["python"])]
+                if isinstance(value, list)
+                else [value]
+            )
+            proposed[at("frameworks", name, key)] = fitting[0]
+    if not any(key[0] == "mpi" for key in stated):
+        proposed |= {at("mpi", key): value for key, value in local["mpi"].items()}
+    return [
+        Value(key, each, _LOCAL, Weight.INFERRED, item=isinstance(value, list))
+        for key, value in proposed.items()
+        if key not in stated
+        for each in (value if isinstance(value, list) else [value])
+    ]
+
+
+def _find_python(stated: str, facts: Facts, supported: str) -> str:
+    """The first two numbers of the Python: as stated, or the newest one of this machine."""
+    found = re.search(r"3\.\d+", stated)
+    versions = [each.version for each in facts.interpreters if each.complete]
+    versions = [f"{found[0]}.0"] if found else sorted(versions, key=Version, reverse=True)
+    fitting = (
+        ".".join(each.split(".")[:2]) for each in versions if each in SpecifierSet(supported)
+    )
+    return next(fitting, "")

@@ -1,66 +1,29 @@
-"""The options of batch systems, in directives and on command lines, as [job]."""
+"""What describes a job: the directives of a script, and the commands that start ranks.
+
+Sizes that a script states become values, and so do those that follow by one division: ranks in all by
+nodes or by ranks of a node. Slots and sizes of a whole job are comments, and the draft lists what a
+job lacks.
+"""
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, get_args
 
 from hvdenv.base.errors import UsageError
-from hvdenv.drafting.options import split, tables
-from hvdenv.drafting.shell import Page, Statement
-from hvdenv.drafting.values import (
-    OPTION,
-    SITE,
-    UNKNOWN,
-    Fact,
-    Left,
-    Origin,
-    Value,
-    Weight,
-    at,
-    leave,
-)
+from hvdenv.drafting.options import meaning_of, split, tables, variable
+from hvdenv.drafting.shell import Statement
+from hvdenv.drafting.values import OPTION, UNKNOWN, Fact, Left, Value, Weight, at, leave
+from hvdenv.model.cluster import LauncherName
 from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
 
-# How a site's scheduler differs from the shipped one, by the option that shows it: sizes of the whole job
-# (PBS at Gadi), slots instead of whole nodes, and GPUs (LSF). By the beginning of the shipped directive; {}
-# is the value.
-_TOTALS = {
-    "-l select=": ("-l ncpus={cpus}", "-l ngpus={gpus}"),
-    "{!exclusive}-l place": (),
-    "{?exclusive}-l place": (),
-}
-_DIFFERENT: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
-    "pbs": {
-        "project": {"-A ": ("-P {account}",)},
-        "cpus_in_all": _TOTALS,
-        "gpus_in_all": _TOTALS,
-    },
-    "lsf": {
-        "tasks": {"-nnodes ": ("-n {ranks}", "-R span[ptile={ranks_per_node}]")},
-        "gpus_of_host": {"{?exclusive}-x": ("{?exclusive}-x", "-gpu num={gpus_per_node}{}")},
-    },
-}
-_AS_SHIPPED = Origin("hvdenv's directives for this kind of scheduler")
 _OF_ONE_JOB = "it belongs to one job, not to every job of the recipe"
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
 _UNSUPPORTED = {"#PJM": "PJM of Fujitsu", "#MSUB": "Moab"}
-
-
-def directive(statement: Statement, page: Page) -> Iterator[Fact]:
-    text = statement.origin.text
-    known = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
-    if scheduler := next(known, ""):
-        page.scheduler = scheduler
-        yield Value(at("scheduler"), scheduler)
-        try:
-            # A comment follows after " #"; within a word, # is a character.
-            words = shlex.split(re.split(r"\s#", text.partition(" ")[2])[0])
-        except ValueError:
-            yield leave("its quotes do not match")
-        else:
-            yield from read_options(words, scheduler, directive=True)
+REQUEST = leave("do all jobs need its options? then set them in [job]")
+_IN_IMAGE = "it runs in an image: set container.image, and what else [container] needs"
+_INTERACTIVE = "hvdenv shell requests interactive jobs"
 
 
 def unsupported(statements: Iterable[Statement]) -> str:
@@ -72,111 +35,133 @@ def unsupported(statements: Iterable[Statement]) -> str:
     return next((_UNSUPPORTED[word] for word in words if word in _UNSUPPORTED), "")
 
 
-def read_options(
-    words: Sequence[str], scheduler: str, *, directive: bool = False
-) -> Iterator[Fact]:
-    """Options of a batch system, as they are: their job gives them a meaning."""
+def directive(statement: Statement) -> Iterator[Fact]:
+    text = statement.origin.text
+    known = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
+    if scheduler := next(known, ""):
+        yield Value(at("scheduler"), scheduler)
+        if scheduler not in tables():
+            yield leave(f"init reads no options of {shipped()[scheduler].label}: set them in [job]")
+            return
+        try:
+            # A comment follows after " #"; within a word, # is a character.
+            words = shlex.split(re.split(r"\s#", text.partition(" ")[2])[0])
+        except ValueError:
+            yield leave("its quotes do not match")
+        else:
+            yield from _options(words, scheduler)
+
+
+def launch(statement: Statement) -> Iterator[Fact]:
+    """srun, mpirun, horovodrun and others. Options that recipes have no key for are comments."""
+    name, *words = statement.words
+    name = name.rpartition("/")[2].removesuffix(".hydra").replace("orterun", "mpirun")
+    if name == "srun":
+        yield Value(at("scheduler"), "slurm", weight=Weight.INFERRED)
+    kind = "openmpi" if name in ("mpirun", "mpiexec") else name
+    table = {**tables()["launch"], **tables().get(kind, {})}
+    table = tables()["slurm"] if name == "srun" else table
+    options = split(words, table, program=True)
+    started = _started(options.rest)
+    if name not in (*get_args(LauncherName), "horovodrun"):
+        yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
+    elif options.all("check"):
+        yield leave("`hvdenv verify` shows more", understood=True)
+    elif name == "srun" and (started in ("", "shell") or options.all(_INTERACTIVE)):
+        yield REQUEST
+    elif started in ("", "no_ranks"):
+        yield leave("it starts no program with Horovod", understood=True)
+    else:
+        controller = next((each for each in ("mpi", "gloo") if options.all(each)), "")
+        if name != "horovodrun" or controller:
+            name += f"-{controller}" if controller else ""
+            yield Value(at("launch.launcher"), name)
+        else:
+            yield leave("horovodrun uses MPI or Gloo, and the page does not state which")
+        for option, meaning, value in options.given:
+            if option not in table or " " in meaning:
+                yield _reason(option, meaning or "recipes have no key for it; is it needed?")
+            else:
+                yield from _launch_option(meaning, value)
+        if started == "runtime":
+            yield leave(_IN_IMAGE)
+
+
+def _started(words: Sequence[str]) -> str:
+    """What a launcher starts: nothing, a program, or a kind of what is no program with Horovod."""
+    return (meaning_of(words[0], "launched") or "program") if words else ""
+
+
+# What only a launcher states. It says how large the job is, and nothing else.
+LAUNCHED = frozenset({"ranks", "launched_per_node"})
+
+
+def _launch_option(meaning: str, value: str) -> Iterator[Fact]:
+    name, equals, text = value.partition("=")
+    if meaning in LAUNCHED or meaning == "tasks":
+        yield Value((OPTION, "", meaning.replace("tasks", "ranks")), value)
+    elif meaning == "launched_cpus":
+        yield Value((OPTION, "", "cpus_per_rank"), value)
+    elif meaning == "map_by":
+        if found := re.match(r"ppr:(\d+):node\b", value):
+            yield Value((OPTION, "", "launched_per_node"), found[1])
+    elif meaning == "variable" and equals:
+        yield from variable(name, text, exported=True)
+    elif meaning == "variable":
+        yield Value(at("launch.exports"), name, item=True)
+    elif meaning == "mca":
+        yield Value(at("launch.mca", name), text)
+    elif meaning.startswith("launch."):
+        yield Value(at(meaning), int(value) if value.isdigit() else value)
+
+
+def _reason(option: str, meaning: str) -> Left:
+    told = f"{option}: {meaning}" if option else meaning
+    return leave(told, understood=not meaning.endswith("?"))
+
+
+def _options(words: Sequence[str], scheduler: str) -> Iterator[Fact]:
+    """Options of directives, as they are: their job gives them a meaning."""
     given = split(words, tables()[scheduler], guess=True).given
-    for name, meaning, value in given:
-        array = meaning == "name" and "[" in value  # of LSF: name[1-10]
-        yield from [leave(_OF_ONE_JOB)] if array else []
-        if value.startswith("depend="):  # -W of PBS has other values as well
-            meaning = _OF_ONE_JOB
+    for name, known, value in given:
+        # -W of PBS has other values as well.
+        meaning = _OF_ONE_JOB if value.startswith("depend=") else known
         if " " in meaning:
-            told = f"{name}: {meaning}" if len(given) > 1 else meaning
-            yield leave(told, understood=not meaning.endswith("?"))
-        elif meaning:
-            yield Value((OPTION, scheduler, meaning), value.partition("[")[0] if array else value)
-        elif directive and value:
-            yield Value((OPTION, scheduler, name), value)
+            yield _reason(name if len(given) > 1 else "", meaning)
+        elif meaning == "resources":
+            for part in value.split(","):
+                yield from (Value((OPTION, scheduler, of), text) for of, text in _resources(part))
+        elif meaning or value:
+            yield Value((OPTION, scheduler, meaning or name), value)
         else:
             yield leave(f"{name} has no key in a recipe")
 
 
-# What only a launcher states. It says how large the job is, and nothing else.
-LAUNCHED = frozenset({"map_by", "ranks", "launched_per_node", "launched_nodes", "launched_slots"})
-# Numbers of ranks that are not those of the allocation.
-_COMPUTED = re.compile(
-    rf"{UNKNOWN}|\$(?!SLURM_NTASKS|SLURM_NPROCS|NSLOTS|PBS_NP\b|LSB_DJOB_NUMPROC)"
-)
-# The parts of compound values: what separates them, and what the groups of each mean.
-_SEPARATORS = {
-    "resources": ",",
-    "chunks": ":",
-    "attributes": ":",
-    "requirements": "span",
+_OF_CHUNKS = {
+    "ncpus": "cpus_of_node",
+    "ppn": "cpus_of_node",
+    "ngpus": "gpus_of_node",
+    "gpus": "gpus_of_node",
+    "mpiprocs": "ranks_per_node",
+    "mem": "memory",
 }
-PARTS = {
-    "resources": {
-        r"(?:select|nodes)=(\d+):([^+]*)": "nodes chunks",
-        r"(?:select|nodes)=(.*)": "nodes",
-        r"(?:walltime|h_rt)=(.*)": "time",
-        r"place=(.*)": "place",
-        # Without chunks and nodes, these are sizes of the whole job.
-        r"ncpus=(\d+)": "cpus_in_all",
-        r"ngpus=(\d+)": "gpus_in_all",
-        r"([^=]*=.*)": "resource",
-        r"(.*)": "-l",
-    },
-    "chunks": {
-        r"(?:ncpus|ppn)=(.*)": "slots_of_node",
-        r"n?gpus=(.*)": "gpus_on_node",
-        r"mpiprocs=(.*)": "ranks_per_node",
-        r"mem=(.*)": "memory",
-        r"(.*)": "select",
-    },
-    "attributes": {r"(.*)": "resource"},
-    "parallel_environment": {
-        # Slots are cores: of each node, if the name states them.
-        r"([\w-]*[a-z][_-]((\d{1,3}))(?:_?(?:tasks_)?per_node|ppn|way)?)=(.*)": "job.parallel_environment launched_slots slots_of_node tasks",
-        r"([^=]*)=(.*)": "job.parallel_environment tasks",
-    },
-    "requirements": {
-        r"\[ptile=(\d+)\](.*)": "launched_slots -R",
-        r"\[hosts=(\d+)\](.*)": "launched_nodes -R",
-        r"(.*)": "-R",
-    },
-    "gpu_requirements": {
-        r"num=(\d+)((?::[a-z_]+=[a-z_]+)*)": "gpus_on_node gpus_of_host",
-        r"(.*)": "-gpu",
-    },
-    "map_by": {r"ppr:(\d+):node\b.*": "launched_per_node"},
-}
+_OF_RESOURCES = {"walltime": "time", "place": "place"}
 
 
-def _parts(option: Value) -> Iterator[Value]:
-    """The parts of a compound value, as options of their own."""
-    meaning, text = option.key[-1], str(option.value)
-    if meaning not in PARTS:
-        yield option
-        return
-    separator = _SEPARATORS.get(meaning)
-    for part in text.split(separator) if separator else [text]:
-        known = ((re.fullmatch(pattern, part), into) for pattern, into in PARTS[meaning].items())
-        match, into = next((each for each in known if each[0]), (None, ""))
-        for name, value in zip(into.split(), match.groups() if match else (), strict=True):
-            key = (*option.key[:2], name)
-            yield from _parts(option._replace(key=key, value=value.strip()))
-
-
-def job_values(options: Sequence[Value], scheduler: str) -> Iterator[Fact]:
-    """What the options of one job mean together, each with the line that it comes from."""
-    stated = [part for each in options for part in _parts(each)]
-    known = [each for each in stated if each.key[-1] not in LAUNCHED or str(each.value).isdigit()]
-    size = _size(known)
-    found = [(each, read) for each in known for read in _value(each, scheduler, size)]
-    computed = (
-        each for each in stated if each.key[-1] == "ranks" and _COMPUTED.search(str(each.value))
-    )
-    if not size.ranks:
-        found += [(each, read) for each in computed for read in _open(size)]
-    for each, read in found:
-        if isinstance(read, Left):
-            yield read._replace(origin=each.origin, table=each.role)
-        # Without a scheduler, hvdenv writes no job.
-        elif scheduler or read.weight != Weight.OPEN:
-            weight = each.weight if read.weight == Weight.COMMAND else read.weight
-            yield read._replace(origin=each.origin, weight=weight)
+def _resources(part: str) -> Iterator[tuple[str, str]]:
+    """One of the resources of -l: ``select=2:ncpus=64:mpiprocs=4``, ``walltime=1:00:00``."""
+    name, _, value = part.partition("=")
+    if name in ("select", "nodes") and "+" not in value:
+        nodes, *chunks = value.split(":")
+        yield "nodes", nodes
+        for chunk in chunks:
+            of_chunk, _, size = chunk.partition("=")
+            known = _OF_CHUNKS.get(of_chunk)
+            yield (known, size) if known else ("select", chunk)
+    elif name in ("select", "nodes", "ncpus", "ngpus"):
+        yield "slots", part
+    else:
+        yield (_OF_RESOURCES[name], value) if name in _OF_RESOURCES else ("resource", part)
 
 
 class Size(NamedTuple):
@@ -186,32 +171,42 @@ class Size(NamedTuple):
     per_node: int
 
     @property
-    def ranks(self) -> int:
-        return self.nodes * self.per_node
+    def known(self) -> bool:
+        return bool(self.nodes and self.per_node)
 
-    @property
-    def gap(self) -> str:
-        """What the page does not state."""
-        if self.ranks:
-            return f"it cannot be divided among {self.nodes} nodes with {self.per_node} ranks each"
-        unknown = {"nodes": self.nodes, "ranks of a node": self.per_node}
-        missing = " and the ".join(name for name, number in unknown.items() if not number)
-        return f"the page does not state the {missing}"
+    def unstated(self) -> Iterator[Value]:
+        """Sizes that the page does not state although its job has several ranks."""
+        for key, known in (("nodes", self.nodes), ("ranks_per_node", self.per_node)):
+            if not known:
+                yield Value(at("job", key), 0, weight=Weight.OPEN)
+
+
+def job_values(options: Sequence[Value], scheduler: str) -> Iterator[Fact]:
+    """What the options of one job mean together, each with the line that it comes from."""
+    size = _size(options)
+    partition = next((str(each.value) for each in options if each.key[-1] == "partition"), "")
+    known = bool(partition) and not re.search(rf"[${UNKNOWN}]", partition)
+    for each in options:
+        for read in _value(each, scheduler, size):
+            if isinstance(read, Left):
+                yield read._replace(origin=each.origin, table=each.role)
+            elif read.key == _GPU and not known:
+                told = f"its partition is not stated, whose gpu is {read.value}"
+                yield Left(each.origin, told, table=each.role)
+            else:
+                key = ("partitions", partition, "gpu") if read.key == _GPU else read.key
+                weight = each.weight if read.weight == Weight.COMMAND else read.weight
+                yield read._replace(key=key, origin=each.origin, weight=weight)
 
 
 def _size(options: Iterable[Value]) -> Size:
     stated: dict[str, int] = {}
     for each in options:
         stated.setdefault(each.key[-1], _number(str(each.value)))
-
-    def first(*names: str) -> int:
-        return next((stated[name] for name in names if stated.get(name)), 0)
-
-    ranks = first("tasks", "ranks")
-    nodes = first("nodes", "launched_nodes")
-    per_node = first("ranks_per_node", "launched_per_node", "launched_slots")
-    nodes = nodes or _divided(ranks, first("launched_slots") or per_node)
-    return Size(nodes, per_node or _divided(ranks, nodes))
+    total = stated.get("tasks") or stated.get("ranks", 0)
+    per_node = stated.get("ranks_per_node") or stated.get("launched_per_node") or int(total == 1)
+    nodes = stated.get("nodes") or _divided(total, per_node)
+    return Size(nodes, per_node or _divided(total, nodes))
 
 
 def _divided(total: int, by: int) -> int:
@@ -223,18 +218,10 @@ def _number(text: str) -> int:
     return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
-# Options that are numbers: the key, and the size by which they are divided.
-_NUMBERS = {
-    "nodes": ("nodes", ""),
-    "ranks_per_node": ("ranks_per_node", ""),
-    "cpus_per_rank": ("cpus_per_rank", ""),
-    "gpus_on_node": ("gpus_per_node", ""),
-    "gpus": ("gpus_per_node", "nodes"),
-    "gpus_in_all": ("gpus_per_node", "nodes"),
-    "gpus_per_rank": ("gpus_per_node", "of each rank"),
-    "slots_of_node": ("cpus_per_rank", "per_node"),
-    "cpus_in_all": ("cpus_per_rank", "ranks"),
-}
+# Of the partition that the job states.
+_GPU = at("gpu")
+# Numbers that are divided: the key, and by what of the size.
+_DIVIDED = {"gpus": ("gpus_per_node", "nodes"), "cpus_of_node": ("cpus_per_rank", "per_node")}
 # Other values of resources are written as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
@@ -242,39 +229,25 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
     meaning, text = option.key[-1], str(option.value)
     key = at(meaning) if "." in meaning else at("job", meaning)
-    yield from _site(meaning, text, scheduler, size)
-    if meaning in ("account", "project"):
+    if meaning == "account":
         yield Value(at("job.requires"), "account", item=True)
     elif meaning.startswith("-"):
-        yield from [_directive(meaning, text)] if text else []
-    elif UNKNOWN in text or ("$" in text and meaning != "output"):
+        yield _directive(meaning, text)
+    elif meaning in LAUNCHED or meaning in ("tasks", "slots"):
+        yield from _ranks(meaning, text, size)
+    elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
         yield leave(f"the page does not state the value of {'.'.join(key)}")
-    elif meaning == "time":
-        yield _time(text, scheduler)
-    elif meaning in _NUMBERS:
-        yield from _number_value(meaning, text.rpartition(":")[2], size)
-    elif meaning == "tasks" or meaning in LAUNCHED:
-        yield from _rank_values(meaning, text, size)
-    elif meaning in ("gres", "gpus_per_node"):
-        yield from _gpus(text, meaning)
-    elif meaning == "resource":
-        yield _resource(text, scheduler)
-    elif meaning != "gpus_of_host":
-        stated = text.rstrip("Bb").upper() if meaning == "memory" else text  # 300GB is 300G
-        yield Value(key, stated or meaning == "exclusive")
-
-
-def _site(meaning: str, text: str, scheduler: str, size: Size) -> Iterator[Value]:
-    """The mark of a scheduler that differs from the shipped one."""
-    stated = size.ranks or not meaning.endswith("_in_all")
-    if meaning in _DIFFERENT.get(scheduler, {}) and stated:
-        yield Value((SITE, scheduler, meaning), text, weight=Weight.INFERRED)
-
-
-def _resource(text: str, scheduler: str) -> Value:
-    name, _, value = text.partition("=")
-    plain = _PLAIN.fullmatch(value) or scheduler == "cobalt"
-    return Value(at("job.attributes", name), value) if plain else _directive("-l", text)
+    elif meaning in ("nodes", "ranks_per_node", "cpus_per_rank"):
+        yield Value(key, _number(text)) if _number(text) else leave(f"{text!r} is not one number")
+    elif meaning in _DIVIDED:
+        name, by = _DIVIDED[meaning]
+        count = _divided(_number(text.rpartition(":")[2]), getattr(size, by))
+        told = leave(f"{text} cannot be divided, as far as the page states sizes: set job.{name}")
+        yield Value(at("job", name), count, weight=Weight.INFERRED) if count else told
+    elif reader := _READERS.get(meaning):
+        yield from reader(text, scheduler)
+    else:
+        yield Value(key, text or meaning == "exclusive")
 
 
 def _directive(name: str, text: str) -> Value:
@@ -283,94 +256,78 @@ def _directive(name: str, text: str) -> Value:
     return Value(at("job.directives"), f"{name}{joint}{quote}{text}{quote}", item=True)
 
 
-def _number_value(meaning: str, text: str, size: Size) -> Iterator[Fact]:
-    key, by = _NUMBERS[meaning]
-    number = follows = _number(text)
-    if by == "of each rank":
-        follows = number * size.per_node
-    elif by:
-        follows = _divided(number, getattr(size, by))
-    if follows:
-        yield Value(at("job", key), follows, weight=Weight.INFERRED if by else Weight.COMMAND)
-    elif number:
-        yield leave(f"{size.gap}: set job.{key}")
-        yield from _open(size) if meaning.endswith("_in_all") else []
-    else:
-        yield leave(f"{text!r} is not one number")
-
-
-def _rank_values(meaning: str, text: str, size: Size) -> Iterator[Fact]:
+def _ranks(meaning: str, text: str, size: Size) -> Iterator[Fact]:
     """Ranks of the whole job, or of a node: what the page does not state follows from them."""
-    count = _number(text)
-    of_node = meaning in ("launched_per_node", "launched_slots")
-    if size.ranks:
+    of_node = meaning == "launched_per_node"
+    if meaning == "slots":
+        yield leave(f"{text} in all: set job.nodes, job.ranks_per_node and job.gpus_per_node")
+        yield from size.unstated()
+    elif size.known and _number(text):
         yield Value(at("job.nodes"), size.nodes, weight=Weight.INFERRED)
         yield Value(at("job.ranks_per_node"), size.per_node, weight=Weight.INFERRED)
-    elif of_node or (meaning, count, size.nodes) == ("tasks", 1, 0):
-        yield Value(at("job.ranks_per_node"), count, weight=Weight.INFERRED)
-    elif meaning != "launched_nodes":
-        told = "cannot be divided" if size.nodes or size.per_node else f"in all, and {size.gap}"
+    elif of_node and _number(text):
+        yield Value(at("job.ranks_per_node"), size.per_node, weight=Weight.INFERRED)
+    elif not of_node and not size.known:
+        told = "cannot be divided" if size.nodes or size.per_node else "in all"
         yield leave(f"{text} ranks {told}: set job.nodes and job.ranks_per_node")
-        yield from _open(size)
+        yield from size.unstated()
 
 
-def _open(size: Size) -> Iterator[Value]:
-    """Sizes that the page does not state although its job has several ranks."""
-    for key, known in (("nodes", size.nodes), ("ranks_per_node", size.per_node)):
-        if not known:
-            yield Value(at("job", key), 0, weight=Weight.OPEN)
-
-
-def _time(text: str, scheduler: str) -> Fact:
-    unit = {"cobalt": 60, "lsf": 60, "pbs": 1, "gridengine": 1}.get(scheduler)
+def _time(text: str, scheduler: str) -> Iterator[Fact]:
+    unit = {"cobalt": 60, "pbs": 1}.get(scheduler)
     if unit and re.fullmatch(r"[1-9][0-9]{0,5}", text):
         total = int(text) * unit
-        text = f"{total // 3600}:{total // 60 % 60}:{total % 60}"
-    if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", text):
-        return Value(at("job.time"), ":".join(part.zfill(2) for part in text.split(":")))
-    try:
-        return Value(at("job.time"), read_time(text, shipped()[scheduler]))
-    except (UsageError, KeyError):
-        return leave(f"{text!r} is not a time that hvdenv reads")
-
-
-def _gpus(text: str, meaning: str) -> Iterator[Fact]:
-    """``gpu:a100:4`` of --gres, ``a100:4`` of --gpus-per-node."""
-    parts = text.split(":")
-    if meaning == "gres" and parts.pop(0) != "gpu":
-        yield leave("it requests no GPUs")
+        text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
+    if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", text):
+        yield Value(at("job.time"), text.zfill(8))
         return
-    count = parts.pop() if parts and _number(parts[-1]) else "1"
+    try:
+        yield Value(at("job.time"), read_time(text, shipped()[scheduler]))
+    except (UsageError, KeyError):
+        yield leave(f"{text!r} is not a time that hvdenv reads")
+
+
+def _memory(text: str, _: str) -> Iterator[Fact]:
+    yield Value(at("job.memory"), text.rstrip("Bb").upper())  # 300GB is 300G
+
+
+def _resource(text: str, _: str) -> Iterator[Fact]:
+    name, _, value = text.partition("=")
+    plain = _PLAIN.fullmatch(value)
+    yield Value(at("job.attributes", name), value) if plain else _directive("-l", text)
+
+
+def _attributes(text: str, _: str) -> Iterator[Fact]:
+    """Those of Cobalt."""
+    for name, _, value in (part.partition("=") for part in text.split(":")):
+        yield Value(at("job.attributes", name), value)
+
+
+def _gres(text: str, scheduler: str) -> Iterator[Fact]:
+    kind, _, gpus = text.partition(":")
+    yield from _gpus(gpus, scheduler) if kind == "gpu" else [leave("it requests no GPUs")]
+
+
+def _gpus_per_node(text: str, scheduler: str) -> Iterator[Fact]:
+    yield from _gpus(text, scheduler)
+    yield Value(at("job.gpu_option"), "gpus-per-node")
+
+
+def _gpus(text: str, _: str) -> Iterator[Fact]:
+    """``a100:4``, ``a100`` or ``4``."""
+    kind, _, count = text.rpartition(":")
+    kind, count = (kind, count) if _number(count) else (text, "1")
     yield Value(at("job.gpus_per_node"), _number(count))
-    if meaning == "gpus_per_node":
-        yield Value(at("job.gpu_option"), "gpus-per-node")
-    if parts:
-        yield Value(at("partitions", "", "gpu"), parts[0])
+    if kind:
+        yield Value(_GPU, kind)
 
 
-def with_scheduler(facts: Sequence[Fact]) -> list[Fact]:
-    """The facts with a scheduler of the site in place of the marks of its differences."""
-    values = [each for each in facts if isinstance(each, Value)]
-    kept = [each for each in facts if each.key[0] != SITE]
-    named = [str(each.value) for each in values if each.key == at("scheduler")]
-    marks = [each for each in values if each.key[0] == SITE and each.key[1] in named]
-    if not marks:
-        return kept
-    like = marks[0].key[1]
-    for place, each in enumerate(kept):
-        if isinstance(each, Value) and each[:2] == (at("scheduler"), like):
-            kept[place] = each._replace(value="site")
-    kept.append(marks[0]._replace(key=at("schedulers.site.like"), value=like))
-    changed = {
-        begin: (mark, lines)
-        for mark in marks
-        for begin, lines in _DIFFERENT[like].get(mark.key[2], {}).items()
-    }
-    as_shipped = marks[0]._replace(origin=_AS_SHIPPED)
-    for line in shipped()[like].directives:
-        begins = (each for begin, each in changed.items() if line.startswith(begin))
-        mark, lines = next(begins, (as_shipped, (line,)))
-        texts = [text.replace("{}", str(mark.value)) for text in lines]
-        key = at("schedulers.site.directives")
-        kept += [mark._replace(key=key, value=text, item=True) for text in texts]
-    return kept
+_READERS: dict[str, Callable[[str, str], Iterator[Fact]]] = {
+    "time": _time,
+    "memory": _memory,
+    "resource": _resource,
+    "attributes": _attributes,
+    "gres": _gres,
+    "gpus_per_node": _gpus_per_node,
+    "gpus_of_node": _gpus,
+}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.base.masking import holds_secret
 from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.schema import decode, parse_toml
-from hvdenv.drafting.values import WITHOUT, Fact, Value, Weight, at, leave
+from hvdenv.drafting.values import WITHOUT, Fact, Value, at, leave
 from hvdenv.knowledge.flags import KEYS, PARTS
 
 # How many words follow an option.
@@ -116,77 +116,55 @@ _OF_RUNS = re.compile(
     r"|HSA|RCCL|PAMI|GLOO|MPIR|CCL|ITEX|ZE|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
 _OF_BUILDS = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
-# Others, with the reason to leave them out. Those of a page itself need no key.
-_SET_BY_OTHERS = "the page, the batch system or hvdenv sets it"
-_CACHE = "hvdenv has a cache of its own"
-_OTHERS = {
-    "recipes do not set search paths: modules and hvdenv do": re.compile(
-        r"^(?:(?:LD_LIBRARY_|LIBRARY_|PYTHON|C_INCLUDE_|CPLUS_INCLUDE_|C)?PATH|LD_PRELOAD|INCLUDE"
-        r"|PYTHONUSERBASE)$"
-    ),
-    _SET_BY_OTHERS: re.compile(
-        r"^(?:(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
-        r"|CUDA_VISIBLE_DEVICES|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL|TAG))$"
-    ),
-    _CACHE: re.compile(r"^(?:CONDA_PKGS_DIRS|(?:PIP|UV)_CACHE_DIR)$"),
-    "a directory that the page uses": re.compile(
-        r"^(?!CMAKE_)\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)$"
-    ),
-    "recipes name no proxies: set it in your shell": re.compile(r"(?i)^\w+_proxy$"),
-}
-_OF_THE_PAGE = leave("a variable that the page uses", understood=True)
+_SET_BY_OTHERS = re.compile(
+    r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
+    r"|CUDA_VISIBLE_DEVICES|(?:CONDA_PKGS|(?:PIP|UV)_CACHE)_DIRS?"
+    r"|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL|TAG)"
+)
+_FOLDERS = re.compile(
+    r"(?:\w+_)?(?:PATH|HOME|ROOT|DIRS?|INCLUDE|LIB|LIBRARY|PRELOAD|PYTHONPATH|CPATH|USERBASE)"
+)
+_OF_THE_PAGE = leave("a variable that the page, the batch system or hvdenv sets", understood=True)
 
 
 def variable(name: str, value: str, *, exported: bool) -> Iterator[Fact]:
+    """What a variable means that a page sets; those of a page itself need no key."""
     if holds_secret(name, value):
         yield leave(f"recipes contain no secrets: export {name} in your shell")
     elif name in _INTERFACES:
         key = at("network", "avoid" if value.startswith("^") else "use")
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
     elif name.startswith("HOROVOD_") and not _OF_RUNS.fullmatch(name):
-        yield from _build_variable(name, value, exported=exported)
-    elif reasons := [told for told, pattern in _OTHERS.items() if pattern.search(name)]:
-        needless = not exported or reasons[0] in (_SET_BY_OTHERS, _CACHE)
-        yield leave(reasons[0], understood=needless)
-    elif not exported and not name.startswith("HOROVOD_"):
+        yield _build_variable(name, value, exported=exported)
+    elif _SET_BY_OTHERS.fullmatch(name) or not (exported or name.startswith("HOROVOD_")):
         yield _OF_THE_PAGE
+    elif _FOLDERS.fullmatch(name) and not name.startswith("CMAKE_"):
+        yield leave("recipes set no search paths and directories: modules and hvdenv do")
     elif of_builds := _OF_BUILDS.fullmatch(name) or _OF_RUNS.fullmatch(name):
         table = "build" if of_builds.re is _OF_BUILDS else "run"
         yield Value(at("environment", table, name), value)
     else:
-        yield leave(f"hvdenv does not know what {name} is for")
+        yield leave(f"do ranks need {name}? environment.run sets it")
 
 
-def _build_variable(name: str, value: str, *, exported: bool) -> Iterator[Fact]:
+def _build_variable(name: str, value: str, *, exported: bool) -> Fact:
     """A variable of Horovod's build."""
     part = re.fullmatch(r"HOROVOD_WITH(OUT)?_(\w+)", name)
-    folder = re.fullmatch(r"HOROVOD_(CUDA|NCCL|ROCM)_(?:INCLUDE|LIB)", name)
     if (part or name in _SWITCHES) and value != "1":
-        yield leave(f"it has no effect: Horovod compares {name} with 1")
-    elif part:
-        yield _part(part[2], wanted=not part[1])
-    elif name in _BY_VARIABLE:
+        return leave(f"it has no effect: Horovod compares {name} with 1")
+    if part:
+        return _part(part[2], wanted=not part[1])
+    if name in _BY_VARIABLE:
         stated = value if name.endswith("_HOME") else value.lower()
-        yield Value(at(_BY_VARIABLE[name]), name in _SWITCHES or stated)
-    elif folder:
-        key = f"horovod.gpu.{folder[1].lower()}_home"
-        above, _, last = value.rstrip("/").rpartition("/")
-        told = leave(f"recipes state the directory above include and lib: {key}")
-        below = above and last in ("include", "lib", "lib64")
-        yield Value(at(key), above, weight=Weight.INFERRED) if below else told
-    elif name == "HOROVOD_BUILD_CUDA_CC_LIST":
-        for capability in value.split(","):
-            yield Value(at("horovod.gpu.capabilities"), capability.replace(".", ""), item=True)
-    elif not exported or _OTHERS[_SET_BY_OTHERS].search(name):
-        yield _OF_THE_PAGE
-    else:
-        yield leave(f"recipes have no key for {name}")
+        return Value(at(_BY_VARIABLE[name]), name in _SWITCHES or stated)
+    if not exported or _SET_BY_OTHERS.fullmatch(name):
+        return _OF_THE_PAGE
+    return leave(f"recipes have no key for {name}; horovod.gpu has nccl_home and others")
 
 
 def _part(name: str, *, wanted: bool) -> Fact:
     if name in ("MXNET", "NVTX"):
-        told = "does not build Horovod for" if wanted else "always builds without"
-        return leave(f"hvdenv {told} {name}", understood=not wanted)
+        return leave(f"hvdenv always builds without {name}", understood=not wanted)
     if name not in PARTS:
         known = ", ".join(sorted(PARTS.keys() - {"MXNET"}))
         return leave(f"Horovod has no part {name}: its parts are {known}")

@@ -13,12 +13,15 @@ from packaging.requirements import InvalidRequirement, Requirement
 from hvdenv.base.masking import learn
 from hvdenv.drafting.options import Options, meaning_of, split, tables, variable
 from hvdenv.drafting.pages import Block, logical_lines
-from hvdenv.drafting.shell import Page, Statement
+from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import BUILD, UNKNOWN, Fact, Origin, Value, Weight, at, leave, shown
 from hvdenv.model.recipe import Framework
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
 _BUILDS = leave("hvdenv builds it with its own commands", understood=True)
+_SOURCE = leave(
+    "a build from source: set frameworks.NAME.source, or for Horovod the version of a release"
+)
 _PAGE_PROGRAM = leave("a program of the page", understood=True)
 # Of a channel that has an address for each release, such as open-ce/1.7.2.
 _RELEASE = re.compile(r"\d[\d.]*|current|latest")
@@ -26,7 +29,7 @@ _RELEASE = re.compile(r"\d[\d.]*|current|latest")
 _MOST_LINES = 2000
 
 
-def python(statement: Statement, page: Page) -> Iterator[Fact]:
+def python(statement: Statement) -> Iterator[Fact]:
     """python and virtualenv."""
     name, *words = statement.words
     if name == "virtualenv":
@@ -34,18 +37,18 @@ def python(statement: Statement, page: Page) -> Iterator[Fact]:
     elif words[:2] in (["-m", "venv"], ["-m", "virtualenv"]):
         yield from _venv(words[2:], name)
     elif words[:2] == ["-m", "pip"]:
-        yield from read_pip(words[2:], page)
+        yield from read_pip(words[2:])
     elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & {*words}:
-        yield from _build_source(page)
+        yield _SOURCE
     else:
         yield _PAGE_PROGRAM
 
 
-def pip(statement: Statement, page: Page) -> Iterator[Fact]:
+def pip(statement: Statement) -> Iterator[Fact]:
     """pip and uv."""
     name, *words = statement.words
     if name != "uv" or words[:1] == ["pip"]:
-        yield from read_pip(words[name == "uv" :], page)
+        yield from read_pip(words[name == "uv" :])
     elif words[:1] == ["venv"]:
         yield from _venv(words[1:])
     else:
@@ -66,7 +69,7 @@ def _python_version(text: str) -> Iterator[Fact]:
         yield Value(at("python.version"), f"=={found[1]}{found[2] or '.*'}")
 
 
-def conda(statement: Statement, _: Page) -> Iterator[Fact]:
+def conda(statement: Statement) -> Iterator[Fact]:
     """conda, mamba and micromamba."""
     options = split(statement.words[1:], tables()["conda"])
     action, *specs = options.rest or ("",)
@@ -75,15 +78,14 @@ def conda(statement: Statement, _: Page) -> Iterator[Fact]:
         told = "recipes have no key for the configuration of conda"
         yield channel(specs[1]) if of_channel else leave(told)
     elif options.all("file") and action in ("env", "create", "install"):
-        yield leave("the contents of the environment are in a file that the page names")
+        yield leave("the packages are in a file that the page names: read it with --from")
     elif action == "activate":
         yield Value(at("python.provider"), "conda", weight=Weight.INFERRED)
         yield _CREATES
     elif action not in ("create", "install"):
         yield _CREATES if action != "run" else _PAGE_PROGRAM
     elif prefix := options.last("clone"):
-        yield Value(at("python.provider"), "clone")
-        yield Value(at("python.prefix"), prefix) if "/" in prefix else leave("clones by name")
+        yield leave(f'it clones {prefix}: set python.provider = "clone" and python.prefix')
     else:
         created = Weight.COMMAND if action == "create" else Weight.INFERRED
         yield Value(at("python.provider"), "conda", weight=created)
@@ -139,7 +141,7 @@ def _framework(name: str, package: str, version: str) -> Iterator[Fact]:
     yield Value(at("frameworks", name, "version"), version) if version else told
 
 
-def read_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> Iterator[Fact]:
+def read_pip(words: Sequence[str], others: Collection[str] = ()) -> Iterator[Fact]:
     """``pip install`` and ``uv pip install``; words follow the program.
 
     Args:
@@ -150,14 +152,12 @@ def read_pip(words: Sequence[str], page: Page, others: Collection[str] = ()) -> 
     if action not in ("install", "wheel", "download"):
         yield leave("it installs nothing", understood=action not in ("uninstall", "sync"))
         return
-    if options.all("requirements"):
-        yield leave("the packages are in a file that the page names")
-    if options.all("constraints"):
-        yield leave("the versions are in a file that the page names")
+    if options.all("file"):
+        yield leave("the packages are in a file that the page names: read it with --from")
     if options.all("editable"):
         yield leave("an editable installation; hvdenv install -e adds it after the build", True)
     for text in specs:
-        yield from requirement(text, page, upgrades=bool(options.all("upgrade")))
+        yield from requirement(text)
     frameworks = {*others, *(name for text in specs for name in find_frameworks(text))}
     yield from _indexes(options, sorted(frameworks))
 
@@ -183,31 +183,30 @@ def _indexes(options: Options, frameworks: Sequence[str]) -> Iterator[Fact]:
             yield leave(told, understood=url.startswith("https://download.pytorch.org/"))
 
 
-def requirement(text: str, page: Page, *, upgrades: bool = False) -> Iterator[Fact]:
+def requirement(text: str) -> Iterator[Fact]:
     """What pip accepts as the name of something to install."""
-    repository = re.match(r"(?:[\w\[\],-]+ ?@ ?)?git\+(https://[^@#]+)(?:@([^#]+))?", text)
-    if archive := re.search(r"(?:^|/)horovod-(\d+(?:\.\d+)+)\.tar\.gz$", text):
-        text = f"horovod=={archive[1]}"
-    if repository:
-        yield from _repository_build(repository[1], repository[2] or "")
-    elif text in (".", "./") or ("/" in text and text.strip("./") in ("", page.folder)):
-        yield from _build_source(page)
+    release = re.search(r"horovod(?:\.git)?@v?(\d+\.\d+\.\d+)(?:#|$)", text)
+    if "git+" in text and "horovod/horovod" in text:
+        told = leave("it names no release of Horovod, and hvdenv builds releases")
+        yield Value(BUILD, True)
+        yield Value(at("horovod.version"), release[1]) if release else told
+    elif text in (".", "./") or "git+" in text:
+        yield _SOURCE
     elif UNKNOWN in text or "/" in text:
         stated = UNKNOWN not in text
         yield leave(f"{text} is no package of an index" if stated else "it is not stated")
     else:
         try:
-            yield from _package(Requirement(text), upgrades=upgrades)
+            yield from _package(Requirement(text))
         except InvalidRequirement:
             yield leave(f"{text} is no requirement")
 
 
-def _package(requirement: Requirement, *, upgrades: bool) -> Iterator[Fact]:
+def _package(requirement: Requirement) -> Iterator[Fact]:
     name, specifier = requirement.name.lower().replace("_", "-"), str(requirement.specifier)
     found = re.fullmatch(r"==([^,*]+)", specifier)
     exact = found[1] if found else ""
     framework = meaning_of(name, "pip_packages")
-    tool = framework == "tools"
     if requirement.marker:
         yield leave(f"only if {requirement.marker}; recipes have no conditions")
     if name == "horovod":
@@ -219,57 +218,20 @@ def _package(requirement: Requirement, *, upgrades: bool) -> Iterator[Fact]:
         yield leave(f"hvdenv builds Horovod itself, not {name}", understood=True)
     elif framework in get_args(Framework):
         yield from _framework(framework, name, exact)
-    elif name == "pip" or (upgrades and not specifier and (tool or name == "virtualenv")):
+    elif framework == "tools" and not specifier:
         yield leave("hvdenv installs the tools of a build itself", understood=True)
-    elif tool:
-        yield Value(at("build_tools", name), specifier) if specifier else _BUILDS
     elif specifier:
-        yield Value(at("packages", name), specifier)
+        table = "build_tools" if framework == "tools" else "packages"
+        yield Value(at(table, name), specifier)
     else:
         told = f"hvdenv needs no {name}; `hvdenv install {name}` adds it after the build"
         yield leave(told, understood=True)
 
 
-def git(statement: Statement, page: Page) -> Iterator[Fact]:
-    """Which repository a page builds."""
-    action, *arguments = statement.words[1:] or ("",)
-    options = split(arguments, tables()["git"])
-    if action == "clone" and options.rest:
-        url, *folder = options.rest
-        page.repository, page.tag = url.removesuffix(".git"), options.last("tag")
-        page.folder = folder[0] if folder else page.repository.rpartition("/")[2]
-    elif action == "checkout" and options.rest:
-        page.tag = options.rest[0].removeprefix("tags/")
-    else:
-        yield leave("hvdenv fetches sources with their submodules", understood=True)
-        return
-    yield leave(f"the sources of {page.folder or 'a repository'}", understood=True)
-
-
-def _repository_build(url: str, tag: str) -> Iterator[Fact]:
-    """The build of a repository: that of Horovod is one of a release."""
-    path = "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
-    release = re.fullmatch(r"v?(\d+(?:\.\d+)+)", tag)
-    if path not in ("horovod/horovod", "uber/horovod"):
-        yield leave(f"builds {path} from source: for a framework, set frameworks.NAME.source")
-    else:
-        told = leave("it names no release of Horovod, and hvdenv builds releases")
-        yield Value(BUILD, True)
-        yield Value(at("horovod.version"), release[1]) if release else told
-
-
-def _build_source(page: Page) -> Iterator[Fact]:
-    """``python setup.py install`` or ``pip install .``, in the repository cloned last."""
-    if page.repository:
-        yield from _repository_build(page.repository, page.tag)
-    else:
-        yield leave("the page does not say which repository this is in")
-
-
 Lines = Iterator[tuple[Statement, Iterator[Fact]]]
 
 
-def _requirements(block: Block, source: str, page: Page) -> Lines:
+def _requirements(block: Block, source: str) -> Lines:
     """requirements.txt; the options of pip are lines, too."""
     texts = {
         line: re.sub(r"\\\n", " ", re.split(r"(?:^|\s)#", line.text)[0]).strip()
@@ -279,35 +241,35 @@ def _requirements(block: Block, source: str, page: Page) -> Lines:
     for line, text in texts.items():
         if text:
             origin = Origin(source, block.line + line.first, shown(text), block.line + line.last)
-            yield Statement(("pip",), (), origin), _requirement_line(text, page, frameworks)
+            yield Statement(("pip",), (), origin), _requirement_line(text, frameworks)
 
 
-def _requirement_line(text: str, page: Page, frameworks: Collection[str] = ()) -> Iterator[Fact]:
+def _requirement_line(text: str, frameworks: Collection[str] = ()) -> Iterator[Fact]:
     if not text.startswith("-"):
-        yield from requirement(re.split(r"\s--", text)[0], page)
+        yield from requirement(re.split(r"\s--", text)[0])
         return
     try:
         words = shlex.split(text)
     except ValueError:
         yield leave("its quotes do not match")
     else:
-        yield from read_pip(["install", *words], page, frameworks)
+        yield from read_pip(["install", *words], frameworks)
 
 
-def _environment(block: Block, source: str, page: Page) -> Lines:
+def _environment(block: Block, source: str) -> Lines:
     """environment.yml."""
     try:
         root = yaml.compose("\n".join(block.lines[:_MOST_LINES]), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):
         root = None
     for key, node in root.value if isinstance(root, yaml.MappingNode) else ():
-        for entry, facts in _entries(str(key.value), node, page):
+        for entry, facts in _entries(str(key.value), node):
             number = entry.start_mark.line
             origin = Origin(source, block.line + number, shown(block.lines[number]))
             yield Statement(("conda",), (), origin), facts
 
 
-def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node, Iterator[Fact]]]:
+def _entries(key: str, node: yaml.Node) -> Iterator[tuple[yaml.Node, Iterator[Fact]]]:
     """The entries of a key, and what each means."""
     items = node.value if isinstance(node, yaml.SequenceNode) else []
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
@@ -328,10 +290,10 @@ def _entries(key: str, node: yaml.Node, page: Page) -> Iterator[tuple[yaml.Node,
         else:
             of_pip = (of.value for _, of in each.value if isinstance(of, yaml.SequenceNode))
             for item in (item for of in of_pip for item in of):
-                yield item, _requirement_line(str(item.value), page)
+                yield item, _requirement_line(str(item.value))
 
 
-READERS: dict[str, Callable[[Block, str, Page], Lines]] = {
+READERS: dict[str, Callable[[Block, str], Lines]] = {
     "requirements": _requirements,
     "conda": _environment,
 }

@@ -24,15 +24,10 @@ _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(?:`{3}|~{3})")
 # Fences within indented code that are looked for.
 _DEEPEST = 4
-# Titles: of Markdown, underlined, of tabs, and in bold.
-_HEADING = re.compile(
-    r"(?P<marks>#{1,6}) |(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$|\s{0,12}=== "
-    r"|\s{0,12}\.\. (?:group-)?tab(?:-item)?::|\*\*[^*\n]{1,80}\*\*:?\s*$"
-)
+# Titles: of Markdown, and underlined.
+_HEADING = re.compile(r"(?P<marks>#{1,6}) |(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$")
 # Of a section, the levels and numbers of the titles that it is below.
 Section = tuple[tuple[int, int], ...]
-# Levels below those of other titles; that of a tab grows with its indentation.
-BOLD, _TAB = 7, 8
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
 _LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
 _OPTION = re.compile(r"\s*:[\w-]+:.*")
@@ -222,15 +217,8 @@ class _Headings:
 
     def level(self, line: str) -> int:
         """Of the section that a line begins; 0 if it begins none."""
-        inner = self.section[-1][0] if self.section else 0
-        found, indent = _HEADING.match(line), _indent(line)
-        if not found:
-            # Text with less indentation ends a tab.
-            ends = line.strip() and indent <= inner - _TAB and not _FENCE.match(line)
-            return inner if ends else 0
-        if found["marks"] or found["under"]:
-            return len(found["marks"] or "") or 1 + "=-~^".index(line[0])
-        return BOLD if line.startswith("**") else _TAB + indent
+        found = _HEADING.match(line)
+        return len(found["marks"] or "") or 1 + "=-~^".index(line[0]) if found else 0
 
     def enter(self, level: int) -> None:
         self.count += 1

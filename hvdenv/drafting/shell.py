@@ -30,12 +30,10 @@ _SENTENCE = re.compile(
 _MODULE = re.compile(
     r"\bmodule (?:-\S{1,20} ){0,3}(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
 )
-_INLINE = re.compile(
-    r"``([^`\n]{1,400})``|`([^`\n]{1,400})`|<code[^>\n]{0,80}>([^<\n]{1,400})</code>"
-)
 # What a sentence mentions, and the draft names.
 _MENTION = re.compile(
-    r"\b(?:module load|ml load|pip3? install|conda (?:create|install)|horovodrun|mpirun|srun|sbatch|qsub) \S"
+    r"\b(?:module load|ml load|pip3? install|conda (?:create|install)|horovodrun|mpirun|srun|salloc|sbatch"
+    r"|qsub) \S"
     r"|#(?:SBATCH|PBS|BSUB|PJM|COBALT)\b"
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
@@ -60,11 +58,6 @@ _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else
 _KEYWORD = re.compile(
     r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift|EOF|EOT|END)\b"
     r"|[{}()\[:]|;;"
-)
-# The reason for lines without commands. Sentences and output begin with the same words.
-_CONTROL_FLOW = re.compile(
-    r"(?:for \w+ in|for \(\(|while|until|if|elif|function) .*(?:[;({]|then|do|\]|\))\s*$|case .* in$"
-    r"|(?:else|fi|do|done|then|esac|[{}]|;;|EOF|EOT|END)\s*(?:$|[;|<>&#])|\w+ ?\(\)|[^\s()]+\)$"
 )
 # Instructions of a Dockerfile, and what a shell has in their place.
 _DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": "", "FROM": "FROM "}
@@ -95,19 +88,6 @@ class Statement(NamedTuple):
     @property
     def program(self) -> str:
         return self.words[0] if self.words else ""
-
-
-class Page:
-    """What earlier commands of a page mean for later ones.
-
-    Attributes:
-        scheduler: of the directives read so far, or implied by a program; empty if unknown.
-        repository, folder, tag: of the last clone.
-        of_image: whether it is a Dockerfile.
-    """
-
-    scheduler = repository = folder = tag = ""
-    of_image = False
 
 
 class Script(NamedTuple):
@@ -173,12 +153,12 @@ def _typed(block: Block, known: Known) -> Iterator[_Typed]:
         elif block.kind == "docker":
             code, reason = _docker_code(line.text), "an instruction for the image"
         elif block.kind == "text":
-            code, reason = _text_code(line.text, known), "in a sentence"
+            command = _is_command(line.text, known)
+            code, reason = _without_prompt(line.text) if command else "", "in a sentence"
         elif prompts and not script:
             code, reason = _after_prompt(line.text), "output of a command"
         if code and block.kind not in ("conda", "requirements"):
-            flow = _CONTROL_FLOW.match(code.strip())
-            reason = "control flow" if flow else "hvdenv found no command in it"
+            reason = "hvdenv found no command in it"
         # Each line keeps its place.
         yield _Typed(line, code or "\n" * (line.last - line.first), reason)
 
@@ -198,15 +178,6 @@ def _docker_code(text: str) -> str:
     if instruction == "ENV" and "=" not in rest:
         rest = "=".join(rest.split(None, 1))
     return f"{_DOCKER_CODE[instruction]}{rest}" if instruction in _DOCKER_CODE else ""
-
-
-def _text_code(line: str, known: Known) -> str:
-    """A command, or the commands that a sentence contains as inline code."""
-    if _is_command(line, known):
-        return _without_prompt(line)
-    spans = (next(filter(None, found.groups())) for found in _INLINE.finditer(line))
-    inline = " ; ".join(span for span in spans if _is_command(span, known))
-    return inline + "\n" * line.count("\n") if inline else ""
 
 
 def _is_command(line: str, known: Known) -> bool:

@@ -15,7 +15,7 @@ class Weight:
     What is open has a value that recipes do not accept.
     """
 
-    OPEN, INFERRED, INTERACTIVE, COMMAND, SCRIPT, GIVEN = range(6)
+    OPEN, INFERRED, COMMAND, SCRIPT, GIVEN = range(5)
 
 
 # In place of what only a shell knows, and of <what the reader fills in>. No value contains it.
@@ -31,9 +31,9 @@ def at(*parts: str) -> Key:
     return (*parts[0].split("."), *parts[1:])
 
 
-# Keys of values that later stages replace: an option of a job, with its scheduler and its meaning, how a
-# site's scheduler differs, and that the page builds Horovod.
-OPTION, SITE, BUILD = "option", "site", at("horovod.build")
+# Keys of values that later stages replace: an option of a job, with its scheduler and its meaning, and
+# that the page builds Horovod.
+OPTION, BUILD = "option", at("horovod.build")
 LOAD = at("modules.load")
 
 

@@ -27,25 +27,12 @@ _TABLES = (
     "launch", "launch.mca", "network", "environment.build", "environment.run", "places", "container",
 )  # fmt: skip
 _WIDTH = 90
-_TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
-
-
-def summarize(draft: Draft) -> str:
-    """One line for ``hvdenv recipes``."""
-    values = {each.key: str(each.value) for each in draft.values if not each.item}
-    frameworks = [
-        f"{title} {version}"
-        for name, title in _TITLES.items()
-        if (version := values.get(("frameworks", name, "version")))
-    ]
-    horovod = f"Horovod {values.get(('horovod', 'version'), '')}".strip()
-    return ", ".join([*frameworks, horovod, "a draft"])
 
 
 def write(draft: Draft, sources: Sequence[str]) -> str:
     """The draft as TOML; ``sources`` are the pages and commands that it comes from."""
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
-    parts += [_line("summary", summarize(draft)), _line("status", "documented")]
+    parts += [_line("summary", f"{draft.name}, a draft"), _line("status", "documented")]
     # Left lines in the tables that they are about, and in lists at the end.
     offered = [each for choice in draft.choices for each in choice.values]
     tables: dict[Key, list[Left]] = {each.key[:-1]: [] for each in (*draft.values, *offered)}

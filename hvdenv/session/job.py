@@ -135,37 +135,17 @@ def run_there(
     partition = batch.check(job, dialect, resolved.recipe.partitions, where=resolved.where)
     site = environment().get(SITE_VARIABLE)
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
+    log = str(places.jobs / f"{job.name}-{os.urandom(6).hex()}.log")
     planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
-    record = submit_own(scheduler, dialect, planned, key=key, dry_run=dry_run, quiet=quiet)
-    return to_the_end(record, quiet=quiet) if record else 0
-
-
-def submit_own(
-    scheduler: str,
-    dialect: Dialect,
-    planned: batch.BatchJob,
-    *,
-    key: str = "",
-    dry_run: bool = False,
-    quiet: bool = False,
-) -> jobs.Submitted | None:
-    """Submit a job of hvdenv itself, in this directory, with a log of its own.
-
-    Args:
-        key: finds the job again; see jobs.unfinished().
-        dry_run: print the script instead, and return None.
-    """
-    places, name = find_places(), planned.job.name
-    log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
     text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
     if dry_run or not quiet:
-        report(f"{name}: {batch.charged(planned.job)}")
+        report(f"{job.name}: {batch.charged(job)}")
     if dry_run:
         print(text, end="", flush=True)
-        return None
+        return 0
     make_folder(places.jobs)
-    record = jobs.Submitted(scheduler, dialect, name, log=log, key=key)
+    record = jobs.Submitted(scheduler, dialect, job.name, log=log, key=key)
     record = jobs.submit(text, record, Runner(), places)
     if not quiet:
         report(f"submitted job {record.id}")
-    return record
+    return to_the_end(record, quiet=quiet)

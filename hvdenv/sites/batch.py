@@ -262,17 +262,10 @@ def _total(found: re.Match[str]) -> int:
 
 def own_job(job: Job, purpose: Purpose) -> Job:
     """The job of a command with ``--where compute``, whose output hvdenv keeps."""
-    gpus, given = job.gpus_per_node and 1, None
-    values: dict[str, Any] = {
-        "nodes": 1,
-        "ranks_per_node": 1,
-        "time": "00:10:00",
-        "gpus_per_node": gpus,
-    }
-    if purpose == "build":
-        values, given = {"nodes": 1}, job.build
-    elif purpose == "verify":
-        values, given = {"nodes": min(job.nodes, 2), "time": "00:30:00"}, job.verify
+    values: dict[str, Any] = {"nodes": 1}
+    if purpose == "verify":
+        values = {"nodes": min(job.nodes, 2), "time": "00:30:00"}
+    given = job.build if purpose == "build" else job.verify
     stated = given._asdict() if given else {}
     values |= {name: value for name, value in stated.items() if value is not None}
     return job._replace(**values, name=f"hvdenv-{purpose}", output="/dev/null", error="/dev/null")

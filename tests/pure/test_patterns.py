@@ -17,7 +17,6 @@ import pytest
 
 from hvdenv.base.schema import Problem, decode
 from hvdenv.building import published
-from hvdenv.drafting import jobs
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.logs import AFTER, BEFORE
@@ -50,7 +49,6 @@ SECONDS = 0.1
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("locks/packages.py", "name"): lambda: _arguments("_provided", "locks/"),
     ("locks/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
-    ("drafting/jobs.py", "pattern"): lambda: [pattern for each in jobs.PARTS.values() for pattern in each],
     ("knowledge/events.py", "named.parts"): lambda: [each.parts for each in all_failures().texts.mention if each.parts],
     ("knowledge/logs.py", "re.escape(anchor)"): list,  # fixed texts
     ("knowledge/failures.py", "start + first + ''.join(taken) + end"): list,  # below, for windows

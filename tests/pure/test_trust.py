@@ -128,14 +128,6 @@ def test_nothing_of_another_user_is_executed(
 
 
 @needs_root
-def test_a_job_of_init_is_not_kept_in_the_home_of_another_user(
-    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HVDENV_HOME", str(of_eve(tmp_path)))
-    assert OF_EVE in hvdenv("init", "x", "--here", "--where", "compute", code=2).err
-
-
-@needs_root
 def test_with_trust_it_is_executed(tmp_path: Path, hvdenv: Hvdenv) -> None:
     """So the mark above means something."""
     mark = tmp_path / "mark"

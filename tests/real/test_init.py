@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv import PACKAGE
 from hvdenv.model.layers import load_recipe
 from tests.real.conftest import Cli
 from tests.standin import Cluster
@@ -20,7 +21,7 @@ PAGE = """\
 [you@login ~]$ module load gcc/10.2.0 cuda/11.4 nccl/2.14 cudampi/openmpi-4.1.1 cmake/3.16.9
 (hvd) [you@login ~]$ pip install torch==2.13.0
 (hvd) [you@login ~]$ HOROVOD_WITH_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL pip install horovod==0.28.1
-[you@login ~]$ srun -p amd_a100nv_8 --gres=gpu:4 --pty bash
+#SBATCH -p amd_a100nv_8 --gres=gpu:4
 """
 
 
@@ -57,25 +58,15 @@ def test_a_page_and_the_cluster(
     assert (nodes.nodes, nodes.cores, nodes.gpus) == (2, 4, 4)
     assert recipe.horovod.gpu and recipe.horovod.gpu.nccl_home == "$NCCL_ROOT"
     assert recipe.mpi and (recipe.mpi.kind, recipe.mpi.version) == ("openmpi", "4.1.8")
-    assert recipe.job.gpus_per_node == 4  # of the interactive job
+    assert recipe.job.gpus_per_node == 4
 
 
-def test_what_a_compute_node_shows(
-    site: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node is another host than this one; the cost is told first, and a dry run submits nothing."""
-    monkeypatch.chdir(tmp_path)
-    hvdenv = Cli(home, site.environ)
-    words = ("init", "moor", "--here", "--where", "compute", "--set", "job.partition=amd_a100nv_8")
-    shown = hvdenv(*words, "--dry-run")
-    assert "#SBATCH -p amd_a100nv_8" in shown.stdout and "#SBATCH --gres=gpu:1" in shown.stdout
-    assert "1 node for 00:10:00, up to 0.1667 node-hours and 0.1667 GPU-hours" in shown.stderr
-    assert not Path("moor.toml").exists() and not site.run(["squeue", "-h"]).stdout
-    told = hvdenv(*words).stderr
-    assert told.index("up to 0.1667") < told.index("submitted job ")
-    glibc = platform.libc_ver()[1]
-    text = Path("moor.toml").read_text()
-    assert re.search(rf'glibc = "{glibc}"  # compute node gpu3[23]', text)
-    assert re.search(r"#   compute node gpu3[23]: .*; no GPU; https://pypi.org", text)
-    wrong = hvdenv(*words[:-1], "job.partition=none", "-o", "-", code=2)
-    assert "there is no partition none" in wrong.stderr
+def test_what_a_compute_node_shows(site: Cluster, home: Path, tmp_path: Path) -> None:
+    """A job shows its node, which is another host than this one."""
+    path = tmp_path / "moor.toml"
+    words = [sys.executable, "-m", "hvdenv", "init", "moor", "--here", "-o", str(path)]
+    environ = {"HVDENV_HOME": str(home), "PYTHONPATH": str(PACKAGE.parent)}
+    site.run(["srun", "-p", "amd_a100nv_8", "--gres=gpu:1", *words], env=environ)
+    text = path.read_text()
+    assert re.search(rf'glibc = "{platform.libc_ver()[1]}"  # compute node gpu3[23]', text)
+    assert re.search(r"#   compute node gpu3[23]: .*, no GPU", text)

@@ -9,7 +9,7 @@ _shtab_hvdenv_wheels_subparsers=(list prune publish verify)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
 _shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels export diff recipes show plan envs module container completion)
 
-_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --where --dry-run --set -o --to --json)
+_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --set -o --to --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
 _shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --fetched --offline --accept-drift --rebuild --take-over --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --image --no-image --quick --bench --bench-time --junit --html --report --steps --program-only --framework --controller --operation)
@@ -44,7 +44,6 @@ _shtab_hvdenv_option_strings=(-h --help --version)
 
 
 
-_shtab_hvdenv_init___where_choices=(here compute)
 _shtab_hvdenv_build___color_choices=(auto always never)
 _shtab_hvdenv_build___where_choices=(here compute)
 _shtab_hvdenv_verify___color_choices=(auto always never)
@@ -69,7 +68,6 @@ _shtab_hvdenv_pos_0_choices=(init check build verify examples job run shell inst
 _shtab_hvdenv_init__h_nargs=0
 _shtab_hvdenv_init___help_nargs=0
 _shtab_hvdenv_init___here_nargs=0
-_shtab_hvdenv_init___dry_run_nargs=0
 _shtab_hvdenv_init___json_nargs=0
 _shtab_hvdenv_check__h_nargs=0
 _shtab_hvdenv_check___help_nargs=0

@@ -8,8 +8,8 @@
 
 
 complete hvdenv \
-        'c/--where=/(here compute)/' \
         'c/--color=/(auto always never)/' \
+        'c/--where=/(here compute)/' \
         'c/--framework=/(torch tensorflow mxnet)/' \
         'c/--controller=/(MPI Gloo)/' \
         'c/--operation=/(NCCL DDL CCL MPI Gloo)/' \
@@ -19,8 +19,8 @@ complete hvdenv \
         'c/--format=/(singularity docker)/' \
         'c/--/(accept-drift account allow bench bench-time bind build check clean color comment controller copy-to cpus-per-rank detach downloads dry-run exit-code export facts fetched follow force format framework from generation gpus-per-node help here hostfile hosts html image json junit keep launcher lines lock locked lockfiles max-size name no-image nodes offline older-than operation output partition platform prefix preflight program-only python quick quiet ranks ranks-per-node rebuild recipe report schema set site steps submit take-over time timeout to trust unused-for update upgrade variant verbose version where)/' \
         'c/-/(- h n o q v x)/' \
-        'n/--where/(here compute)/' \
         'n/--color/(auto always never)/' \
+        'n/--where/(here compute)/' \
         'n/--framework/(torch tensorflow mxnet)/' \
         'n/--controller/(MPI Gloo)/' \
         'n/--operation/(NCCL DDL CCL MPI Gloo)/' \

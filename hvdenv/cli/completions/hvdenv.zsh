@@ -258,11 +258,9 @@ _shtab_hvdenv_fetch_defaults_added=0
 
 _shtab_hvdenv_init_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--from[page to read\: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml, requirements.txt or a Dockerfile\; - is standard input\; may be repeated]:FILE:"
+  "*--from[page to read\: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml, requirements.txt or a Dockerfile\; may be repeated]:FILE:"
   "--lines[read only these lines of the page\; several\: A-B,C-D]:A-B:"
   "--here[look at this machine and its modules]"
-  "--where[with --here. compute\: also ask a compute node, in a job of at most 10 minutes with one GPU if the job has any (default\: here)]:where:(here compute)"
-  "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
   "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
   {-o,--to}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
   "--json[print the result as JSON, and nothing else, on standard output]"

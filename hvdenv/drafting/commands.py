@@ -1,15 +1,18 @@
-"""The module commands of a page: which modules it loads in the end."""
+"""The commands of a page: which program each calls, and what it means in a recipe."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple, get_args
 
+from hvdenv.drafting import jobs, packages
 from hvdenv.drafting.options import meaning_of, tables
-from hvdenv.drafting.shell import Page, Statement
+from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import BUILD, LOAD, Fact, Left, Value, Weight, at, leave
+from hvdenv.model.cluster import LauncherName
 from hvdenv.sites.modules import OFFERS, module_family
 
 _PYTHON = re.compile(
@@ -24,49 +27,39 @@ UNLOAD, SWAP = at("modules.unload"), at("modules.swap")
 START = Value(at("modules.start"), "")
 
 
-def module(statement: Statement, _: Page) -> Iterator[Fact]:
+def module(statement: Statement) -> Iterator[Fact]:
     """``module`` and ``ml``."""
     name, *words = statement.words
     known = words and (words[0].startswith("--") or words[0] in tables()["module"])
     if name == "ml" and words and not known:
         words = ["load", *words]
-    action, *names = [each for each in words if not each.startswith("--")] or ["list"]
-    while action.startswith("-") and names:
-        action = names.pop(0)
+    action, *names = [each for each in words if not each.startswith("-")] or ["list"]
+    if name == "ml" and action == "load":
+        unloaded = [each[1:] for each in words if re.match(r"-\w", each)]
+        yield from (Value(UNLOAD, each, item=True) for each in unloaded)
     meaning = meaning_of(action, "module")
-    if meaning == "it changes nothing":
-        yield leave(meaning, understood=True)
-    elif "module" in names:
+    if "module" in names:
         yield leave("several commands on one line")
     elif meaning in ("purge", "reset"):
-        yield START._replace(value="purged" if meaning == "purge" else "")
+        yield START
         forced = {"--force", "-f"} & {*words}
         told = 'does the environment need the default modules? modules.purge = "no" keeps them'
         purge = Value(at("modules.purge"), "force" if forced else "yes")
         yield purge if meaning == "purge" else leave(told)
-    elif meaning and " " not in meaning:
-        yield from _changes(meaning, names)
-    else:
-        yield leave(f"recipes have no key for module {action}")
-
-
-def _changes(meaning: str, names: Sequence[str]) -> Iterator[Fact]:
-    if meaning == "swap":
+    elif meaning == "swap":
         # With one name, another version of the same module goes.
         out = names[0] if len(names) == 2 else "".join(names).rpartition("/")[0]
         swap = Value(SWAP, {"out": out, "into": names[-1]}, item=True) if out else None
         yield swap or leave("modules.swap needs two modules")
-        return
-    for each in names:
-        if meaning == "use":
-            yield from [Value(at("modules.use"), each, item=True)] if each != "-a" else []
-        elif each.startswith("-"):
-            yield Value(UNLOAD, each[1:], item=True, role="of the site")
-        else:
-            yield Value(UNLOAD if meaning == "unload" else LOAD, each, item=True)
+    elif meaning in ("load", "unload", "use"):
+        yield from (Value(at("modules", meaning), each, item=True) for each in names)
+    else:
+        needless = meaning == "it changes nothing"
+        told = meaning if needless else f"recipes have no key for module {action}"
+        yield leave(told, understood=needless)
 
 
-def source(statement: Statement, _: Page) -> Iterator[Fact]:
+def source(statement: Statement) -> Iterator[Fact]:
     path = (statement.words[1:2] or ("",))[0]
     if path == "activate":  # of conda
         yield Value(at("python.provider"), "conda", weight=Weight.INFERRED)
@@ -81,34 +74,29 @@ def source(statement: Statement, _: Page) -> Iterator[Fact]:
 
 def with_modules(facts: Iterable[Fact]) -> list[Fact]:
     """The facts of a page with the modules that are loaded in the end; alternatives have a role."""
-    sequences, others, purged = [list[Value]()], list[Fact](), False
+    sequences, others = [list[Value]()], list[Fact]()
     for each in facts:
         if isinstance(each, Left) or each.key not in (LOAD, UNLOAD, SWAP, START.key):
             others.append(each)
         elif each.key == START.key:
             sequences.append([])
-            purged = bool(each.value)
         elif each.key == LOAD:
             sequences[-1].append(each)
-        elif each.role:  # only loaded by default
-            others.append(each._replace(role=""))
         else:
-            others += _take_out(each, sequences[-1], purged=purged)
+            others += _take_out(each, sequences[-1])
     kept = [each for each in others if each.key != BUILD]
     return [*_loaded(sequences, builds=len(kept) < len(others)), *kept]
 
 
-def _take_out(command: Value, loads: list[Value], *, purged: bool) -> Iterator[Fact]:
+def _take_out(command: Value, loads: list[Value]) -> Iterator[Fact]:
     """Unload or swap a module that the page loads, or one that is loaded by default."""
     swap = command.value if isinstance(command.value, dict) else {}
     out, into = swap.get("out", command.value), swap.get("into", "")
     # With or without its version.
     gone = [each for each in loads if f"{each.value}/".startswith(f"{out}/")]
     if not gone:
-        # Only modules of the page can be loaded after a purge.
         told = "recipes unload modules before they load others"
-        late = purged and loads and not into
-        yield Left(command.origin, told, table="modules") if late else command
+        yield Left(command.origin, told, table="modules") if loads and not into else command
         return
     name, place = gone[-1].value, loads.index(gone[0])
     told = f"the page loads {into} in place of {name}" if into else f"the page unloads {name} again"
@@ -157,3 +145,63 @@ def module_role(name: str) -> str:
         return offered[0]
     family = module_family(name)
     return "PrgEnv" if family.startswith("prgenv-") else family
+
+
+def _request(statement: Statement) -> Iterator[Fact]:
+    options = any(word.startswith("-") for word in statement.words)
+    yield jobs.REQUEST if options else leave("hvdenv submits jobs itself", understood=True)
+
+
+def _export(statement: Statement) -> Iterator[Fact]:
+    if not statement.variables:
+        yield leave("the page sets its value elsewhere", understood=True)
+
+
+def _without_key(statement: Statement) -> Iterator[Fact]:
+    told = meaning_of(statement.program, "programs")
+    yield leave(told, understood=not told.endswith("?"))
+
+
+class Program(NamedTuple):
+    """A program of pages.
+
+    Attributes:
+        table: of the recipe that it is about.
+        read: what a command of it means.
+    """
+
+    table: str
+    read: Callable[[Statement], Iterator[Fact]]
+
+
+_PROGRAMS = {
+    "launch": Program("launch", jobs.launch),
+    "request": Program("job", _request),
+    "module": Program("modules", module),
+    "source": Program("modules", source),
+    "conda": Program("conda", packages.conda),
+    "pip": Program("packages", packages.pip),
+    "python": Program("packages", packages.python),
+    "export": Program("environment.run", _export),
+}
+_VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
+
+
+def find_program(name: str) -> Program | None:
+    found = _VERSIONED.fullmatch(name)
+    meaning = meaning_of(found[1] if found else name, "programs")
+    if not meaning and name in get_args(LauncherName):
+        meaning = "launch"
+    return _PROGRAMS.get(meaning, Program("", _without_key)) if meaning else None
+
+
+def is_known(name: str) -> bool:
+    return name != "." and find_program(name) is not None
+
+
+def table_of(statement: Statement) -> str:
+    """The table of the recipe that a command is about."""
+    if statement.directive:
+        return "job"
+    program = find_program(statement.program)
+    return program.table if program else "" if statement.words else "environment.run"
