@@ -41,7 +41,7 @@ def directive(statement: Statement) -> Iterator[Fact]:
     if scheduler := next(known, ""):
         yield Value(at("scheduler"), scheduler)
         if scheduler not in tables():
-            yield leave(f"init reads no options of {shipped()[scheduler].label}: set them in [job]")
+            yield Value((OPTION, scheduler, "unread"), shipped()[scheduler].label)
             return
         try:
             # A comment follows after " #"; within a word, # is a character.
@@ -233,7 +233,7 @@ def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
         yield Value(at("job.requires"), "account", item=True)
     elif meaning.startswith("-"):
         yield _directive(meaning, text)
-    elif meaning in LAUNCHED or meaning in ("tasks", "slots"):
+    elif meaning in LAUNCHED or meaning in ("tasks", "slots", "unread"):
         yield from _ranks(meaning, text, size)
     elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
         yield leave(f"the page does not state the value of {'.'.join(key)}")
@@ -259,8 +259,10 @@ def _directive(name: str, text: str) -> Value:
 def _ranks(meaning: str, text: str, size: Size) -> Iterator[Fact]:
     """Ranks of the whole job, or of a node: what the page does not state follows from them."""
     of_node = meaning == "launched_per_node"
-    if meaning == "slots":
-        yield leave(f"{text} in all: set job.nodes, job.ranks_per_node and job.gpus_per_node")
+    if meaning in ("slots", "unread"):
+        sizes = f"{text} in all: set job.nodes, job.ranks_per_node and job.gpus_per_node"
+        unread = f"init reads no options of {text}: set them in [job]"
+        yield leave(sizes if meaning == "slots" else unread)
         yield from size.unstated()
     elif size.known and _number(text):
         yield Value(at("job.nodes"), size.nodes, weight=Weight.INFERRED)
