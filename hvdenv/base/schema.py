@@ -370,10 +370,6 @@ def json_schema(kind: Any) -> Table:
     }[kind]
 
 
-# Parts of one key. The deepest one of a recipe has seven.
-KEY_PARTS = 32
-
-
 def parse_toml(text: str) -> Table:
     """Parse TOML.
 
@@ -387,7 +383,6 @@ def parse_toml(text: str) -> Table:
 
 
 def _parsed(text: str) -> Table:
-    _refuse_long_keys(text)
     import tomli  # light commands parse no TOML
 
     try:
@@ -408,59 +403,6 @@ def _refuse_long_numbers(document: Table, text: str) -> None:
         if isinstance(value, dict | list):
             below = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += (((*path, key), each) for key, each in below)
-
-
-def _refuse_long_keys(text: str) -> None:
-    """The parser's time and memory grow with the square of a key's parts."""
-    if all(line.count(".") < KEY_PARTS for line in text.split("\n")):
-        return
-    for number, statement in _statements(text):
-        kept, at = [], 0
-        for start, end in _tokens(statement):
-            if statement[start] in "\"'#":
-                kept.append(statement[at:start])
-                at = end
-        bare = "".join([*kept, statement[at:]])
-        longest = max(part.count(".") + 1 for part in re.split(r"[=,\[\]{}\n]", bare))
-        if longest > KEY_PARTS:
-            raise ValueError(
-                f"a key of {longest} parts; the limit is {KEY_PARTS} (in the statement of line {number})"
-            )
-
-
-_TOKEN = re.compile(r"\"{3}|'{3}|[\"'#\[\]{}\n]")
-# What ends strings and comments; an escaped character is passed over.
-_ENDS = {
-    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
-    '"': re.compile(r'\\.|"', re.DOTALL),
-    "'''": re.compile("'{3,5}"),
-    "'": re.compile("'"),
-    "#": re.compile("(?=\n)"),
-}
-
-
-def _tokens(text: str) -> Iterator[tuple[int, int]]:
-    """Where strings, comments, brackets and line breaks of a TOML document begin and end."""
-    end = 0
-    while found := _TOKEN.search(text, end):
-        end = found.end()
-        if pattern := _ENDS.get(found[0]):
-            ends = (each.end() for each in pattern.finditer(text, end) if each[0][:1] != "\\")
-            end = next(ends, len(text))
-        yield found.start(), end
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """The statements of a TOML document, each with the line that it begins in."""
-    line = first = 1
-    begin = depth = 0
-    for start, end in _tokens(text):
-        line += text.count("\n", start, end)
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(text[start], 0)
-        if text[start] == "\n" and depth == 0:
-            yield first, text[begin:end]
-            begin, first = end, line
-    yield first, text[begin:]
 
 
 def line_of(text: str, path: KeyPath) -> int:
@@ -488,11 +430,11 @@ def _lines(text: str) -> list[tuple[int, KeyPath]]:
     found: list[tuple[int, KeyPath]] = []
     for line, statement in _statements(text):
         keys = _keys(statement)
-        if keys and statement.lstrip().startswith("["):
+        if keys and statement.startswith("["):
             table = ()
             for key in keys:  # with the indexes of the lists of tables that it is in
                 table += (counts[table], key) if table in counts else (key,)
-            if statement.lstrip().startswith("[["):
+            if statement.startswith("[["):
                 counts[table] = counts.get(table, -1) + 1
                 table += (counts[table],)
             found.append((line, table))
@@ -501,10 +443,31 @@ def _lines(text: str) -> list[tuple[int, KeyPath]]:
     return found
 
 
+# No statement of a recipe has so many lines. Without a limit, the time to find the end of one would
+# grow with the square of its lines.
+_STATEMENT_LINES = 400
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of a TOML document, each with the line that it begins in.
+
+    A statement ends at the first line break up to which the parser accepts it.
+    """
+    lines, first = text.split("\n"), 0
+    for last in range(1, len(lines) + 1):
+        statement = "\n".join(lines[first:last]).strip()
+        with suppress(ValueError):
+            _parsed(statement)
+            yield first + 1, statement
+            first = last
+        if last - first > _STATEMENT_LINES:
+            return
+
+
 def _keys(statement: str) -> KeyPath:
     """The keys of a statement, down to its value; none of a comment."""
     keys: list[str] = []
-    value: object = _parsed(statement.strip())
+    value: object = _parsed(statement)
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
         keys.append(key)
