@@ -63,14 +63,6 @@ Duration = Annotated[
         "a time such as 24:00:00 or 2-00:00:00 (days-hours:minutes:seconds)",
     ),
 ]
-# horovodrun puts some of them into a shell command.
-HorovodrunArgument = Annotated[
-    str,
-    Pattern(
-        r"--[a-z]+(-[a-z]+)*(=[A-Za-z0-9._/:,+-]{1,200})?",
-        "an argument of horovodrun such as --gloo-timeout-seconds=300",
-    ),
-]
 MailAddress = Annotated[
     str,
     Pattern(
@@ -289,7 +281,6 @@ class LaunchSettings(NamedTuple):
         launcher: the default launcher of ``run`` and ``job``: one of srun, mpirun, mpiexec,
             horovodrun-mpi, horovodrun-gloo, aprun, or of ``launchers``.
         launchers: launchers that hvdenv does not have.
-        horovodrun: further arguments of horovodrun, such as --gloo-timeout-seconds=300.
         srun_mpi: value of srun's ``--mpi`` (default: srun's).
         cpu_bind: how to bind ranks to cores: ``--cpu-bind`` of srun and mpiexec,
             ``-cc`` of aprun.
@@ -307,7 +298,6 @@ class LaunchSettings(NamedTuple):
     mca: dict[McaName, McaValue] = {}
     mpi_threads_disable: bool = False
     launchers: dict[Label, OwnLauncher] = {}
-    horovodrun: tuple[HorovodrunArgument, ...] = ()
 
 
 class Network(NamedTuple):

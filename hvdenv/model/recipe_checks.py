@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from hvdenv.base.masking import has_password, holds_secret
@@ -12,53 +12,6 @@ from hvdenv.model.cluster import LauncherName
 from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
 from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
-
-# Arguments of horovodrun that a recipe may add: those of Horovod 0.28.1 that start no other program.
-# Source: horovod/runner/launch.py of v0.28.1.
-_HOROVODRUN_FLAGS = frozenset({
-    "--verbose", "--prefix-output-with-timestamp", "--hierarchical-allreduce",
-    "--no-hierarchical-allreduce", "--hierarchical-allgather", "--no-hierarchical-allgather",
-    "--torus-allreduce", "--no-torus-allreduce", "--autotune", "--no-autotune",
-    "--timeline-mark-cycles", "--no-timeline-mark-cycles", "--stall-check", "--no-stall-check",
-    "--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp", "--log-with-timestamp",
-    "--log-without-timestamp",
-})  # fmt: skip
-_HOROVODRUN_OPTIONS = frozenset({
-    "--start-timeout", "--output-filename", "--ssh-port", "--ssh-identity-file",
-    "--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--autotune-log-file",
-    "--autotune-warmup-samples", "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples",
-    "--autotune-gaussian-process-noise", "--timeline-filename",
-    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds",
-    "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds", "--log-level",
-})  # fmt: skip
-# hvdenv sets these from other keys and options.
-_SET_BY_HVDENV = {
-    "--np": "-n",
-    "--num-proc": "-n",
-    "--hosts": "--hosts",
-    "--hostfile": "--hostfile",
-    "--network-interface": "network.use",
-    "--network-interfaces": "network.use",
-    "--mpi-args": "launch.mca",
-    "--gloo": "launch.launcher",
-    "--mpi": "launch.launcher",
-}
-
-
-def horovodrun_problems(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """What is wrong with arguments of horovodrun, by their place in the list."""
-    for number, argument in enumerate(arguments):
-        name, equals, _ = argument.partition("=")
-        if name in _SET_BY_HVDENV:
-            yield number, f"hvdenv sets {name} itself: use {_SET_BY_HVDENV[name]}"
-        elif name not in _HOROVODRUN_FLAGS | _HOROVODRUN_OPTIONS:
-            yield (
-                number,
-                f"unknown argument of horovodrun{nearest(name, _HOROVODRUN_FLAGS | _HOROVODRUN_OPTIONS)}",
-            )
-        elif bool(equals) != (name in _HOROVODRUN_OPTIONS):
-            yield number, f"{name} {'has no value' if equals else f'needs a value: {name}=VALUE'}"
-
 
 Problems = Iterator[Problem]
 
@@ -75,8 +28,6 @@ def problems(recipe: Recipe) -> Problems:
     yield from _second_frameworks(recipe)
     yield from problems_of_schedulers(recipe.schedulers)
     yield from _problems_of_launchers(recipe)
-    for number, message in horovodrun_problems(recipe.launch.horovodrun):
-        yield Problem(("launch", "horovodrun", number), message)
 
 
 def _problem(key: str, message: str) -> Problem:

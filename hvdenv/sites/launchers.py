@@ -377,7 +377,7 @@ def _horovodrun(launch: Launch) -> tuple[str, ...]:
     words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
     if launch.nodes > 1 and launch.network.use:
         words += ["--network-interfaces", ",".join(launch.network.use)]
-    return (*words, *launch.settings.horovodrun)
+    return tuple(words)
 
 
 def _for_horovodrun(launch: Launch) -> Variables:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hvdenv.base.command import Command
-from hvdenv.base.errors import RecipeError, StepError
+from hvdenv.base.errors import StepError
 from hvdenv.base.places import find_places
 from hvdenv.base.runner import hand_over, replace_process
 from hvdenv.base.schema import encode
@@ -104,29 +104,6 @@ def test_the_line(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     assert " -x A_B " in said
     assert " -x FOO " in said and "a b" not in said.removeprefix(before)
     assert said.endswith(" python train.py '$(reboot)' )\n")
-
-
-def test_arguments_of_horovodrun(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
-    chosen = shlex.quote("launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']")
-    line = dry(hvdenv, f"{recipe} --set {chosen} --launcher horovodrun-gloo -- true")
-    assert "--gloo-timeout-seconds=300 --verbose --gloo true" in line
-
-
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("--gloo-timeout-secnds=3", 'did you mean "--gloo-timeout-seconds"?'),
-        ("--gloo-timeout-seconds", "needs a value"),
-        ("--tcp=1", "has no value"),
-        ("--np=3", "use -n"),
-        ("--mpi-args=-x", "use launch.mca"),
-        ("--host-discovery-script=x", "unknown argument"),
-        ("--log-level=$(x)", "expected an argument of horovodrun"),
-    ],
-)
-def test_arguments_that_horovodrun_must_not_get(argument: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=re.escape(said)):
-        load_recipe("local", overrides=[f"launch.horovodrun=['{argument}']"])
 
 
 def test_what_modules_provide_needs_no_build(
