@@ -1,4 +1,4 @@
-"""Progress for a person, on standard error: plain lines, or a live view on a terminal."""
+"""Progress for a person, on standard error: lines, and on a terminal what runs now."""
 
 from __future__ import annotations
 
@@ -8,87 +8,43 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING
 
-from hvdenv.base.masking import clean
+from hvdenv.base.runner import environment
 from hvdenv.plans.step import Step
 from hvdenv.reports.render import COLUMNS, shortened
 from hvdenv.session.output import report
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
 
 # How often plain lines report the progress of the compile.
 COMPILE_LINE_SECONDS = 20.0
 # Parts of verify that take less get no line.
 PART_SECONDS = 3.0
-STAGE_COLUMNS = 48
 
 
-class View(AbstractContextManager["View"]):
-    """Prints lines. A live view also shows what runs, and for how long."""
+class View:
+    """Prints lines. On a terminal, a last line shows what runs, and changes.
 
-    live = False
+    Args:
+        live: whether there may be such a line.
+    """
 
-    def __exit__(self, *error: object) -> None: ...
+    def __init__(self, *, live: bool) -> None:
+        self.live = live and sys.stderr.isatty() and environment().get("TERM") != "dumb"
 
     def print(self, line: str) -> None:
+        self.show("")
         report(line)
 
-    def start(self, label: str) -> None: ...
-
-    def stage(self, label: str, text: str) -> None: ...
-
-    def end(self, label: str) -> None: ...
-
-
-class Quiet(View):
-    """Shows nothing."""
-
-    def print(self, line: str) -> None: ...
+    def show(self, text: str) -> None:
+        """Replace the last line of a terminal."""
+        if self.live:
+            # Otherwise the stream would remove the control sequences.
+            write = getattr(sys.stderr, "write_unfiltered", sys.stderr.write)
+            write(f"\r\x1b[K{shortened(text, _columns() - 1)}")
+            sys.stderr.flush()
 
 
-class Live(View):
-    """A line for each thing that runs, below the lines that are printed; gone at the end."""
-
-    live = True
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        # It moves the cursor; everything else is filtered.
-        console = Console(file=getattr(sys.stderr, "unfiltered", sys.stderr))
-        columns = ("{task.description}", "{task.fields[stage]}")
-        texts = (TextColumn(each, markup=False) for each in columns)
-        self.progress = Progress(
-            SpinnerColumn(), *texts, TimeElapsedColumn(), transient=True, console=console
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Live:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
-
-    def print(self, line: str) -> None:
-        self.progress.console.print(clean(line), markup=False, highlight=False)
-
-    def start(self, label: str) -> None:
-        self._tasks[label] = self.progress.add_task(label, total=None, stage="")
-
-    def stage(self, label: str, text: str) -> None:
-        self.progress.update(self._tasks[label], stage=shortened(text, STAGE_COLUMNS))
-
-    def end(self, label: str) -> None:
-        if label in self._tasks:  # a step that is not needed never started
-            self.progress.remove_task(self._tasks.pop(label))
-
-
-def choose_view(*, verbose: bool = False) -> View:
-    return Live() if sys.stderr.isatty() and not verbose else View()
+def _columns() -> int:
+    return shutil.get_terminal_size((COLUMNS, 0)).columns
 
 
 class Silent(AbstractContextManager["Silent"]):
@@ -112,25 +68,22 @@ class Lines(Silent):
     def __init__(self, steps: int, *, verbose: bool = False) -> None:
         self.steps = steps
         self.verbose = verbose
-        self.view = choose_view(verbose=verbose)
+        self.view = View(live=not verbose)
         self.clock = ObjectClock()
         self._label = ""
         self._reported = 0.0
         self._noted = set[str]()
 
-    def __enter__(self) -> Lines:
-        self.view.__enter__()
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.view.__exit__(*error)
+        self.view.show("")
 
     def step_started(self, number: int, step: Step) -> None:
         self.clock = ObjectClock()
         self._reported = time.monotonic()
         self._label = f"[{number:2}/{self.steps}] {step.name}"
-        self.view.start(self._label)
-        if step.commands and not self.view.live:
+        if self.view.live:
+            self.view.show(f"{self._label}: {step.reason}")
+        elif step.commands:
             self.note(f"{self._label}: {step.reason}")
 
     def step_line(self, line: str) -> None:
@@ -139,13 +92,12 @@ class Lines(Silent):
         if self.verbose or (of_hvdenv != line and of_hvdenv not in self._noted):
             self.note(f"        {of_hvdenv}")
         elif progress := self.clock.report(line):
-            self.view.stage(self._label, progress)
+            self.view.show(f"{self._label}: {progress}")
             if not self.view.live and time.monotonic() - self._reported > COMPILE_LINE_SECONDS:
                 self._reported = time.monotonic()
                 self.note(f"        {progress}")
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
-        self.view.end(self._label)
         self.note(f"[{number:2}/{self.steps}] {step.name}: {note or 'done'} ({seconds:.1f} s)")
 
     def note(self, text: str) -> None:
@@ -184,16 +136,13 @@ class VerifyProgress(AbstractContextManager["VerifyProgress"]):
     """Progress of verify: what took long, what failed, and on a terminal what runs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.view = Quiet() if quiet else choose_view()
+        self.quiet = quiet
+        self.view = View(live=not quiet)
         self._began: dict[str, float] = {}
         self._lock = threading.RLock()
 
-    def __enter__(self) -> VerifyProgress:
-        self.view.__enter__()
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.view.__exit__(*error)
+        self.view.show("")
 
     def tell(self, what: str, label: str, detail: str) -> None:
         """Take what verify reports, as setup.Progress says."""
@@ -204,13 +153,12 @@ class VerifyProgress(AbstractContextManager["VerifyProgress"]):
                 self._print(f"failed: {label}: {detail}")
             elif what == "started":
                 self._began[label] = now
-                self.view.start(label)
             else:
                 seconds = now - self._began.pop(label)
                 if seconds >= PART_SECONDS:
                     self._print(f"{label} ({seconds:.1f} s)")
-                self.view.end(label)
+            self.view.show(f"  running: {', '.join(self._began)}" if self._began else "")
 
     def _print(self, text: str) -> None:
-        columns = shutil.get_terminal_size((COLUMNS, 0)).columns
-        self.view.print(shortened(f"  {text}", columns))
+        if not self.quiet:
+            self.view.print(shortened(f"  {text}", _columns()))

@@ -173,7 +173,7 @@ def test_files_are_read_by_the_one_reader() -> None:
 
 
 # Only these functions import at run time: the dispatch of a command, and those that need a library
-# which would slow a light command (rich, tomlkit, difflib, ...), and of hvdenv's own modules only
+# which would slow a light command (psutil, tomlkit, difflib, ...), and of hvdenv's own modules only
 # in hvdenv/cli and hvdenv/session.
 LOCAL_IMPORTS = 60
 # Calls that make a type of more than four fields by position. May only go down.
@@ -210,7 +210,7 @@ def test_large_types_are_made_by_keyword() -> None:
 # What `show` and `recipes` must not load; --help, --version and completion load none of the rest
 # either. Few instructions (tests/real/test_startup.py) leave room for a small module.
 HEAVY = {
-    *"rich psutil asyncio urllib.request shtab difflib jinja2 cyclonedx packageurl".split(),
+    *"psutil asyncio urllib.request shtab difflib jinja2 cyclonedx packageurl".split(),
     *"conda_lock pydantic rattler yaml".split(),
 }
 LIGHT = {
@@ -235,7 +235,7 @@ print(*sys.modules.keys() - before, file=sys.stderr)
         ("completion bash", LIGHT),
         ("recipes", HEAVY),
         ("show local", HEAVY),
-        ("plan local --facts {facts}", {"rich", "psutil", "conda_lock", "hvdenv.building.engine"}),
+        ("plan local --facts {facts}", {"psutil", "conda_lock", "hvdenv.building.engine"}),
     ],
 )
 def test_little_is_loaded_at_start(words: str, slow: set[str], cases: Path) -> None:
