@@ -282,13 +282,6 @@ def _cannot_start(command: Command, error: OSError) -> StepError:
     )
 
 
-# Signals that end a program go to all its processes, as Ctrl-C does. Those by which a scheduler
-# announces the end of a job go to the launcher only, which knows its ranks.
-_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_TO_FIRST = (signal.SIGUSR1, signal.SIGUSR2)
-_FORWARDED = (*_TO_ALL, *_TO_FIRST)
-
-
 def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
     """Run a command in place of this process.
 
@@ -301,7 +294,8 @@ def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
     # Python ignores these, which the program would inherit.
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)
     before = {each: signal.signal(each, signal.SIG_DFL) for each in ignored}
-    _restore_umask()
+    if _umask:
+        os.umask(_umask[0])
     sys.stdout.flush()
     try:
         os.execvpe(command.argv[0], command.argv, {**environ, **dict(command.env)})
@@ -309,66 +303,6 @@ def replace_process(command: Command, environ: Mapping[str, str]) -> NoReturn:
         for number, handler in before.items():
             signal.signal(number, handler)
         raise _cannot_start(command, error) from error
-
-
-def hand_over(command: Command, environ: Mapping[str, str]) -> int:
-    """Run a command with the terminal, files and signals of this process, and its process group.
-
-    When it fails, everything that it started on this host is ended.
-
-    Args:
-        environ: its variables, not cleaned.
-
-    Returns:
-        Its exit code; 128 and the signal's number if a signal ended it.
-
-    Raises:
-        StepError: the program does not exist or cannot be started.
-    """
-    token = os.urandom(16).hex()
-    # As with nohup, what is ignored is not forwarded. Where the caller ignores ended children, the
-    # kernel reports none.
-    forwarded = [each for each in _FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with _blocked((*forwarded, signal.SIGCHLD)) as before:
-        try:
-            process = subprocess.Popen(
-                command.argv,
-                env={**environ, **dict(command.env), TOKEN_VARIABLE: token},
-                preexec_fn=lambda: _restore(before),
-            )
-        except OSError as error:
-            raise _cannot_start(command, error) from error
-        while process.poll() is None:
-            received = signal.sigwaitinfo((*forwarded, signal.SIGCHLD))
-            # The kernel sends signals of the terminal to the whole group itself.
-            if received.si_signo in forwarded and received.si_code <= 0:
-                _forward(received.si_signo, process.pid)
-    if process.returncode:
-        try:
-            end_marked(token)
-        except Exception as error:  # the exit code matters more
-            print(f"warning: cannot look for orphaned processes: {error}", file=sys.stderr)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def _restore(blocked: Iterable[int]) -> None:
-    """Give a new process the umask and signals of the user's shell."""
-    _restore_umask()
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _forward(number: int, pid: int) -> None:
-    """Pass a signal to a child, or to all processes below it that are in this process's group."""
-    import psutil
-
-    with suppress(ProcessLookupError, psutil.Error):
-        below = psutil.Process(pid).children(recursive=True) if number in _TO_ALL else []
-        os.kill(pid, number)
-        for each in below:
-            with suppress(ProcessLookupError):
-                if os.getpgid(each.pid) == os.getpgrp():
-                    os.kill(each.pid, number)
 
 
 _umask: list[int] = []
@@ -384,11 +318,6 @@ def forbid_world_writes() -> None:
     os.umask(before | 0o002)
     if not _umask:
         _umask.append(before)
-
-
-def _restore_umask() -> None:
-    if _umask:
-        os.umask(_umask[0])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from hvdenv.base.command import Command
 from hvdenv.base.errors import UsageError
 from hvdenv.base.places import find_places
-from hvdenv.base.runner import environment, hand_over
+from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import registry
 from hvdenv.environments.installation import hides_variables
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         registry.note_use(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     to_set = tuple((_TO_SET + each, value) for each, value in start.env)
-    return hand_over(Command(words, to_set), environ)
+    return replace_process(Command(words, to_set), environ)
 
 
 def _requested(arguments: argparse.Namespace) -> placement.Requested:

@@ -1,4 +1,4 @@
-"""`hvdenv run` and `hvdenv shell` up to the launcher, and how a process is handed over."""
+"""`hvdenv run` and `hvdenv shell` up to the launcher, and how it starts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hvdenv.base.command import Command
 from hvdenv.base.errors import StepError
 from hvdenv.base.places import find_places
-from hvdenv.base.runner import hand_over, replace_process
+from hvdenv.base.runner import replace_process
 from hvdenv.base.schema import encode
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.environments import generations, manifest, registry
@@ -28,8 +25,6 @@ from hvdenv.sites.placement import influences
 from tests.support.commands import Hvdenv
 from tests.support.environments import ONE, build
 from tests.support.files import programs
-from tests.support.terminal import Terminal
-from tests.support.waiting import runs, wait_until
 
 Captured = pytest.CaptureFixture[str]
 ACTIVATE = 'VIRTUAL_ENV=/env; export VIRTUAL_ENV\nif [ -n "${BROKEN-}" ]; then return 1; fi\n'
@@ -138,8 +133,8 @@ def test_a_prefix_is_enough_and_on_the_host(
 def test_what_is_started_is_a_use_of_the_environment(
     recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for started in ("run.hand_over", "shell.replace_process"):
-        monkeypatch.setattr(f"hvdenv.cli.{started}", lambda *_: 0)
+    for command in ("run", "shell"):
+        monkeypatch.setattr(f"hvdenv.cli.{command}.replace_process", lambda *_: 0)
     fakes = programs(tmp_path / "bin", sbatch="echo 12")
     monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
     places = find_places()
@@ -500,50 +495,12 @@ def test_zsh_reads_the_users_files_too(tmp_path: Path) -> None:
     assert files[".zshrc"].index(". ~/.zshrc") < files[".zshrc"].index(". /p/activate.sh")
 
 
-# ---------------------------------------------------------------- handing over
-
-HAND_OVER = """
-import os, sys
-from hvdenv.base.command import Command
-from hvdenv.base.runner import hand_over
-sys.exit(hand_over(Command(tuple(sys.argv[1:])), os.environ))
-"""
-
-
-# Ends with 0 unless it gets the signal.
-SLEEPER = """
-import signal, sys, time
-signal.signal(signal.SIGHUP, lambda *_: sys.exit(7))
-print("ready", flush=True)
-time.sleep(0.3)
-"""
-
-
-def handed(*words: str) -> list[str]:
-    return [sys.executable, "-c", HAND_OVER, *words]
-
-
-def test_files_variables_and_exit_codes_go_through() -> None:
-    done = subprocess.run(
-        handed("sh", "-c", "cat; echo $A >&2; exit 3"),
-        input=b"\0\xff\n",
-        env={**os.environ, "A": "1", "PYTHONPATH": "/x"},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.stdout, done.stderr, done.returncode) == (b"\0\xff\n", b"1\n", 3)
-    assert subprocess.run(handed("sh", "-c", "kill -TERM $$"), check=False).returncode == 143
-
-
 def test_a_program_that_is_not_there() -> None:
     numbers = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
     before = [*map(signal.getsignal, numbers)]
     with pytest.raises(StepError, match="cannot start no-such-program"):
-        hand_over(Command(("no-such-program",)), os.environ)
-    with pytest.raises(StepError, match="cannot start no-such-program"):
         replace_process(Command(("no-such-program",)), os.environ)
     assert [*map(signal.getsignal, numbers)] == before
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
 def test_another_program_takes_the_place_of_this_process() -> None:
@@ -553,131 +510,3 @@ def test_another_program_takes_the_place_of_this_process() -> None:
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     before, after, variable = done.stdout.split()
     assert (before, variable, done.returncode) == (after, "b", 3)
-
-
-def children(pid: int, name: str) -> list[psutil.Process]:
-    """The processes below one, as soon as the last of them is the program of this name.
-
-    A shell that is only about to become it may swallow a signal.
-    """
-    found: list[psutil.Process] = []
-
-    def there() -> bool:
-        found[:] = psutil.Process(pid).children(recursive=True)
-        with suppress(psutil.NoSuchProcess):
-            return bool(found) and found[-1].name() == name
-        return False
-
-    wait_until(there)
-    return found
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_signals_reach_all(number: int) -> None:
-    """Also the program that the shell waits for, which would live on otherwise."""
-    script = "trap 'exit 9' INT TERM HUP QUIT; sleep 600; exit 8"
-    # What ignores a signal, as tests in the background of a shell do, hands that on.
-    words = handed("bash", "-c", script)
-    with subprocess.Popen(
-        words, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
-    ) as process:
-        below = children(process.pid, "sleep")
-        process.send_signal(number)
-        assert process.wait(60) == 9
-    wait_until(lambda: not any(runs(each.pid) for each in below))
-
-
-def test_a_scheduler_warns_the_launcher_alone() -> None:
-    with subprocess.Popen(handed("bash", "-c", "trap 'exit 0' USR1; sleep 600 & wait")) as process:
-        below = children(process.pid, "sleep")
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == 0
-    assert runs(below[-1].pid)
-    below[-1].kill()
-
-
-def test_nohup_stays_in_force(tmp_path: Path) -> None:
-    script = 'until test -e "$0"; do sleep 0.1; done; exit 4'
-    words = ["nohup", *handed("sh", "-c", script, str(tmp_path / "go"))]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        children(process.pid, "sleep")
-        process.send_signal(signal.SIGHUP)
-        time.sleep(0.2)  # for it to do harm
-        (tmp_path / "go").touch()
-        assert process.wait(60) == 4
-
-
-def test_what_is_ignored_is_not_forwarded() -> None:
-    """Also to a program that has a handler of its own, such as mpirun."""
-    program = handed("bash", "-c", 'python3 -c "$0" && exit 4', SLEEPER)
-    with subprocess.Popen(
-        program,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(60) == 4
-
-
-def test_a_caller_that_ignores_ended_children_gets_the_exit_code() -> None:
-    done = subprocess.run(
-        handed("sh", "-c", "sleep 0.2; exit 3"),
-        check=False,
-        timeout=60,
-        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-    )
-    assert done.returncode == 3
-
-
-@pytest.mark.parametrize(("code", "alive"), [(0, True), (5, False)])
-def test_nothing_lives_on_after_a_failure(code: int, alive: bool, tmp_path: Path) -> None:
-    script = f'setsid sleep 600 > /dev/null 2>&1 & echo $! > "$0"; sleep 0.2; exit {code}'
-    words = handed("bash", "-c", script, str(tmp_path / "pid"))
-    assert subprocess.run(words, check=False, timeout=300).returncode == code
-    pid = int((tmp_path / "pid").read_text())
-    if alive:
-        assert runs(pid)
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not runs(pid))
-
-
-def test_ctrl_c() -> None:
-    """Once, and to the program alone: a launcher that hears it twice gives up its ranks."""
-    program = (
-        "import signal, time\nheard = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: heard.append(1))\nprint('ready', flush=True)\n"
-        "while not heard: time.sleep(0.01)\ntime.sleep(0.2)\nraise SystemExit(20 + len(heard))"
-    )
-    with Terminal(handed(sys.executable, "-c", program)) as terminal:
-        terminal.wait_for("ready")
-        terminal.type("\x03")
-        assert terminal.end() == 21
-
-
-def test_ctrl_z_and_going_on() -> None:
-    """In a shell with job control, as a user has it."""
-    line = shlex.join(handed("sh", "-c", "echo rea''dy; read word; echo got $word; exit 6"))
-    with Terminal(["/bin/bash", "--norc", "-i"]) as terminal:
-        terminal.type(f"{line}; echo code''$?\n")
-        terminal.wait_for("ready")
-        group = os.tcgetpgrp(terminal.descriptor)
-        terminal.type("\x1a")
-        terminal.wait_for("Stopped")
-        terminal.type("fg; echo code''$?\n")
-        wait_until(lambda: os.tcgetpgrp(terminal.descriptor) == group)
-        terminal.type("it\n")
-        terminal.wait_for("got it", "code6")
-        terminal.type("exit\n")
-        terminal.end()
-
-
-def test_the_terminal_comes_back() -> None:
-    words = shlex.join(handed("sh", "-c", "kill -9 $$"))
-    line = f"{words}; echo rea''dy; read word; echo got $word"
-    with Terminal(["/bin/bash", "--norc", "-c", line]) as terminal:
-        terminal.wait_for("ready")
-        terminal.type("it\n")
-        terminal.wait_for("got it")
-        terminal.end()
