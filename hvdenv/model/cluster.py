@@ -14,13 +14,13 @@ ModuleName = Annotated[
 AbsoluteFolder = Annotated[
     str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute directory without variables")
 ]
-# hvdenv replaces {user} and {home} by the name and home directory of the user who runs it, and $NAME by
-# that variable of the user: hvdenv.session.recipe.
+# hvdenv replaces {user} by the name of the user who runs it, and $NAME by that variable of the user:
+# hvdenv.session.recipe.
 Folder = Annotated[
     str,
     Pattern(
-        r"(/|\{home\}/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
-        "an absolute directory; may contain {user}, and begin with {home} or a variable such as $SCRATCH",
+        r"(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
+        "an absolute directory; may contain {user}, and begin with a variable such as $SCRATCH",
     ),
 ]
 # $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
 
 from hvdenv.base.errors import UsageError
-from hvdenv.base.places import environment_name, find_places, home_folder, login_name
+from hvdenv.base.places import environment_name, find_places, login_name
 from hvdenv.base.runner import Runner, environment
 from hvdenv.base.schema import KeyPath, decode, dotted, encode
 from hvdenv.environments import generations
@@ -21,26 +21,23 @@ from hvdenv.sites import workspace as workspaces
 
 T = TypeVar("T")
 
-_PLACEHOLDER = re.compile(r"\{(user|home)\}")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 # What may be in place of a variable: it goes into scripts, links and lists such as MODULEPATH.
 _FOLDER = re.compile(r"/[A-Za-z0-9._+@/-]{1,1000}")
-# In place of {user} and {home}.
+# In place of {user}.
 _NAME = re.compile(r"(?!\.\.?$)[^/:\s'\"`$\x00-\x1f\x7f]{1,64}")
-_HOME = re.compile(r"/[^:\n'\"`$\x00-\x1f\x7f]{0,1000}")
 
 
 class User(NamedTuple):
     """The user who runs hvdenv.
 
     Attributes:
-        name, home: in place of {user} and {home}.
+        name: in place of {user}.
         variables: in place of $NAME at the start of a directory.
         lenient: leave a variable that is not set as it is, where nothing uses the directory.
     """
 
     name: str
-    home: str
     variables: Mapping[str, str]
     lenient: bool = False
 
@@ -65,21 +62,20 @@ def expand(kind: type[T], value: T, user: User, above: KeyPath = ()) -> tuple[T,
         return named(text, path)
 
     def named(text: str, path: KeyPath) -> str:
-        return _PLACEHOLDER.sub(lambda found: _user_value(found[1], dotted(path), user), text)
+        return text.replace("{user}", _user_name(dotted(path), user)) if "{user}" in text else text
 
     rewriters = {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}
     return decode(kind, encode(value), above, rewriters=rewriters), written
 
 
-def _user_value(placeholder: str, key: str, user: User) -> str:
-    """The user's name or home, which variables such as LOGNAME and HOME decide."""
-    value, fitting = {"user": (user.name, _NAME), "home": (user.home, _HOME)}[placeholder]
-    if fitting.fullmatch(value):
-        return value
+def _user_name(key: str, user: User) -> str:
+    """The user's name, which variables such as LOGNAME decide."""
+    if _NAME.fullmatch(user.name):
+        return user.name
     raise UsageError(
-        f"{{{placeholder}}} stands for {value[:200]!r}, which is no part of a directory",
+        f"{{user}} stands for {user.name[:200]!r}, which is no part of a directory",
         where=key,
-        remedy="check the variables LOGNAME, USER and HOME, or name a directory without it",
+        remedy="check the variables LOGNAME and USER, or name a directory without it",
     )
 
 
@@ -136,7 +132,7 @@ def open_recipe(request: Request, text: str | None = None) -> Resolved:
 
 
 def _user(*, lenient: bool = False) -> User:
-    return User(login_name(), str(home_folder()), environment(), lenient)
+    return User(login_name(), environment(), lenient)
 
 
 def planned_environment(request: Request, resolved: Resolved) -> Environment:

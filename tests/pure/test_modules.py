@@ -34,7 +34,7 @@ module() {
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 EVERYTHING = Modules(
     init="/apps/{user}/init.sh",
-    use=("{home}/modules", "/apps/modules"),
+    use=("/opt/modules", "/apps/modules"),
     source=("/apps/setup.sh",),
     unload=("atp",),
     swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),

@@ -362,7 +362,7 @@ def test_the_caches_that_a_site_names(
 ) -> None:
     site = tmp_path / "site.toml"
     monkeypatch.setenv("HVDENV_SITE", str(site))
-    site.write_text('places.wheels.read = ["{home}/wheels"]\nplaces.wheels.own_gb = 0.002\n')
+    site.write_text('places.wheels.read = ["$HOME/wheels"]\nplaces.wheels.own_gb = 0.002\n')
     said = hvdenv("wheels", "list", code=1)
     assert said.out.count(", own") == 3  # those are listed all the same
     assert f"error: {Path.home()}/wheels: cannot read: No such file" in said.err

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.real.conftest import Cli
@@ -146,17 +145,3 @@ def test_a_shell(cli: Cli, local_prefix: Path, program: str) -> None:
     assert "Open MPI" in done.stdout
     # So that `envs prune` sees that the shell uses it.
     assert f"HVDENV_SHELL={local_prefix.resolve()}\0" in done.stdout
-
-
-def test_ranks_do_not_outlive_a_killed_launcher(
-    cli: Cli, local_prefix: Path, tmp_path: Path, no_processes_left: Callable[[Path], None]
-) -> None:
-    waits = tmp_path / "waits.py"
-    waits.write_text(WAITS)
-    with cli.start("run", "local", "-n", "2", "--", "python", str(waits)) as process:
-        assert process.stdout
-        assert "waiting" in process.stdout.readline()
-        psutil.Process(process.pid).children()[0].kill()
-        process.communicate(timeout=120)
-        assert process.returncode == 137
-    no_processes_left(tmp_path)
