@@ -17,7 +17,6 @@ class Command(NamedTuple):
         cwd: directory to run in; empty for the current one, or / for Python.
         timeout: seconds after which the process and its children are ended.
         derived: variables in whose values $NAME is replaced by the process's variable of that name.
-        stdin: file that is its standard input; empty for none.
         memory: the most memory that it may reserve, in bytes; None for no limit.
     """
 
@@ -26,7 +25,6 @@ class Command(NamedTuple):
     cwd: str = ""
     timeout: float | None = None
     derived: tuple[tuple[str, str], ...] = ()
-    stdin: str = ""
     memory: int | None = None
 
 
@@ -55,8 +53,7 @@ def spelled_out(command: Command) -> str:
     """A command line that can be pasted into a shell, without secrets."""
     words = [f"{name}={_quoted(name, value)}" for name, value in command.env]
     words += [f'{name}="{value}"' for name, value in command.derived]
-    stdin = [f"< {shlex.quote(command.stdin)}"] if command.stdin else []
-    return mask(" ".join([*(["env", *words] if words else []), shlex.join(command.argv), *stdin]))
+    return mask(" ".join([*(["env", *words] if words else []), shlex.join(command.argv)]))
 
 
 def _quoted(name: str, value: str) -> str:

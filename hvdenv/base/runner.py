@@ -215,12 +215,12 @@ class Runner:
             raise InterruptedRunError
         process = None
         try:
-            with undisturbed(), open(command.stdin or os.devnull, "rb") as stdin:
+            with undisturbed():
                 process = subprocess.Popen(
                     [sys.executable if word == OWN_PYTHON else word for word in command.argv],
                     env=self.environment(command),
                     cwd=command.cwd or _neutral_folder(command.argv),
-                    stdin=stdin,
+                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,

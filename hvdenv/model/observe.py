@@ -9,13 +9,12 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 from hvdenv.base.command import Command, Outcome
-from hvdenv.base.errors import InterruptedRunError, RecipeError, StepError
+from hvdenv.base.errors import RecipeError, StepError
 from hvdenv.base.places import find_places, home_folder
 from hvdenv.base.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.base.runner import Runner, environment
@@ -65,7 +64,6 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
     model, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
     disk_free, inodes_free = space(place)
     home = find_places().home
-    tools = _tools(("cc", "cxx"), runner)
     facts = Facts(
         origin="observed",
         host=os.uname().nodename,
@@ -84,15 +82,14 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
             default=None,
         ),
         noexec=_is_noexec(place) or _is_noexec(home),
-        cc=tools["cc"],
-        cxx=tools["cxx"],
+        cc=_tool("cc", runner),
+        cxx=_tool("cxx", runner),
     )
     return complete(facts, runner) if thorough else facts
 
 
 def complete(facts: Facts, runner: Runner) -> Facts:
     """Add what no plan depends on: CMake, MPI, CUDA, GPUs, quota."""
-    tools = _tools(("cmake", "mpirun", "nvcc"), runner)
     return facts._replace(
         quota_free=quota(runner),
         gpus=gpus(),
@@ -100,9 +97,9 @@ def complete(facts: Facts, runner: Runner) -> Facts:
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
         shell_libraries=tuple(sorted(_shell_libraries())),
         variables=tuple(sorted(n for n in environment() if re.fullmatch(_RELEVANT, n))),
-        cmake=tools["cmake"],
-        mpirun=tools["mpirun"],
-        nvcc=tools["nvcc"],
+        cmake=_tool("cmake", runner),
+        mpirun=_tool("mpirun", runner),
+        nvcc=_tool("nvcc", runner),
     )
 
 
@@ -204,26 +201,6 @@ def _files(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
-
-
-def _tools(names: Iterable[str], runner: Runner) -> Mapping[str, Tool | None]:
-    """Programs and their versions. All are asked at the same time."""
-    found: dict[str, Tool | None] = {}
-
-    def look(name: str) -> None:
-        with suppress(InterruptedRunError):
-            found[name] = _tool(name, runner)
-
-    threads = [Thread(target=look, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        runner.stop()
-        raise
-    return found
 
 
 def _tool(name: str, runner: Runner) -> Tool | None:

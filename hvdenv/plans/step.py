@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from hvdenv.base.command import Command
 from hvdenv.model.cluster import Modules
@@ -105,7 +106,11 @@ class Step(NamedTuple):
     modules: Modules | None = None
 
 
-class Progress(Protocol):
+class Progress(AbstractContextManager["Progress"]):
+    """What a build reports while it runs; shows nothing."""
+
+    def __exit__(self, *error: object) -> None: ...
+
     def step_started(self, number: int, step: Step) -> None: ...
 
     def step_line(self, line: str) -> None: ...

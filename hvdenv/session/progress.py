@@ -10,7 +10,7 @@ import time
 from contextlib import AbstractContextManager, suppress
 
 from hvdenv.base.runner import environment
-from hvdenv.plans.step import Step
+from hvdenv.plans.step import Progress, Step
 from hvdenv.reports.render import COLUMNS, shortened
 from hvdenv.session.output import report
 
@@ -47,16 +47,8 @@ def _columns() -> int:
     return shutil.get_terminal_size((COLUMNS, 0)).columns
 
 
-class Silent(AbstractContextManager["Silent"]):
+class Silent(Progress):
     """Progress of a build that prints only notes that need attention."""
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def step_started(self, number: int, step: Step) -> None: ...
-
-    def step_line(self, line: str) -> None: ...
-
-    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
 
     def note(self, text: str) -> None:
         report(text)
@@ -128,7 +120,7 @@ class ObjectClock:
         return text
 
 
-def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
+def choose(steps: int, *, quiet: bool, verbose: bool) -> Progress:
     return Silent() if quiet else Lines(steps, verbose=verbose)
 
 

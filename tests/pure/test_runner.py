@@ -89,8 +89,6 @@ def test_a_branch_sees_what_it_is_given() -> None:
 def test_the_folder_and_standard_input(tmp_path: Path) -> None:
     assert Runner().run(Command(("pwd",), cwd=str(tmp_path))).output == str(tmp_path)
     assert Runner().run(Command(("cat",))).output == ""
-    (tmp_path / "text").write_text("said")
-    assert Runner().run(Command(("cat",), stdin=str(tmp_path / "text"))).output == "said"
 
 
 @pytest.mark.parametrize(
@@ -284,7 +282,6 @@ def test_commands_are_spelled_out_for_a_shell() -> None:
     command = Command(("a", "b c", "$d"), (("X", "1 2"), ("Y", "")))
     assert spelled_out(command) == "env X='1 2' Y='' a 'b c' '$d'"
     assert spelled_out(Command(("a",))) == "a"
-    assert spelled_out(Command(("a",), stdin="b c")) == "a < 'b c'"
 
 
 def test_variables_made_from_others_of_the_process() -> None:
