@@ -10,7 +10,6 @@ from typing import Any
 from hvdenv.base.errors import UsageError
 from hvdenv.base.schema import dotted, encode, json_schema
 from hvdenv.cli.options import add, add_options, read_request
-from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
 from hvdenv.session.output import print_json
 from hvdenv.session.recipe import open_recipe
@@ -42,9 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     origins = resolved.origins
     deviations, notes = values.pop("deviations", []), values.pop("notes", [])
-    values.pop("schedulers", None)
-    rows = [(key, _toml(value), origins.get(key, "default")) for key, value in _leaves(values)]
-    rows += _of_schedulers(resolved)
+    rows = [
+        (key, _toml(value), origins.get(key, "default"))
+        for key, value in _leaves(values)
+        if key in origins or not key.startswith("schedulers.")
+    ]
     width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
     for key, value, origin in rows:
         print(f"{f'{key} = {value}':{width}}  # {origin}")
@@ -54,17 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     for note in notes:
         print(f"\nnote: {note['text']}\n  source: {note['source']}")
     return 0
-
-
-def _of_schedulers(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
-    """What the recipe's own schedulers do, with what they have from the one that they are like."""
-    recipe = resolved.recipe
-    for name, own in recipe.schedulers.items():
-        whole = encode({name: recipe.dialects[name]})
-        for key, value in _leaves(whole, "schedulers"):
-            below = f"like {own.like}" if own.like else "default"
-            if value or key in resolved.origins:
-                yield key, _toml(value), resolved.origins.get(key, below)
 
 
 def recipe_schema() -> dict[str, object]:

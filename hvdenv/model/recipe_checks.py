@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import get_args
 
 from hvdenv.base.masking import has_password, holds_secret
@@ -11,7 +11,7 @@ from hvdenv.model import template
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
 from hvdenv.model.dialect import problems as problems_of_schedulers
-from hvdenv.model.recipe import Framework, Recipe
+from hvdenv.model.recipe import Recipe
 
 Problems = Iterator[Problem]
 
@@ -25,7 +25,6 @@ def problems(recipe: Recipe) -> Problems:
         if getattr(recipe.job, key) < 1:
             yield _problem(f"job.{key}", "a job has at least one: state how many")
     yield from _secrets(recipe)
-    yield from _second_frameworks(recipe)
     yield from problems_of_schedulers(recipe.schedulers)
     yield from _problems_of_launchers(recipe)
 
@@ -113,41 +112,13 @@ def _secrets(recipe: Recipe) -> Problems:
         if package.source:
             tables[f"frameworks.{name}.source.build"] = package.source.build
     for table, variables in tables.items():
-        for variable in (each for each, value in variables.items() if holds_secret(each, value)):
-            yield _problem(
-                f"{table}.{variable}",
-                "other users read recipes and the records of environments, so neither may contain"
-                f" a secret: remove {variable} here, and export it in your shell",
-            )
-        for variable in (each for each, value in variables.items() if has_password(value)):
-            yield _problem(
-                f"{table}.{variable}",
-                "other users read recipes and the records of environments, so no URL in them may"
-                f" contain a password: remove {variable} here, and export it in your shell",
-            )
-
-
-# Packages that require exactly one release of a framework.
-_COMPANIONS: Mapping[str, Framework] = {
-    "torchvision": "torch",
-    "torchaudio": "torch",
-    "torchtext": "torch",
-    "tensorflow-text": "tensorflow",
-    "tensorflow-addons": "tensorflow",
-}
-
-
-def _second_frameworks(recipe: Recipe) -> Problems:
-    """Packages that would install a second copy of a framework."""
-    for name in recipe.packages:
-        framework = _COMPANIONS.get(name.lower().replace("_", "-"))
-        package = recipe.frameworks.get(framework) if framework else None
-        if package and package.provider == "source":
-            yield Problem(
-                ("packages", name),
-                f"pip would install a second {framework} for it, beside the one that is built from"
-                " source",
-            )
+        for variable, value in variables.items():
+            if holds_secret(variable, value) or has_password(value):
+                yield _problem(
+                    f"{table}.{variable}",
+                    "other users read recipes and the records of environments, so neither may contain"
+                    f" a secret or a password: remove {variable} here, and export it in your shell",
+                )
 
 
 def _problems_of_launchers(recipe: Recipe) -> Problems:

@@ -14,7 +14,7 @@ from hvdenv.environments.generations import Environment
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Partition
 from hvdenv.model.facts import Facts, Interpreter, of_partition
-from hvdenv.model.layers import Resolved, load_recipe
+from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import Additions
@@ -152,8 +152,6 @@ def choose_python(
     needed = resolved.recipe.python.version
     there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
     remedy = f"install it (for example with `uv python install '{needed}'`), or load a module"
-    if other := _variant_for(resolved, facts, wanted):
-        remedy += f"; or use --variant {other}, which supports a Python of this machine"
     asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(
         f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
@@ -168,16 +166,6 @@ def _candidates(resolved: Resolved, facts: Facts, wanted: str | None) -> list[In
         for each in candidates(resolved.recipe, facts)
         if wanted is None or f"{each.version}.".startswith(f"{wanted}.")
     ]
-
-
-def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
-    """A variant whose Python is here; or empty."""
-    for variant in resolved.offered:
-        if variant not in resolved.variants:
-            other = load_recipe(resolved.file, variants=[variant])
-            if _candidates(other, facts, wanted):
-                return variant
-    return ""
 
 
 def describe(plan: Plan, prepared: Prepared) -> str:

@@ -438,13 +438,13 @@ schedulers.ours.cancel = "stop {id}"
 def test_what_is_shown_and_checked_of_an_own_scheduler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """show prints what follows from `like`; check says where the job exceeds its partition."""
+    """show prints what is set; check says where the job exceeds its partition."""
     recipe = write(tmp_path / "x.toml", OWN_RECIPE)
     assert main(["show", str(recipe)]) == 0
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert 'schedulers.ours.cancel = "stop {id}" # recipe' in shown
-    assert 'schedulers.ours.prefix = "#SBATCH" # like slurm' in shown
-    assert not any(line.startswith("schedulers.") and "default" in line for line in shown)
+    assert 'schedulers.ours.like = "slurm" # recipe' in shown
+    assert sum(line.startswith("schedulers.") for line in shown) == 2
     main(["check", str(recipe), "--offline"])
     said = capsys.readouterr().out
     assert f"{recipe}:8: job.time: the time limit of" in said
