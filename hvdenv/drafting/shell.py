@@ -2,12 +2,12 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from hvdenv.base.errors import UsageError
-from hvdenv.base.libraries import install_command
 from hvdenv.base.masking import learn
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
 from hvdenv.drafting.values import PLACEHOLDER, UNKNOWN, Left, Origin, shown, shown_whole
@@ -328,6 +328,6 @@ def _parser() -> Parser:
     if tree_sitter_bash is None:
         raise UsageError(
             "reading a page needs tree-sitter and tree-sitter-bash, which this Python does not have",
-            remedy=f"{install_command('tree-sitter', 'tree-sitter-bash')}, or use --here",
+            remedy=f"{shlex.quote(sys.executable)} -m pip install tree-sitter tree-sitter-bash, or use --here",
         )
     return Parser(Language(tree_sitter_bash.language()))

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.base.libraries import install_command
 from tests.support.files import programs, write
 from tests.support.standalone import load
 
@@ -110,7 +109,7 @@ NOTHING = "conda_env: cannot install conda packages: "
                 NOTHING,
                 "has no py-rattler",
                 "no micromamba, mamba or conda on PATH",
-                install_command("py-rattler").removeprefix(sys.executable),
+                " -m pip install 'py-rattler<1,>=0.28'",
             ],
         ),
         ({"program": "/bin/true"}, ["/bin/true create does not print what it chose"]),
