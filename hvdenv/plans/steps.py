@@ -162,15 +162,11 @@ class Steps(NamedTuple):
         python = self.python
         shared = ("--system-site-packages",) if self.recipe.python.system_site_packages else ()
         seeing = ", which sees the packages of that Python" if shared else ""
-        without = ("--without-pip",) if self._uv_installs else ()
-        words = ("-m", "venv", *without, *shared, str(self.environment))
-        program = (OWN_PYTHON, str(self.build / "bundled_pip.py"), self.env_python)
-        pip = Command(program, self._uv_variables)
+        words = ("-m", "venv", *shared, str(self.environment))
         return Step(
             name="environment",
             reason=f"an empty environment of Python {python.version} ({python.path}){seeing}",
-            commands=(Command((python.path, *words)), *([pip] if without else [])),
-            files=self._programs("bundled_pip.py") if without else (),
+            commands=(Command((python.path, *words)),),
         )
 
     def _conda(self) -> Step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ensurepip
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import sys
 import sysconfig
 import threading
 import time
-import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -358,19 +356,6 @@ def test_constraints_of_pip_hold_for_uv(tmp_path: Path, monkeypatch: pytest.Monk
     found = Runner(environ).run(Command((OWN_PYTHON, str(STEP_PROGRAMS / "uv_pip.py"), *words)))
     assert found, found.output
     assert (tmp_path / "t/tiny-1.0.dist-info").exists()
-
-
-@pytest.mark.parametrize("cache", ["cache", "file/cache"])
-def test_an_environment_gets_the_pip_of_its_python(tmp_path: Path, cache: str) -> None:
-    """From uv, or from ensurepip if uv fails."""
-    (tmp_path / "file").touch()
-    venv.create(tmp_path / "env", symlinks=True)
-    python = str(tmp_path / "env/bin/python")
-    code, printed = run_step("bundled_pip.py", python, UV_CACHE_DIR=str(tmp_path / cache))
-    assert (code, "Bytecode compiled" in printed) == (0, cache == "cache"), printed
-    listed = subprocess.run([python, "-m", "pip", "list"], capture_output=True, text=True)
-    assert re.search(rf"^pip +{ensurepip.version()}$", listed.stdout, re.MULTILINE)
-    assert ("setuptools" in listed.stdout) == (sys.version_info < (3, 12))
 
 
 def test_uv_starts_a_python_that_needs_the_libraries_of_modules(tmp_path: Path) -> None:
