@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 from urllib.parse import unquote
 
-from hvdenv.base.schema import Pattern
+from hvdenv.base.schema import KeyPath, Pattern, decode, dotted, encode
 from hvdenv.model.cluster import (
     Capability,
     Container,
@@ -374,35 +374,28 @@ def provided_by_modules(recipe: Recipe) -> bool:
     return recipe.python.provider == "modules" and recipe.horovod.provider == "present"
 
 
+# Keys of what nothing is executed from or installed from. Wheel caches check their own entries, and
+# environments are checked where they are used.
+_NOT_EXECUTED = ("sources", "places.", "container.")
+
+
 def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Scripts and directories from which hvdenv executes or installs something, with their keys.
 
-    A path that begins with a variable of the modules is unknown until they are loaded. Wheel
-    caches check their own entries, and environments are checked where they are used.
+    A path that begins with a variable of the modules is unknown until they are loaded.
     """
-    if modules := recipe.modules:
-        yield from (("modules.init", each) for each in (modules.init,) if each)
-        yield from (("modules.source", each) for each in modules.source)
-        yield from (("modules.use", each) for each in modules.use)
-    gpu, conda = recipe.horovod.gpu, recipe.conda
-    named = {
-        "python.prefix": recipe.python.prefix,
-        "conda.program": conda.program if conda else None,
-        "horovod.gpu.cuda_home": gpu.cuda_home if gpu else None,
-        "horovod.gpu.nccl_home": gpu.nccl_home if gpu else None,
-        "horovod.gpu.rocm_home": gpu.rocm_home if gpu else None,
-    }
-    for name, framework in recipe.frameworks.items():
-        key = f"frameworks.{name}"
-        named[f"{key}.wheelhouse"] = framework.wheelhouse
-        named[f"{key}.cpu_index"] = _local(framework.cpu_index)
-        named[f"{key}.extra_index"] = _local(framework.extra_index)
-        named[f"{key}.source.git"] = _local(framework.source.git) if framework.source else None
-        for number, links in enumerate(framework.find_links):
-            named[f"{key}.find_links[{number}]"] = links if links[0] == "/" else _local(links)
-    yield from ((key, path) for key, path in named.items() if path)
-    for channel in conda.channels if conda else ():
-        yield from (("conda.channels", each) for each in (_local(channel),) if each)
+    found: list[tuple[str, str]] = []
+
+    def note(text: str, path: KeyPath) -> str:
+        found.append((dotted(path).partition("[")[0], text))
+        return text
+
+    kinds = (Folder, ModuleFolder, Links, Url, GitUrl, Channel)
+    decode(Recipe, encode(recipe), rewriters={get_args(kind)[1]: note for kind in kinds})
+    for key, text in found:
+        path = text if text[0] in "/$" else _local(text)
+        if path and not key.startswith(_NOT_EXECUTED):
+            yield key, path
 
 
 # Variables with programs and libraries to run, or directories of them.
@@ -424,8 +417,8 @@ def executed_words(recipe: Recipe) -> Iterator[tuple[str, str]]:
                 yield from ((f"environment: {name}", word) for word in words if word[:1] == "/")
 
 
-def _local(url: str | None) -> str | None:
+def _local(url: str) -> str | None:
     """The path of a file:// URL. pip and git also accept one with a host or a fragment."""
-    if not url or not url.startswith("file://"):
+    if not url.startswith("file://"):
         return None
     return unquote("/" + url.removeprefix("file://").partition("#")[0].partition("/")[2])
