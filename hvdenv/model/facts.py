@@ -52,10 +52,8 @@ class Facts(NamedTuple):
     system: str
     machine: str
     glibc: Number
-    cpu: str
     cpu_flags: tuple[str, ...]
     cores: int
-    root: bool
     interpreters: tuple[Interpreter, ...]
     cc: Tool | None = None
     cxx: Tool | None = None
@@ -86,10 +84,8 @@ def of_partition(name: str, nodes: Partition, here: Facts) -> Facts:
         system=here.system,
         machine=nodes.arch,
         glibc=nodes.glibc or "",
-        cpu="",
         cpu_flags=(),
         cores=nodes.cores or here.cores,
-        root=here.root,
         interpreters=here.interpreters,
         cc=Tool("/usr/bin/gcc"),
         cxx=Tool("/usr/bin/g++"),
@@ -113,14 +109,10 @@ def parse_version(fact: str, output: str) -> str:
     return found.group(1) if found else ""
 
 
-def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
-    """Model name and instruction set extensions from /proc/cpuinfo."""
-    model = re.search(r"^(?:model name|cpu)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
+def parse_cpu_flags(text: str) -> tuple[str, ...]:
+    """Instruction set extensions from /proc/cpuinfo."""
     flags = re.search(r"^(?:flags|Features)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
-    return (
-        model.group(1).strip() if model else "",
-        tuple(sorted(flags.group(1).split())) if flags else (),
-    )
+    return tuple(sorted(flags.group(1).split())) if flags else ()
 
 
 def parse_driver(text: str) -> str:

@@ -48,7 +48,6 @@ class Resolved(NamedTuple):
     recipe: Recipe
     variants: tuple[str, ...]
     keyed: tuple[str, ...]
-    offered: tuple[str, ...]
     origins: dict[str, str]
     file: str
     contents: tuple[Content, ...] = ()
@@ -108,7 +107,6 @@ def load_recipe(
         recipe=recipe._replace(job=recipe.job._replace(gpus_per_node=_gpus_per_node(recipe))),
         variants=tuple(own),
         keyed=_keyed(lowest, own),
-        offered=tuple(sorted(offered)),
         origins={key: layer.name for key, layer in setters.items()},
         file=str(path),
         contents=tuple(foreign.values()),

@@ -25,7 +25,7 @@ from hvdenv.model.facts import (
     Facts,
     Interpreter,
     Tool,
-    parse_cpuinfo,
+    parse_cpu_flags,
     parse_driver,
     parse_memory,
     parse_quota,
@@ -61,7 +61,6 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         place: where the environment will lie; its nearest existing parent is asked for space.
         thorough: also what complete() adds.
     """
-    model, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
     disk_free, inodes_free = space(place)
     home = find_places().home
     facts = Facts(
@@ -70,10 +69,8 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         system=os.uname().sysname,
         machine=os.uname().machine,
         glibc=_glibc(),
-        cpu=model,
-        cpu_flags=flags,
+        cpu_flags=parse_cpu_flags(_read("/proc/cpuinfo")),
         cores=len(os.sched_getaffinity(0)),
-        root=os.geteuid() == 0,
         interpreters=(own_interpreter(), *_candidates()),
         disk_free=disk_free,
         inodes_free=inodes_free,

@@ -108,10 +108,8 @@ def image_facts(container: Container | None, machine: str, cores: int) -> Facts:
         system="Linux",
         machine=machine,
         glibc=distribution.glibc,
-        cpu="",
         cpu_flags=(),
         cores=cores,
-        root=True,
         interpreters=tuple(
             Interpreter(f"/usr/bin/python{version}", version) for version in distribution.pythons
         ),
