@@ -16,7 +16,7 @@ from hvdenv.base.command import Command
 from hvdenv.base.errors import StepError
 from hvdenv.base.runner import Runner
 from hvdenv.building.run_step import perform
-from hvdenv.plans.step import Step, TextFile
+from hvdenv.plans.step import Progress, Step, TextFile
 from tests.support.index import Site, package, served
 
 LOGIN = b"<!DOCTYPE html>\n<title>Log in\n first</title><a href=/help>help</a>"
@@ -47,17 +47,11 @@ def index(tmp_path: Path) -> Iterator[Index]:
         yield found
 
 
-class Notes:
+class Notes(Progress):
     """A progress that keeps notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-
-    def step_started(self, number: int, step: Step) -> None: ...
-
-    def step_line(self, line: str) -> None: ...
-
-    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
 
     def note(self, text: str) -> None:
         self.notes.append(text)
