@@ -135,13 +135,15 @@ def choose_python(
         wanted: version that the user named, such as 3.11; None for the best.
 
     Raises:
-        IncompatibleError: none fits, with what was found and which variant would.
+        IncompatibleError: none fits, with what was found.
     """
     brought = site_python(resolved.recipe)
     if brought:
         return brought
     incomplete = None
-    for found in _candidates(resolved, facts, wanted):
+    for found in candidates(resolved.recipe, facts):
+        if wanted and not f"{found.version}.".startswith(f"{wanted}."):
+            continue
         known = facts.origin == "declared" or found.version.count(".") == 2
         asked = found if known else ask_interpreter(found.path, runner)
         if asked and asked.complete:
@@ -158,14 +160,6 @@ def choose_python(
         where=resolved.where("python.version"),
         remedy=remedy,
     )
-
-
-def _candidates(resolved: Resolved, facts: Facts, wanted: str | None) -> list[Interpreter]:
-    return [
-        each
-        for each in candidates(resolved.recipe, facts)
-        if wanted is None or f"{each.version}.".startswith(f"{wanted}.")
-    ]
 
 
 def describe(plan: Plan, prepared: Prepared) -> str:
