@@ -21,7 +21,6 @@ JUMPS = [-1e6, 0.0, 1e6]
 BY_THE_CLOCK = {
     "base/places.py": 1,
     "building/wheelcache.py": 1,
-    "cli/verify_report.py": 1,
     "environments/scratch.py": 1,
     "standalone/ranks/rank.py": 1,
     "verification/rank_start.py": 1,
