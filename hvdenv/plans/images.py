@@ -8,7 +8,7 @@ to build Open MPI from source.
 import re
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import hpccm  # type: ignore[import-untyped]
 from hpccm.building_blocks import mpich, openmpi, packages  # type: ignore[import-untyped]
@@ -27,8 +27,9 @@ from hvdenv.environments.activation import left_open
 from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.image_tools import FormatName
 from hvdenv.plans.plan import Plan, candidates, make_plan, render_bash, steps_of
+
+FormatName = Literal["singularity", "docker"]
 
 
 class Distribution(NamedTuple):

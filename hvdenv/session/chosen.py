@@ -263,7 +263,8 @@ def _in_image(request: Request, name: str, recipe: Recipe, container: Container)
         raise UsageError(
             f"this host has no image of {request.named}",
             where=str(image),
-            remedy=f"build it with `hvdenv container {request.named} --build`, or copy it to this host",
+            remedy=f"build it from what `hvdenv container {request.named} --to horovod.def` writes, or copy"
+            " it to this host",
         )
     request.gate.refuse_path(image)
     return Chosen(name=name, recipe=recipe, prefix=image, record=None, container=container)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.base.masking import clean
 from hvdenv.reports.report import Finding, Status
-from hvdenv.sites.launchers import LAUNCHERS
-from hvdenv.sites.nodes import compatible
+from hvdenv.sites.launchers import LAUNCHERS, MpiVersion
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import bench, datapath, training
 from hvdenv.verification.evidence import Evidence
@@ -268,6 +267,35 @@ def check_image_mpi(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     remedy = "" if status == "pass" else "use an image with the Open MPI series of the hosts"
     judgement = Judgement(status, message, f"on the host: {mpi[1]}", remedy)
     yield Finding("mpi", "MPI of the image", *judgement)
+
+
+def compatible(host: MpiVersion, image: MpiVersion) -> tuple[Status, str]:
+    """Whether a host's mpirun can start programs linked to the image's MPI, and why.
+
+    mpirun and the library in the image talk to each other while ranks start, so the binary
+    interface of the library alone does not decide.
+    """
+    # MPICH and MPIs based on it start ranks with Hydra.
+    kind = image.kind if image.kind in ("Open MPI", "Spectrum MPI", "Intel MPI") else "Hydra"
+    both = f"{f'{host.kind} {host.version}'.strip()} on the host, {image.kind} {image.version or '?'} in the image"
+    if host.kind == "unknown":
+        return "unproven", "mpirun does not report which MPI it belongs to"
+    if kind != host.kind:
+        if {kind, host.kind} == {"Hydra", "Intel MPI"}:
+            return "pass", f"{both}: both have MPICH's binary interface"
+        return "fail", both
+    if kind != "Open MPI":
+        return "pass", both
+    if not host.version or not image.version:
+        return "unproven", both
+    series = [version.split(".")[:2] for version in (host.version, image.version)]
+    if "3.1.3" in (host.version, image.version):
+        return "fail", "Open MPI 3.1.3 hangs under Horovod"
+    if series[0] == series[1]:
+        return "pass", f"{both}: the same series"
+    if series[0][0] == series[1][0]:
+        return "unproven", f"{both}: the same major release, but not the same series"
+    return "fail", f"{both}: different major releases"
 
 
 def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:

@@ -78,12 +78,10 @@ def recipe(home: Path, request: pytest.FixtureRequest) -> str:
             *WORDS,
             "--format",
             "docker",
-            "--build",
-            "--image",
-            "localhost/horovod:1",
-            *(word for bind in binds for word in ("--bind", bind)),
-            timeout=3000,
+            "--to",
+            str(image.parent / "Dockerfile"),
         )
+        built.build(image.parent / "Dockerfile", "localhost/horovod:1", binds)
         print(f"the image was built in {time.monotonic() - began:.0f} s")
         export(built, "localhost/horovod:1", image)
     return str(path)

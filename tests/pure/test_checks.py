@@ -353,6 +353,27 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "image", "status"),
+    [
+        (MpiVersion("Open MPI", "4.1.4"), MpiVersion("Open MPI", "4.1.8"), "pass"),
+        (MpiVersion("Open MPI", "4.0.5"), MpiVersion("Open MPI", "4.1.8"), "unproven"),
+        (MpiVersion("Open MPI", "5.0.11"), MpiVersion("Open MPI", "4.1.8"), "fail"),
+        (MpiVersion("Open MPI", "3.1.3"), MpiVersion("Open MPI", "3.1.2"), "fail"),
+        (MpiVersion("Open MPI", "4.1.4"), MpiVersion("Open MPI"), "unproven"),
+        (MpiVersion("Spectrum MPI", "10.3"), MpiVersion("Open MPI", "4.1.8"), "fail"),
+        (MpiVersion("Hydra", "4.0"), MpiVersion("Hydra", "5.0"), "pass"),
+        (MpiVersion("Intel MPI", "2021.6"), MpiVersion("Hydra", "5.0"), "pass"),
+        (MpiVersion("unknown"), MpiVersion("Open MPI", "4.1.8"), "unproven"),
+    ],
+)
+def test_the_mpi_of_the_host_and_that_of_the_image(
+    host: MpiVersion, image: MpiVersion, status: Status
+) -> None:
+    found, reason = rank_checks.compatible(host, image)
+    assert found == status, reason
+
+
+@pytest.mark.parametrize(
     ("image", "run", "found"),
     [
         (MpiVersion("Open MPI", "4.1.4"), rank_run(wrong=1), {"pass": "the same series"}),

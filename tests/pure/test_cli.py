@@ -69,8 +69,7 @@ def test_help(hvdenv: Hvdenv) -> None:
         ("job neuron --image /x.sqsh -- true", 2, "build it: hvdenv build neuron"),
         ("envs rollback none", 2, "no environments are named none"),
         ("envs prune --keep 0", 2, "--keep must be 1 or more"),
-        ("container --build", 2, "no recipe is named"),
-        ("container local --bind /etc", 2, "--bind needs --build"),
+        ("container --json", 2, "no recipe is named"),
         (f"job neuron --to {__file__}/x -- true", 5, "check this path: a part of it is missing"),
         (
             "lock local --check --variant torch --python 3.12 --platform linux-ppc64le",

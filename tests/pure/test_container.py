@@ -7,20 +7,20 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.base.command import Command, Outcome
-from hvdenv.base.errors import IncompatibleError, RecipeError, UsageError
+from hvdenv.base.errors import IncompatibleError, RecipeError
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
-from hvdenv.plans.image_tools import TOOLS, Build, FormatName, build_command, failed, mount_points
 from hvdenv.plans.images import (
     DISTRIBUTIONS,
     FOLDER,
     SCRIPT,
+    FormatName,
     checks,
     define,
     find_distribution,
@@ -78,7 +78,7 @@ def shell(script: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["sh", "-eu"], input=script.encode(), capture_output=True, check=False)
 
 
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", get_args(FormatName))
 @pytest.mark.parametrize("name", RECIPES)
 def test_definitions(
     name: str, form: FormatName, cases: Path, golden: Callable[[Path, str], None]
@@ -136,7 +136,7 @@ def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
         torch_on(DEBIAN, f"{key}={value}")
 
 
-@pytest.mark.parametrize("form", TOOLS)
+@pytest.mark.parametrize("form", get_args(FormatName))
 def test_packages_are_words(form: FormatName) -> None:
     """The format lets & and | through, for constraints of schedulers."""
     packages = ["a&touch", "b|c", "d*", "libfoo=1.2-3"]
@@ -216,93 +216,11 @@ def test_an_mpi_of_the_site_cannot_be_in_an_image(mpi: Mpi, where: str) -> None:
     assert caught.value.where == where
 
 
-DEFINITION = Path("/work/definition")
-
-
-def test_how_each_tool_builds() -> None:
-    build = Build("apptainer", DEFINITION, "/images/h.sif", False, ("/etc/pip.conf", "/a:/b"))
-    binds = ("--bind", "/etc/pip.conf", "--bind", "/a:/b")
-    tail = ("/images/h.sif", "/work/definition")
-    words = ("apptainer", "build", "--fakeroot", *binds, *tail)
-    assert build_command(build).argv == words
-    root = build._replace(tool="singularity", root=True, binds=())
-    assert build_command(root).argv == ("singularity", "build", *tail)
-    tagged = ("--tag", "h:1", "--file", "/work/definition")
-    volumes = ("--volume", "/etc/pip.conf:/etc/pip.conf:ro", "--volume", "/a:/b:ro", "/work")
-    for tool, verb in (("podman", "build"), ("buildah", "bud")):
-        command = build_command(build._replace(tool=tool, image="h:1"))
-        assert command.argv == (tool, verb, *tagged, *volumes)
-    docker = build._replace(tool="docker", image="h:1")
-    plain = build_command(docker._replace(binds=()))
-    assert plain.argv == ("docker", "build", *tagged, "/work")
-    with pytest.raises(IncompatibleError, match="docker cannot mount a directory"):
-        build_command(docker)
-
-
-def test_what_is_bound_gets_a_place_in_the_image(tmp_path: Path) -> None:
-    (tmp_path / "it's a $(directory)").mkdir()
-    (tmp_path / "pip.conf").write_text("")
-    binds = (f"{tmp_path}/it's a $(directory)", f"{tmp_path}/pip.conf:/etc/pip.conf")
-    section = mount_points(binds).partition("%setup\n")[2]
-    root = tmp_path / "root"
-    assert shell(f"APPTAINER_ROOTFS={root}\n{section}").returncode == 0
-    assert (root / f"{tmp_path}/it's a $(directory)".lstrip("/")).is_dir()
-    assert (root / "etc/pip.conf").is_file()
-    assert mount_points(()) == ""
-
-
-@pytest.mark.parametrize("bind", ["data", "/a\n%post", "/a:b", "/a:/b:/c", "/{{ x }}", ""])
-def test_what_cannot_be_bound(bind: str) -> None:
-    with pytest.raises(UsageError, match="--bind"):
-        mount_points((bind,))
-
-
-# What the tools printed, from reports of their users and from buildah 1.28 and Apptainer 1.4.5 here.
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        (
-            "FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for jz9027",
-            "no range in /etc/subuid",
-        ),
-        (
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker"
-            " daemon running?",
-            "Docker daemon",
-        ),
-        (
-            "Error: creating build container: initializing source docker://debian:bookworm-slim:"
-            ' pinging container registry registry-1.docker.io: Get "https://registry-1.docker.io/v2/":'
-            " dial tcp: lookup registry-1.docker.io on 10.0.0.53:53: no such host",
-            "cannot reach the container registry",
-        ),
-        ("the build has failed for a reason that nobody knows", "could not build the image"),
-        (
-            # Apptainer says this whenever a user has no range, and goes on.
-            "INFO:    User not listed in /etc/subuid, trying root-mapped namespace\n"
-            + "[1/85] c++ operations.cc\n" * 85
-            + "ninja: build stopped",
-            "could not build the image",
-        ),
-    ],
-)
-def test_why_a_build_failed(output: str, said: str) -> None:
-    build = Build("apptainer", DEFINITION, "/images/h.sif", False)
-    error = failed(build, Outcome(Command(("apptainer",)), 125, output, 1.0))
-    assert said in error.message
-    assert output.splitlines()[-1] in str(error)
-    assert error.remedy
-    assert error.exit_code == 5
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ([], 2, "which image to start from"),
         (["--set", "container.base=debian:sid"], 3, "does not say which distribution"),
-        (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
-        (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "needs --preflight"),
-        (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
         (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 5, "cannot write"),
         (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python requests 3.12"),
         # torch 2.13 needs a newer g++ than Red Hat 8 has.
@@ -321,9 +239,6 @@ def test_the_definition_on_standard_output_and_in_a_file(tmp_path: Path, hvdenv:
     words = ["container", "local", "--variant", "torch", "--set", f"container.base={DEBIAN}"]
     text = hvdenv(*words).out
     assert f"From: {DEBIAN}\n" in text
-    dry = hvdenv(*words, "--build", "--dry-run")  # whether or not there is a tool
-    assert dry.out == text
-    assert "would build horovod.sif" in dry.err
     assert hvdenv(*words, "--to", str(tmp_path / "x.def"), "--quiet").out == ""
     assert (tmp_path / "x.def").read_text(encoding="utf-8") == text
 

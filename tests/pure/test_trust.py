@@ -60,6 +60,7 @@ def faults(prefix: Path, *, whole: bool) -> str:
 # workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
     "completion": ("bash",),
+    "container": (),
     "diff": ("PREFIX", "PREFIX"),
     "doctor": ("RECIPE",),
     "envs": (),
@@ -75,7 +76,6 @@ SHOWN = {
 EXECUTING = {
     "build": (),
     "check": (),
-    "container": ("--build",),
     "fetch": ("--to", "there"),
     "install": ("tqdm",),
     "job": ("--", "true"),

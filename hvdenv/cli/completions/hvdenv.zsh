@@ -129,18 +129,9 @@ _shtab_hvdenv_container_options=(
   "--python[Python version to use, such as 3.11]:X.Y:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
-  {-v,--verbose}"[show the output of every command]"
-  "--color[color]:color:(auto always never)"
   "--format[singularity\: a definition file for Apptainer and Singularity (default)\; docker\: a Dockerfile]:format:(singularity docker)"
   "--to[write the definition to a file instead of standard output]:FILE:"
-  "--image[image file (for docker\: tag) to use instead of the recipe\'s container.image]:FILE:"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
-  "--trust[use files that other users can change, for this command only]"
-  "--dry-run[build nothing\: show the definition and the tool]"
-  "--build[build the image]"
-  "*--bind[make a file or directory of this machine visible to the build, such as \/etc\/pip.conf]:HOST[:IMAGE]:"
-  "--preflight[check that hosts can run the image]"
-  "--hosts[hosts to check, with their slots]:HOST:SLOTS,...:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
