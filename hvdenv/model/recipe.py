@@ -140,13 +140,11 @@ class Conda(NamedTuple):
         packages: in addition to Python and the frameworks that conda provides.
         virtual: virtual packages (``__cuda``, ``__glibc``) of the machine that runs the
             environment, not of the build host.
-        program: the site's conda, mamba or micromamba, which installs instead of py-rattler.
     """
 
     channels: tuple[Channel, ...]
     packages: dict[CondaName, CondaSpec] = {}
     virtual: dict[VirtualPackage, Value] = {}
-    program: Folder | None = None
 
 
 class Source(NamedTuple):

@@ -31,7 +31,6 @@ CONDA_ENV = (
     "conda_files.py",
     "conda_rattler.py",
     "conda_program.py",
-    "conda_clone.py",
     "digest.py",
     "index_page.py",
     "pip_sources.py",
@@ -197,12 +196,11 @@ class Steps(NamedTuple):
 
     def _conda_request(self) -> Mapping[str, object]:
         """The packages of the lock, or what to solve."""
-        spec = self.conda_spec
         if not self.locked:
+            spec = self.conda_spec
             kept = self.additions.conda if self.additions else ()
             return {**spec, "specs": [*spec["specs"], *kept]}
-        program = {name: spec[name] for name in ("program",) if name in spec}
-        return {**condalock.explicit(condalock.packages(self.locked)), **program}
+        return condalock.explicit(condalock.packages(self.locked))
 
     @property
     def conda_spec(self) -> dict[str, Any]:
@@ -221,7 +219,6 @@ class Steps(NamedTuple):
                 self.facts.machine, f"linux-{self.facts.machine}"
             ),
             "virtual": self._virtual_packages(),
-            **({"program": conda.program} if conda.program else {}),
         }
 
     def _conda_framework(self, name: Framework) -> str:

@@ -58,9 +58,6 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("plans/images.py", "each.pattern"): lambda: [each.pattern for each in images.DISTRIBUTIONS],
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
     ("building/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
-    ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
-    ("standalone/steps/conda_clone.py", "b'#!(' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+))(.*)'"): lambda: [r"#!(/a/(?:\S*/)?(\S+))(.*)"],
-    ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("base/schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
     ("model/dialect.py", "pattern"): list,  # compiled only

@@ -279,9 +279,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
     modules = decode(
         Modules, {"init": "/a/init", "use": ["/a/use"], "source": ["/a/source"], "load": ["x"]}
     )
-    conda = decode(
-        Conda, {"channels": ["file:///a/chan%20nel", "conda-forge"], "program": "/a/conda"}
-    )
+    conda = decode(Conda, {"channels": ["file:///a/chan%20nel", "conda-forge"]})
     torch = FrameworkPackage(
         "1",
         wheelhouse="/a/wheels",
@@ -294,7 +292,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
     named = executed_paths(
         recipe._replace(modules=modules, conda=conda, frameworks={"torch": torch}, python=python)
     )
-    expected = "init use source conda prefix wheels index git more#x links page".split()
+    expected = "init use source prefix wheels index git more#x links page".split()
     assert {path for _, path in named} == {f"/a/{each}" for each in (*expected, "chan nel")}
 
 

@@ -235,20 +235,6 @@ def test_nothing_is_shared_with_the_cache(environment: Path) -> None:
     assert {path.stat().st_nlink for path in files} == {1}
 
 
-def test_a_copy_of_a_site_environment(environment: Path, tmp_path: Path) -> None:
-    site, copy = tmp_path / "site", tmp_path / "home/of/a/user/and/a-path/that-is/longer/conda"
-    assert run("--clone", environment, site)[0] == 0
-    status, printed = run("--clone", site, copy, "--report", tmp_path / "report.json")
-    assert status == 0, printed
-    assert "still name" not in printed
-    shutil.rmtree(site)
-    ask = "import sys, ssl, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
-    assert output(copy / "bin/python", "-c", ask) == f"{copy} {copy}"
-    assert f"from {copy}/lib" in output(copy / "bin/pip", "--version")
-    names = {each["name"] for each in json.loads((tmp_path / "report.json").read_text())}
-    assert {"pip", "python", "nccl"} <= names
-
-
 # Others
 
 

@@ -66,9 +66,11 @@ def spec_of(url: str, **changed: Any) -> dict[str, Any]:
 
 
 def run(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) -> tuple[int, str]:
+    """With a PATH among the variables, without py-rattler, so that a conda program does the work."""
     path.write_text(json.dumps(spec))
+    alone = ("-E", "-S") if "PATH" in variables else ()
     done = subprocess.run(
-        [sys.executable, PROGRAM, path, *words],
+        [sys.executable, *alone, PROGRAM, path, *words],
         env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home", **variables},
         text=True,
         stdout=subprocess.PIPE,
@@ -409,10 +411,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_installs_the_same(
     channel: Channel, lock: condalock.CondaLock, program: Path, server: Site, tmp_path: Path
 ) -> None:
-    spec = {**condalock.explicit(lock), "program": str(program)}
-    (tmp_path / "spec.json").write_text(json.dumps(spec).replace(channel.url, server.url))
-    spec = json.loads((tmp_path / "spec.json").read_text())
-    good(spec, tmp_path / "env", "--report", tmp_path / "report.json", path=tmp_path / "spec.json")
+    spec = json.loads(json.dumps(condalock.explicit(lock)).replace(channel.url, server.url))
+    path, variables = tmp_path / "spec.json", {"PATH": f"{program.parent}:/usr/bin:/bin"}
+    good(spec, tmp_path / "env", "--report", tmp_path / "report.json", path=path, **variables)
     assert (tmp_path / "env/share/hello").read_bytes() == b"hi"
     assert str(tmp_path / "env") in (tmp_path / "env/bin/tool").read_text()
     installed = json.loads((tmp_path / "report.json").read_text())
@@ -422,29 +423,24 @@ def test_a_program_installs_the_same(
 
     other = Channel(tmp_path / "other").add("data", "0.1", {}, noarch="generic")
     server.instead = {"data-0.1-0.conda": other.read_bytes()}
-    assert "data-0.1-0.conda is not the package that was asked for" in refused(spec, tmp_path)
+    assert "data-0.1-0.conda is not the package that was asked for" in refused(
+        spec, tmp_path, **variables
+    )
 
 
 def test_a_program_solves_and_installs(channel: Channel, program: Path, tmp_path: Path) -> None:
-    spec = spec_of(channel.url, program=str(program))
-    printed = good(spec, tmp_path / "env", path=tmp_path / "spec.json")
+    spec, path = spec_of(channel.url), tmp_path / "spec.json"
+    variables = {"PATH": f"{program.parent}:/usr/bin:/bin"}
+    expected = solved(spec, tmp_path)
+    good(spec, "--solve-only", tmp_path / "found.json", path=path, **variables)
+    assert json.loads((tmp_path / "found.json").read_text()) == expected
+    printed = good(spec, tmp_path / "env", path=path, **variables)
     assert f"by {program}" in printed
     assert "4 packages in" in printed
     assert str(tmp_path / "env") in (tmp_path / "env/bin/tool").read_text()
-    printed = refused({**spec, "specs": ["greeter 7.*"]}, tmp_path)
+    printed = refused({**spec, "specs": ["greeter 7.*"]}, tmp_path, **variables)
     assert "create failed with exit status 1" in printed
     assert "packages: greeter 7.*" in printed
-
-
-def test_a_program_solves_where_py_rattler_is_missing(
-    channel: Channel, program: Path, tmp_path: Path
-) -> None:
-    expected = solved(spec_of(channel.url), tmp_path)
-    request, found = tmp_path / "request.json", tmp_path / "found.json"
-    command = (sys.executable, "-E", "-S", PROGRAM, "--solve-only", request, found)
-    environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    subprocess.run(command, env=environment, check=True, timeout=60)
-    assert json.loads(found.read_text()) == expected
 
 
 def conda_lock(program: Path, home: Path, *words: str | Path) -> str:

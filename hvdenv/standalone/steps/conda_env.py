@@ -11,11 +11,10 @@ SPEC.json::
 
     {"channels": ["conda-forge"], "specs": ["python 3.10.*", "numpy >=1.21"],
      "platform": "linux-64", "virtual": {"__cuda": "11.4", "__glibc": "2.17"},
-     "prefer": [{"name": "numpy", "version": "1.22.0", "build": "py310h45f3432_1"}],
-     "program": "/sw/conda/bin/conda"}
+     "prefer": [{"name": "numpy", "version": "1.22.0", "build": "py310h45f3432_1"}]}
 
 ``virtual`` describes the machine that runs the environment; the machine that makes it is not
-examined. Optional: packages to keep where they fit, and a conda program that installs. Without
+examined. Optional: packages to keep where they fit. Without
 py-rattler the first of $CONDA_EXE, micromamba, mamba and conda solves and installs.
 
 REPORT.json gets the packages. They, or those of a lock, can replace the specs::
@@ -29,7 +28,7 @@ nothing that was unpacked before is used. With $CONDA_OFFLINE, packages that are
 there are an error instead of downloaded. --fetch-only puts the packages into a directory that can be
 $RATTLER_CACHE_DIR on another machine, which then needs no network.
 
---clone copies an environment, which may be read-only, and replaces its path in the copied files.
+--clone copies an environment with `conda create --clone`.
 Temporary files are in PREFIX.unfinished. After a kill, remove PREFIX before the next run.
 """
 
@@ -41,9 +40,8 @@ from typing import TYPE_CHECKING, List, Union
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from conda_clone import clone
 from conda_files import Files, collect
-from conda_program import Program, find_program
+from conda_program import Program, clone, find_program
 from conda_spec import (
     Failure,
     Spec,
@@ -65,15 +63,13 @@ CACHE = os.environ.get("RATTLER_CACHE_DIR", "")
 
 
 def installer(spec: Spec, work: str) -> Union[Program, "Rattler"]:
-    """The requested conda program, or py-rattler, or the conda program of this machine."""
-    program = spec.get("program")
-    if not program:
-        try:
-            from conda_rattler import Rattler
-        except ImportError:
-            program = find_program(os.environ)
-        else:
-            return Rattler(spec, CACHE)
+    """py-rattler, or the conda program of this machine."""
+    try:
+        from conda_rattler import Rattler
+    except ImportError:
+        program = find_program(os.environ)
+    else:
+        return Rattler(spec, CACHE)
     if not program:
         raise Failure(
             "cannot install conda packages: %s has no py-rattler, and there is no micromamba, mamba "
@@ -99,8 +95,7 @@ def make(spec: Spec, prefix: str, work: str) -> None:
 
 
 def solve(spec: Spec, target: str, work: str) -> None:
-    # The requested program may be on the recipe's machines only.
-    found = installer(dict(spec, program=""), work).solve()
+    found = installer(spec, work).solve()
     write_json(target, sorted(found, key=lambda each: str(each["name"])))
 
 

@@ -1,4 +1,4 @@
-"""Conda environments by a conda program, where py-rattler is missing or a recipe names one.
+"""Conda environments by a conda program, where py-rattler is missing, and copies of them.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 """
@@ -35,6 +35,25 @@ def find_program(environ: Mapping[str, str]) -> Optional[str]:
         if found:
             return found
     return None
+
+
+def clone(source: str, prefix: str) -> None:
+    """Copy an environment, with what people added to it, and the new path in its files.
+
+    py-rattler has no such function, and micromamba has neither.
+    """
+    named = os.environ.get("CONDA_EXE", "")
+    program = shutil.which(named) or shutil.which("conda")
+    if not program:
+        raise Failure(
+            "a copy of %s needs conda, and there is none on PATH\n"
+            "Load the module of this site that has conda" % source
+        )
+    command = [program, "create", "--yes", "--clone", source, "--prefix", prefix]
+    # Links into the program's cache would share files with other environments.
+    status = subprocess.call(command, env=dict(os.environ, CONDA_ALWAYS_COPY="true"))
+    if status:
+        raise Failure("%s create --clone failed with exit status %d" % (program, status))
 
 
 class Program:
