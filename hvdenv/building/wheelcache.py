@@ -40,8 +40,6 @@ from hvdenv.model.recipe import Sha256
 RECORD = "entry.json"
 # Directories, separated by colons.
 VARIABLE = "HVDENV_WHEEL_CACHE"
-# The cache in a directory of fetched files.
-CARRIED = "wheels"
 
 WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
 _Time = Annotated[
@@ -289,35 +287,6 @@ def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
             raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def carry(caches: Iterable[Cache], wheel_inputs: Table, to: Path) -> tuple[int, tuple[str, ...]]:
-    """Copy the wheels that another machine may use into a directory of fetched files.
-
-    Which one a build there can use depends on compiler, MPI and C library of that machine. So all
-    are copied that differ in what was found on the machine only.
-
-    Args:
-        wheel_inputs: of the plan of that build.
-
-    Returns:
-        how many there are, and why others were left out.
-
-    Raises:
-        StepError: the directory cannot be written.
-    """
-    target = Cache(to / CARRIED)
-    entries, problems = find_all(caches)
-    notes = [f"cached wheels not used: {each.where}: {each.message}" for each in problems]
-    for cache, name in entries:
-        try:
-            record = read(cache, name)
-            if record and {**record.inputs, "stack": 0} == {**wheel_inputs, "stack": 0}:
-                check(cache, record)
-                store(target, record.inputs, cache.entry(name) / record.file)
-        except NotUsedError as error:
-            notes.append(f"cached wheel not used: {error}")
-    return len(names(target)), tuple(notes)
 
 
 def describe(cache: Cache, name: str, *, thorough: bool = True) -> Listed:

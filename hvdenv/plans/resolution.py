@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.command import OWN_PYTHON
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
 from hvdenv.plans.step import Step, digest
-from hvdenv.plans.steps import CONDA_ENV, PIP, Steps
+from hvdenv.plans.steps import CONDA_ENV, Steps
 
 
 class Availability(NamedTuple):
@@ -121,16 +121,11 @@ class Resolution(Steps):
         own = self.facts.glibc if self.facts.origin == "observed" else None
         return min(own or common, common, key=lambda version: tuple(map(int, version.split("."))))
 
-    def fetch(self, locked: Locked, to: Path, own: Path, source: Path) -> tuple[Step, ...]:
-        """The steps that get every file that a locked build needs.
-
-        Args:
-            source: hvdenv itself, a wheel or a checkout.
-        """
+    def fetch(self, locked: Locked, to: Path) -> tuple[Step, ...]:
+        """The steps that get every file that a locked build needs."""
         return (
             self._files(locked, to),
             *([self._conda_files(locked, to)] if CONDA in locked.texts else ()),
-            Step("hvdenv", "itself, and what it needs", (self._own(own, source),)),
         )
 
     def _files(self, locked: Locked, to: Path) -> Step:
@@ -148,7 +143,3 @@ class Resolution(Steps):
             commands=(self._conda_env("--fetch-only", str(spec.path), str(to)),),
             files=(*self._programs(*CONDA_ENV), spec),
         )
-
-    def _own(self, to: Path, source: Path) -> Command:
-        words = ("wheel", "--quiet", "--wheel-dir", str(to), str(source))
-        return Command((OWN_PYTHON, *PIP, *words))

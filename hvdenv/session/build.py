@@ -8,7 +8,6 @@ from pathlib import Path
 from hvdenv.base.places import find_places, make_folder
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
-from hvdenv.building import wheelcache
 from hvdenv.building.effects import try_modules
 from hvdenv.building.engine import build
 from hvdenv.building.state import BuildRequest, Built
@@ -66,14 +65,12 @@ def build_prepared(
         take_over: take the prefix over from another build.
     """
     rules, modules = _refuse(request, prepared)
-    environment, wheels = prepared.environment, prepared.resolved.recipe.places.wheels
+    environment = prepared.environment
     if not request.prefix:
         make_folder(environment.prefix.parent)
     # Where everybody can make it, it must be there before it is judged.
     generations.claim(environment)
     request.gate.refuse_prefix(environment.store)
-    fetched = prepared.source_folder and prepared.source_folder / wheelcache.CARRIED
-    carried = (str(fetched),) if fetched and fetched.is_dir() else ()
     wanted = BuildRequest(
         plan=plan,
         resolved=encode(prepared.resolved.recipe),
@@ -81,7 +78,7 @@ def build_prepared(
         findings=_findings(rules, request.allow),
         modules=modules,
         accepted=request.accept_drift,
-        wheels=wheels._replace(read=(*wheels.read, *carried)),
+        wheels=prepared.resolved.recipe.places.wheels,
     )
     with choose(len(plan.steps), quiet=request.quiet, verbose=request.verbose) as progress:
         progress.note(

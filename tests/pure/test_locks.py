@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from hvdenv.base.schema import decode
 from hvdenv.building import resolver as uv
 from hvdenv.building.resolver import Resolver
 from hvdenv.cli import lock
-from hvdenv.cli.fetch import own_source
 from hvdenv.environments import installed
 from hvdenv.locks import compare, difference, lockfile, pypi
 from hvdenv.locks.compare import built_with, drift
@@ -422,35 +418,6 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
     named = [installed.named_contents(str(each), find_places()) for each in (one, two)]
     changes = difference.compare(*(each.contents for each in named))
     assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
-
-
-def test_fetch_makes_a_wheel_of_an_installed_hvdenv(tmp_path: Path) -> None:
-    site, again = tmp_path / "lib/python3/site-packages", tmp_path / "again"
-    described = site / "hvdenv-1.dist-info"
-    files = {
-        tmp_path / "bin/hvdenv": "#!/bin/sh\n",
-        site / "hvdenv/__init__.py": "x = 1\n",
-        site / "hvdenv/__pycache__/a.pyc": "",
-        described / "METADATA": "Metadata-Version: 2.1\nName: hvdenv\nVersion: 1\n",
-        described / "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        described / "direct_url.json": '{"url": "file:///gone", "dir_info": {}}',
-    }
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "bin/hvdenv").chmod(0o755)
-    names = [f"{os.path.relpath(path, site)},," for path in files]
-    (described / "RECORD").write_text("\n".join(names))
-    wheel = own_source(site, tmp_path)
-    install = "install --quiet --no-index --no-deps --no-compile --target".split()
-    subprocess.run([sys.executable, "-m", "pip", *install, again, wheel], check=True)
-    installed = {str(each.relative_to(again)) for each in again.rglob("*") if each.is_file()}
-    described_again = {f"hvdenv-1.dist-info/{each}" for each in ("METADATA", "WHEEL", "RECORD")}
-    assert installed >= {"bin/hvdenv", "hvdenv/__init__.py", *described_again}
-    assert "hvdenv/__pycache__/a.pyc" not in installed
-    assert os.access(again / "bin/hvdenv", os.X_OK)
-    (site / "pyproject.toml").touch()
-    assert own_source(site, tmp_path) == site
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from hvdenv.building import downloads
 from hvdenv.building.wheelcache import (
     Cache,
     Taken,
-    carry,
     describe,
     key,
     names,
@@ -164,7 +163,6 @@ def test_a_damaged_entry_is_said_and_made_anew(
     assert describe(shelf.own, entry.name).problem
     (note,) = shelf.take(shelf.own).notes
     assert note.startswith("cached wheel not used") and str(entry) in note
-    assert carry([shelf.own], INPUTS, tmp_path) == (0, (note.replace("copied", "read"),))
     shelf.keep(shelf.own)
     assert shelf.take(shelf.own) == Taken(entry)
 
@@ -245,22 +243,6 @@ def test_a_cache_is_kept_small(shelf: Shelf) -> None:
     gone = prune(shelf.own, largest=12_000, spared=entries[1].name)
     assert [(each.path, is_removed) for each, is_removed in gone] == [(entries[2], True)]
     assert names(shelf.own) == sorted(entry.name for entry in entries[:2])
-
-
-@pytest.mark.parametrize(
-    ("changed", "count"), [({}, 1), ({"stack": {"compiler": "clang"}}, 1), ({"source": "b"}, 0)]
-)
-def test_wheels_of_other_machines_go_along_with_what_is_fetched(
-    shelf: Shelf, tmp_path: Path, changed: dict[str, Any], count: int
-) -> None:
-    inputs = {**INPUTS, "stack": {"machine": "x86_64", "compiler": "g++ 12"}, **changed}
-    shelf.keep(shelf.own, inputs)
-    missing = Cache(tmp_path / "none", shared=True)
-    carried, (note,) = carry([missing, shelf.own], INPUTS, tmp_path)
-    assert carried == count
-    assert note.startswith("cached wheels not used: ")
-    there = Cache(tmp_path / "wheels", shared=True)
-    assert bool(count) == bool(shelf.take(there, inputs=inputs).entry)
 
 
 ENTRIES: list[dict[str, Any]] = [
