@@ -350,7 +350,6 @@ def _lock_use(state: State, locked: Locked, record: GenerationRecord) -> LockUse
     return LockUse(
         digest=locked.digest,
         drift=tuple(encode(each) for each in differences),
-        accepted=tuple(sorted({each.name for each in differences} & {*state.request.accepted})),
     )
 
 

@@ -88,7 +88,7 @@ def _switch_back(
     """
     plan = request.plan
     for identity, found in environment.records().items():
-        refused = refused_drift(plan.locked, found, request.accepted)
+        refused = refused_drift(plan.locked, found)
         if found.plan_digest == plan.digest and not (refused or environment.damage(identity)):
             generations.switch(environment, identity)
             registry.register(places, environment, found.recipe, found.variants)

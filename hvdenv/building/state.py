@@ -1,6 +1,6 @@
 """The request and the state of a build, and its result."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from hvdenv.building import wheelcache
 from hvdenv.environments import generations, prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.locks import compare
-from hvdenv.locks.lockfile import Locked
+from hvdenv.locks.lockfile import MAIN, Locked
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
@@ -36,13 +36,11 @@ class Built(NamedTuple):
     drift: tuple[compare.LockDifference, ...] = ()
 
 
-def already_built(
-    environment: Environment, plan: Plan, accepted: Collection[str] = ()
-) -> Built | None:
+def already_built(environment: Environment, plan: Plan) -> Built | None:
     """The generation that the prefix points to, if it is complete and of this plan.
 
     Raises:
-        LockError: it is, but it was made with a drift that is not accepted now.
+        LockError: it is, but it was made with something else than the lock has.
     """
     active = environment.active()
     if not active or environment.damage(active):
@@ -50,7 +48,7 @@ def already_built(
     found = generations.read_record(environment.record(active))
     if found.plan_digest != plan.digest:
         return None
-    if refused := refused_drift(plan.locked, found, accepted):
+    if refused := refused_drift(plan.locked, found):
         raise LockError(
             "the environment was not made with what the lock was built with",
             where=str(environment.prefix),
@@ -73,23 +71,17 @@ def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.Lock
     return compare.drift(locked.lock.built, compare.built_with(record))
 
 
-def refused_drift(
-    locked: Locked | None, record: GenerationRecord, accepted: Collection[str]
-) -> LockError | None:
-    """The error if a rule makes a difference an error and the user does not accept it."""
-    refused = [
-        each
-        for each in drift(locked, record)
-        if each.severity == "error" and each.name not in accepted
-    ]
+def refused_drift(locked: Locked | None, record: GenerationRecord) -> LockError | None:
+    """The error if a rule makes a difference an error."""
+    refused = [each for each in drift(locked, record) if each.severity == "error"]
     if not (locked and refused):
         return None
-    options = " ".join(f"--accept-drift {each.name}" for each in refused)
     return LockError(
         "this machine differs from the one that the lock was made on",
         where=str(locked.folder),
         detail="\n".join(f"{each}: {each.reason}" for each in refused),
-        remedy=f"load or name what the lock has, or accept the differences: {options}",
+        remedy="load or name what the lock has; or, to build with what this machine has, remove the"
+        f" table [built] from {locked.folder / MAIN}",
     )
 
 
@@ -113,7 +105,6 @@ class BuildRequest(NamedTuple):
         plan: of no directory yet.
         resolved: the recipe as plain tables, for the record.
         modules: what the recipe's modules set for the build, from try_modules().
-        accepted: drifts from the lock that the user accepts although they are errors.
     """
 
     plan: Plan
@@ -121,7 +112,6 @@ class BuildRequest(NamedTuple):
     facts: Facts
     findings: tuple[Mapping[str, str | bool], ...]
     modules: Loaded | None = None
-    accepted: tuple[str, ...] = ()
     wheels: Wheels = Wheels()
 
 
@@ -173,7 +163,7 @@ class State:
         """Stop if this build, as far as it is known, differs from the one that filled in the lock.
 
         Raises:
-            LockError: a rule makes a difference an error, and the user does not accept it.
+            LockError: a rule makes a difference an error.
         """
-        if refused := refused_drift(self.plan.locked, record, self.request.accepted):
+        if refused := refused_drift(self.plan.locked, record):
             raise refused

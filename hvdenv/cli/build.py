@@ -37,14 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "loudness", "where")
     add(parser, "--dry-run", "show what would be built, or the script of the job, and do nothing")
     add_options(parser, "allow", "locked")
-    add(
-        parser,
-        "--accept-drift NAME",
-        "continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
-        " be repeated",
-        action="append",
-        default=[],
-    )
     add(parser, "--rebuild", "build a new generation even if nothing changed")
     add_options(parser, "take-over", "trust")
 
@@ -70,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     request.gate.refuse_path(str(environment.prefix))
     request.gate.refuse_prefix(environment.store)
     before, plan = environment.active(), prepared.plan()
-    built = None if arguments.rebuild else already_built(environment, plan, request.accept_drift)
+    built = None if arguments.rebuild else already_built(environment, plan)
     if arguments.dry_run:
         print(describe(plan, prepared) if built is None else f"nothing to do: {built.prefix}")
         return 0

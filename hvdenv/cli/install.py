@@ -73,8 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         said = f"would add: {_versions(added)}"
         give(arguments, {"added": added, "changed": False}, said)
         return 0
-    if record.lock:
-        request = request._replace(accept_drift=tuple(record.lock.accepted))
     built = build_prepared(request, prepared, prepared.plan(), take_over=arguments.take_over)
     give(
         arguments,

@@ -225,7 +225,7 @@ def is_locked(arguments: argparse.Namespace) -> bool:
     """Whether a lock is asked for, by options that go together."""
     fetch = "add --fetched DIR; `hvdenv fetch RECIPE --to DIR` downloads the files on a host with a network"
     refuse_without(arguments, "fetched", "offline", remedy=fetch)
-    refuse_without(arguments, "locked", "lock", "fetched", "accept-drift")
+    refuse_without(arguments, "locked", "lock", "fetched")
     return bool(arguments.locked)
 
 

@@ -180,8 +180,8 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, ", ".join(value) if isinstance(value, list) else str(value)
 
 
-# Names of drifts that a user may accept; besides these, modules.NAME.
-DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
+# What is compared besides modules: fields of BuiltWith.
+_DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
 
 
 def built_with(record: GenerationRecord) -> BuiltWith:
@@ -205,7 +205,7 @@ def drift(locked: BuiltWith, found: BuiltWith) -> tuple[LockDifference, ...]:
     """How a build differs from the one recorded in the lock. Unknown values are not compared."""
     differences = [
         _judged(name, before, now)
-        for name in DRIFTS
+        for name in _DRIFTS
         if (before := getattr(locked, name)) and (now := getattr(found, name)) and before != now
     ]
     return (*differences, *_modules(locked.modules, found.modules))

@@ -6,11 +6,10 @@ from hvdenv.base.schema import Table
 
 
 class LockUse(NamedTuple):
-    """The lock of a build: its digest, the drift from it, and the drifts that the user accepted."""
+    """The lock of a build: its digest, and the drift from it."""
 
     digest: str = ""
     drift: tuple[dict[str, str], ...] = ()
-    accepted: tuple[str, ...] = ()
 
 
 class GenerationRecord(NamedTuple):

@@ -77,7 +77,6 @@ def build_prepared(
         facts=prepared.facts,
         findings=_findings(rules, request.allow),
         modules=modules,
-        accepted=request.accept_drift,
         wheels=prepared.resolved.recipe.places.wheels,
     )
     with choose(len(plan.steps), quiet=request.quiet, verbose=request.verbose) as progress:

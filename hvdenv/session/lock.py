@@ -12,7 +12,6 @@ from hvdenv.base.errors import LockError, UsageError
 from hvdenv.base.places import find_places
 from hvdenv.building.run_step import perform
 from hvdenv.locks import compare, lockfile
-from hvdenv.locks.compare import DRIFTS
 from hvdenv.locks.lockfile import MAIN, Inputs, Locked
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe_files import recipe_folder
@@ -117,12 +116,6 @@ def recipe_locks(request: Request, prepared: Prepared) -> RecipeLocks:
 
 def add_lock(request: Request, prepared: Prepared) -> Prepared:
     """Add the lock that --locked asks for; see RecipeLocks.require()."""
-    for name in request.accept_drift:
-        if name not in DRIFTS and not name.startswith("modules."):
-            raise UsageError(
-                f"--accept-drift {name}: no such drift",
-                remedy=f"known are {', '.join(DRIFTS)} and modules.NAME",
-            )
     locks = recipe_locks(request, prepared)
     source = _fetched(request, request.fetched, locks.inputs) if request.fetched else None
     locked = locks.require(request.lock or (source / LOCK if source else None))

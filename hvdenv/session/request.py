@@ -149,7 +149,6 @@ class Request(NamedTuple):
         lock: directory of the lock; None for the one of the recipe below ``lockfiles``.
         fetched: directory with files that `hvdenv fetch` downloaded.
         allow: rules that block nothing.
-        accept_drift: what may differ from the lock.
     """
 
     gate: Gate
@@ -169,7 +168,6 @@ class Request(NamedTuple):
     fetched: Path | None = None
     offline: bool = False
     allow: tuple[str, ...] = ()
-    accept_drift: tuple[str, ...] = ()
     quiet: bool = False
     verbose: bool = False
 

@@ -60,7 +60,6 @@ LOOK = """
 [ ! -e "$1/open" ] || { echo tensorflow 2.15.1 requires 'six>=1.12', which is not installed; exit 1; }
 """
 STEPS = "environment frameworks stack wheel inspection tidy manifest record".split()
-ACCEPTED = ("modules.gcc/12",)
 
 
 class Recorder(Silent):
@@ -146,8 +145,8 @@ class Site(NamedTuple):
         **request: Any,
     ) -> tuple[Built, Recorder]:
         """Build, or find that there is nothing to do."""
-        recorder, accepted = recorder or Recorder(), request.get("accepted", ())
-        present = None if rebuild else already_built(self.environment, self.plan, accepted)
+        recorder = recorder or Recorder()
+        present = None if rebuild else already_built(self.environment, self.plan)
         if present:
             return present, recorder
         asked = BuildRequest(plan=self.plan, resolved={}, facts=self.facts, findings=(), **request)
@@ -311,41 +310,39 @@ def with_lock_of(site: Site, built: BuiltWith | None) -> Site:
 
 
 def test_a_lock_whose_packages_lack_something_once_installed_is_refused(site: Site) -> None:
-    site = of_a_lock(site, present=False)
-    with pytest.raises(LockError, match="this machine differs from the one"):
-        site.build()
+    site = with_lock_of(of_a_lock(site, present=False), None)
     for _ in range(2):
-        error = site.fails("open", "lack something that they require", accepted=ACCEPTED)
+        error = site.fails("open", "lack something that they require")
         assert isinstance(error, LockError)
         assert "tensorflow 2.15.1 requires six>=1.12, which is not installed" in error.detail
-    assert site.build(accepted=ACCEPTED)[0].changed
+    assert site.build()[0].changed
 
 
-def test_a_drift_that_is_an_error_stops_the_build_unless_it_is_accepted(site: Site) -> None:
-    site = of_a_lock(site, present=True)
-    with pytest.raises(LockError, match="this machine differs from the one") as caught:
-        site.build()
-    assert caught.value.detail.startswith("modules.gcc/12: loaded in the lock, none here")
-    assert not os.path.lexists(site.environment.prefix)
-    first, _ = site.build(accepted=ACCEPTED)
-    assert first.changed
-    assert not site.build(accepted=ACCEPTED)[0].changed
+def test_a_drift_that_is_an_error_stops_the_build(site: Site) -> None:
+    for present in (False, True):
+        of_module = of_a_lock(site, present=present)
+        with pytest.raises(LockError, match="this machine differs from the one") as caught:
+            of_module.build()
+        assert caught.value.detail.startswith("modules.gcc/12: loaded in the lock, none here")
+        assert "remove the table [built] from" in caught.value.remedy
+        assert not os.path.lexists(site.environment.prefix)
+    # A lock that says nothing of a build refuses nothing.
+    without = with_lock_of(of_module, None)
+    first, _ = without.build()
+    assert first.changed and not without.build()[0].changed
     # What was built so is not what the lock says.
-    with pytest.raises(LockError, match="was not made with") as caught:
-        site.build()
-    assert "--accept-drift modules.gcc/12" in caught.value.remedy
+    with pytest.raises(LockError, match="was not made with"):
+        of_module.build()
     # Nor is it where the prefix points elsewhere meanwhile.
     site.environment.prefix.unlink()
     with pytest.raises(LockError, match="this machine differs from the one"):
-        site.build()
-    assert site.build(accepted=ACCEPTED)[0].generation == first.generation
-    # A lock that says nothing of a build refuses nothing.
-    assert not with_lock_of(site, None).build()[0].changed
+        of_module.build()
+    assert without.build()[0].generation == first.generation
 
 
 def test_a_build_with_nothing_to_do_tells_the_drift(site: Site) -> None:
     site = of_a_lock(site, present=True)
-    site.build(accepted=ACCEPTED)
+    with_lock_of(site, None).build()
     drifted = with_lock_of(site, BuiltWith("0.1.0", "3.11.9"))
     built, _ = drifted.build()
     assert not built.changed

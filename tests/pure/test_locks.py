@@ -431,7 +431,6 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
             "--locked --fetched {tmp} --variant torch",
             "`hvdenv fetch local --variant torch --to {tmp}`",
         ),
-        ("--locked --accept-drift typo", "no such drift"),
     ],
 )
 def test_options_that_do_nothing_are_refused(
