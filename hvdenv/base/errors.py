@@ -11,7 +11,7 @@ OWN_FAILURE = 125
 
 MEANINGS = {
     0: "success",
-    1: "verify or `wheels verify` found a failure, or could not run a check; doctor recognised nothing",
+    1: "verify found a failure, or could not run a check; doctor recognised nothing",
     2: "malformed usage, recipe, lock or other file; or another user could change a file that would be executed",
     3: "known incompatibility",
     4: "the lock does not match: the recipe requests something else, or this machine provides something else",

@@ -16,14 +16,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from hvdenv.base.command import Command
+from hvdenv.base.command import OWN_PYTHON, Command
 from hvdenv.base.errors import HvdenvError, StepError
 from hvdenv.base.masking import holds_secret, mask
 from hvdenv.base.places import make_folder, reporting, sync_tree
 from hvdenv.base.reading import LOCK, RESULT, WHEEL, hash_file, read_json, read_text
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import Table, encode
-from hvdenv.building import downloads, wheelcache
+from hvdenv.building import wheelcache
 from hvdenv.building.resolver import PythonPlatform, Resolver, all_hashes, here
 from hvdenv.building.state import LOGS, Done, Record, State, drift
 from hvdenv.environments import generations, manifest
@@ -262,9 +262,23 @@ def tidy(state: State, _: Step, __: str) -> Done:
     return Done()
 
 
+def _forget_unpacked(state: State) -> None:
+    """Empty the cache of uv: a power cut may have left empty files in it."""
+    clean = (
+        OWN_PYTHON,
+        "-m",
+        "uv",
+        "cache",
+        "clean",
+        "--cache-dir",
+        str(state.places.cache / "uv"),
+    )
+    # uv waits for other processes before it empties its cache.
+    state.plain_runner.run(Command(clean, timeout=60.0))
+
+
 def write_manifest(state: State, _: Step, __: str) -> Done:
     plan = state.plan
-    downloads.touch(state.places)
     written = manifest.write(plan.generation, (LOGS, generations.RECORD, generations.MARKER))
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)
@@ -275,7 +289,7 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
             problems += damaged_files(folder, hashes)
     if problems:
         # They may be damaged where uv unpacks them from.
-        downloads.forget_unpacked(state.places, state.plain_runner)
+        _forget_unpacked(state)
         raise StepError(
             "packages in the environment are not whole",
             where=str(plan.environment),

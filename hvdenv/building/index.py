@@ -12,7 +12,6 @@ publisher has added meanwhile.
 import html
 import json
 import os
-import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -58,12 +57,10 @@ class IndexContents(NamedTuple):
     Attributes:
         wheels: those to list.
         problems: what is wrong with some files, by name.
-        unlisted: names of wheels that the page does not list.
     """
 
     wheels: tuple[ListedWheel, ...]
     problems: Mapping[str, str]
-    unlisted: frozenset[str] = frozenset()
 
 
 def prepare(folder: Path) -> Path:
@@ -130,10 +127,9 @@ def examine(index: Path) -> IndexContents:
 
     Raises:
         StepError: the directory cannot be read.
-        UsageError: it is not an index.
     """
-    listed, wheels, problems, names = _listed(index), [], {}, _names(index)
-    for name in names:
+    listed, wheels, problems = _listed(index), [], {}
+    for name in _names(index):
         known = listed.get(name)
         try:
             sha256, size = hash_file(index / FILES / name, WHEEL)
@@ -146,7 +142,7 @@ def examine(index: Path) -> IndexContents:
             problems[name] = f"its hash is {sha256}, published was {known.hashes.sha256}"
         # Installers refuse a changed one. A page never takes over its hash.
         wheels.append(known or found)
-    return IndexContents(tuple(wheels), problems, frozenset(names) - listed.keys())
+    return IndexContents(tuple(wheels), problems)
 
 
 def _listed(index: Path) -> dict[str, ListedWheel]:
@@ -161,12 +157,6 @@ def _listed(index: Path) -> dict[str, ListedWheel]:
 def _names(index: Path) -> list[str]:
     try:
         return sorted(path.name for path in (index / FILES).iterdir() if _is_ours(path.name))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(
-            "this is not an index of wheels: it has no directory `files`",
-            where=str(index),
-            remedy=f"hvdenv wheels publish {shlex.quote(str(index))} creates one",
-        ) from error
     except OSError as error:
         raise blocked(index / FILES, error, "read") from error
 
@@ -189,15 +179,11 @@ def write_pages(index: Path) -> IndexContents:
     while True:
         names = _names(index)
         found = examine(index)
-        for path in outdated(index, found):
-            _place(index / path, [pages(found.wheels)[path]])
+        for path, page in pages(found.wheels).items():
+            if _content(index / path) != page:
+                _place(index / path, [page])
         if _names(index) == names:
             return found
-
-
-def outdated(index: Path, found: IndexContents) -> list[str]:
-    """Pages that do not list exactly the wheels."""
-    return [name for name, text in pages(found.wheels).items() if _content(index / name) != text]
 
 
 def _content(path: Path) -> bytes | None:

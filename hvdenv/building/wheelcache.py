@@ -113,7 +113,7 @@ class Listed(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A directory that is kept or deleted as a whole; ``since``: its last use, in UTC."""
+    """An entry that is kept or deleted; ``since``: its last use, in UTC."""
 
     path: Path
     bytes: int
@@ -324,23 +324,6 @@ def _table(value: object) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-def least_recently_used(
-    entries: Iterable[Kept], *, largest: float | None = None, oldest: str = ""
-) -> list[Kept]:
-    """The least recently used directories above a total size, and those unused since a time.
-
-    Args:
-        largest: bytes to keep.
-        oldest: remove what was neither stored nor used since this time.
-    """
-    total, going = 0, []
-    for entry in sorted(entries, key=lambda each: each.since, reverse=True):
-        total += entry.bytes
-        if entry.since < oldest or (largest is not None and total > largest):
-            going.append(entry)
-    return going
-
-
 def prune(
     cache: Cache,
     *,
@@ -352,6 +335,8 @@ def prune(
     """Remove unusable and least recently used entries of the user's own cache.
 
     Args:
+        largest: bytes to keep.
+        oldest: remove what was neither stored nor used since this time.
         spared: the key of an entry to keep.
         thorough: compare hashes to find damaged ones.
 
@@ -366,7 +351,11 @@ def prune(
             largest = largest and largest - entry.bytes
         else:
             (going if entry.problem else good).append(kept)
-    going += least_recently_used(good, largest=largest, oldest=oldest)
+    total = 0
+    for kept in sorted(good, key=lambda each: each.since, reverse=True):
+        total += kept.bytes
+        if kept.since < oldest or (largest is not None and total > largest):
+            going.append(kept)
     before = time.time() - LEFT_ALONE_SECONDS
     for path in cache.folder.glob(".*"):  # what killed processes left
         with suppress(OSError):

@@ -33,7 +33,7 @@ examples:
 prune keeps the active generation and those that processes on this host use. hvdenv cannot see an idle
 shell that sourced activate.sh, but it sees one of `hvdenv shell`. The last use of a generation is its
 last verify, run, shell or job, or else the access time of its activate.sh.
-`hvdenv wheels prune --downloads` removes from the caches of uv and conda, which grow without limit.
+The caches of uv and conda grow without limit. While no build runs, you can remove them.
 """
 
 _NAMED = "a name that `hvdenv envs` lists, such as local+torch, or a path with a slash"

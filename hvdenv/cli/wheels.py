@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from hvdenv.base.errors import StepError, UsageError
 from hvdenv.base.masking import plain
 from hvdenv.base.places import find_places
-from hvdenv.base.runner import Runner
-from hvdenv.building import downloads, index, wheelcache
+from hvdenv.building import index, wheelcache
 from hvdenv.building.published import CheckedWheel, Unpublished, compiled_for
 from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
@@ -28,10 +27,8 @@ EXAMPLES = """\
 examples:
   hvdenv wheels list                                  your own cache, and shared ones
   hvdenv wheels prune --older-than 90d
-  hvdenv wheels prune --downloads --max-size 5GB
   hvdenv wheels publish /proj/group/index
   hvdenv wheels publish /proj/group/index neuron local+torch     wheels of these environments
-  hvdenv wheels verify /proj/group/index
   pip install --extra-index-url file:///proj/group/index \\
       "horovod==0.28.1+hvdenv.6.torch2.13.cpu.ompi41"
 
@@ -60,11 +57,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "remove wheels not used for this long, such as 90d or 8w",
         type=age,
     )
-    add(
-        prune,
-        "--downloads",
-        "prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
-    )
     publish = add_action(actions, "publish", "add compiled wheels to an index")
     add(publish, "folder DIR", "directory of the index", type=Path)
     add_options(publish, "site")
@@ -76,12 +68,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
     )
     add(publish, "--dry-run", "print which wheels would be published, and change nothing")
-    verify = add_action(
-        actions,
-        "verify",
-        "compare every wheel of an index with its published hash, and the pages with the wheels",
-    )
-    add(verify, "folder DIR", "directory of the index", type=Path)
 
 
 def _size(text: str) -> float:
@@ -93,7 +79,7 @@ def _size(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    actions = {"list": _list, "prune": _prune, "publish": _publish, "verify": _verify}
+    actions = {"list": _list, "prune": _prune, "publish": _publish}
     return actions[arguments.action](arguments)
 
 
@@ -155,21 +141,15 @@ def _show(entry: Listed) -> None:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    """Remove wheels of the user's own cache, or downloads."""
-    places, largest = find_places(), arguments.max_size
-    oldest = time_ago(arguments.older_than)
-    is_limited = largest is not None or oldest
-    if arguments.downloads:
-        largest = largest if is_limited else downloads.LARGEST
-        gone = downloads.prune(places, Runner(), largest=largest, oldest=oldest)
-    else:
-        largest = largest if is_limited else shared_wheels(site_file(arguments.site)).own_gb * 1e9
-        own = wheelcache.own(places)
-        gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
+    """Remove wheels of the user's own cache."""
+    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    if largest is None and not oldest:
+        largest = shared_wheels(site_file(arguments.site)).own_gb * 1e9
+    own = wheelcache.own(find_places())
+    gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
     for each, is_removed in gone:
-        name = each.path.relative_to(places.cache) if arguments.downloads else each.path.name[:12]
-        verb = "removed" if is_removed else "kept (in use, or no permission)"
-        print(f"{verb} {name}, {each.bytes / 1e6:.1f} MB")
+        verb = "removed" if is_removed else "kept (no permission)"
+        print(f"{verb} {each.path.name[:12]}, {each.bytes / 1e6:.1f} MB")
     return 0 if all(is_removed for _, is_removed in gone) else 5
 
 
@@ -234,20 +214,3 @@ def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
         remedy = "build an environment: hvdenv build RECIPE"
         raise UsageError("no cache has a wheel", remedy=remedy)
     return wanted or found
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    target = arguments.folder.absolute()
-    found = index.examine(target)
-    problems = [f"{name}: {problem}" for name, problem in found.problems.items()]
-    problems += [
-        f"{name}: it does not list exactly the wheels; publish again"
-        for name in index.outdated(target, found)
-    ]
-    problems += [f"{name}: no page lists it; publish again" for name in sorted(found.unlisted)]
-    for wheel in found.wheels:
-        if wheel.filename not in found.problems and wheel.filename not in found.unlisted:
-            print(f"good {wheel.filename}")
-    for problem in problems:
-        print(f"bad {problem}")
-    return int(bool(problems))

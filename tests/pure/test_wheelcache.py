@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from hvdenv.base.errors import StepError
 from hvdenv.base.places import find_places
-from hvdenv.building import downloads
 from hvdenv.building.wheelcache import (
     Cache,
     Taken,
@@ -29,7 +28,6 @@ from hvdenv.building.wheelcache import (
 )
 from hvdenv.model.cluster import Wheels
 from tests.support.commands import Hvdenv
-from tests.support.standalone import load
 from tests.support.wheels import NAME, umask, wheel_in
 
 INPUTS: dict[str, Any] = {"source": "abc", "patches": ["one", "two"], "flags": {"arch": "-mavx"}}
@@ -256,31 +254,21 @@ ENTRIES: list[dict[str, Any]] = [
     }
     for number in range(3)
 ]
-DOWNLOADS = ["conda/packages/aaa", "conda/packages/bbb", "uv"]
 DAY = 86400
 
 
 @pytest.fixture
 def used(shelf: Shelf) -> Cache:
-    """Three wheels and three downloads of 1 MB each, used on the first days of January 1970."""
+    """Three wheels of 1 MB each, used on the first days of January 1970."""
     shelf.wheel.write_bytes(bytes(1_000_000))
-    for day, (inputs, name) in enumerate(zip(ENTRIES, DOWNLOADS, strict=True)):
+    for day, inputs in enumerate(ENTRIES):
         os.utime(shelf.keep(shelf.own, inputs), (day * DAY, day * DAY))
-        folder = find_places().cache / name
-        folder.mkdir(parents=True)
-        (folder / "file").write_bytes(bytes(1_000_000))
-        os.utime(folder, (day * DAY, day * DAY))
     return shelf.own
 
 
 def left(cache: Cache) -> list[int]:
     """Which of the wheels are still there."""
     return [number for number, inputs in enumerate(ENTRIES) if key(inputs) in names(cache)]
-
-
-def left_downloads() -> list[int]:
-    found = [(find_places().cache / name / "file").exists() for name in DOWNLOADS]
-    return [number for number, exists in enumerate(found) if exists]
 
 
 def test_list(used: Cache, shelf: Shelf, hvdenv: Hvdenv) -> None:
@@ -313,10 +301,8 @@ def test_list(used: Cache, shelf: Shelf, hvdenv: Hvdenv) -> None:
     ],
 )
 def test_prune(used: Cache, words: tuple[str, ...], stay: list[int], hvdenv: Hvdenv) -> None:
-    hvdenv("wheels", "prune", "--downloads", *words)
-    assert (left(used), left_downloads()) == ([0, 1, 2], stay)
     hvdenv("wheels", "prune", *words)
-    assert (left(used), left_downloads()) == (stay, stay)
+    assert left(used) == stay
 
 
 @pytest.mark.parametrize(
@@ -355,11 +341,3 @@ def test_the_caches_that_a_site_names(
     assert hvdenv("wheels", "list", code=2).err.startswith(
         f'error: {site}:3: places.wheels.raed: unknown key; did you mean "read"?'
     )
-
-
-def test_a_use_of_downloads_is_noted(used: Cache, hvdenv: Hvdenv) -> None:
-    downloads.touch(find_places())
-    path = str(find_places().cache / DOWNLOADS[1] / "file")
-    assert load("conda_files").is_intact({"sha256": load("digest").sha256_of(path)}, path)
-    hvdenv("wheels", "prune", "--downloads", "--older-than", "1")
-    assert left_downloads() == [1, 2]

@@ -19,7 +19,7 @@ _shtab_hvdenv_commands() {
     envs:'List the environments that hvdenv built with their size, return to an earlier generation, remove'
     examples:'Print the directory of the example training programs.'
     export:'Write a bill of materials of an environment: CycloneDX 1.6 in JSON, for audits.'
-    fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
+    fetch:'Download everything that a locked build needs, for hosts without internet.'
     init:'Draft a recipe from a site'"'"'s page, from a job script that works, or from this machine.'
     install:'Add packages to an environment, in a new generation.'
     job:'Write the batch script of a job that runs a command in an environment or image.'
@@ -52,7 +52,6 @@ _shtab_hvdenv_wheels_commands() {
     list:'List and check the wheels of the caches.'
     prune:'Remove unusable and least recently used wheels of yours.'
     publish:'Add compiled wheels to an index.'
-    verify:'Compare every wheel of an index with its published hash, and the pages with the wheels.'
   )
   _describe 'hvdenv wheels commands' _commands
 }
@@ -84,7 +83,6 @@ _shtab_hvdenv_build_options=(
   "--lock[use this lock, if there are several]:DIR:"
   "--fetched[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
-  "*--accept-drift[continue although this differs from the lock (compiler, mpi, modules.NAME, ...)\; may be repeated]:NAME:"
   "--rebuild[build a new generation even if nothing changed]"
   "--take-over[take the prefix over from another build, whoever runs it]"
   "--trust[use files that other users can change, for this command only]"
@@ -523,7 +521,6 @@ _shtab_hvdenv_wheels_prune_options=(
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--max-size[remove wheels until the cache is this small, such as 500MB or 2GB (default, without --older-than\: places.wheels.own_gb)]:SIZE:"
   "--older-than[remove wheels not used for this long, such as 90d or 8w]:AGE:"
-  "--downloads[prune downloaded and unpacked files instead of wheels (default --max-size\: 20GB)]"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -539,14 +536,6 @@ _shtab_hvdenv_wheels_publish_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_wheels_publish_defaults_added=0
-
-_shtab_hvdenv_wheels_verify_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  ":directory of the index:"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_wheels_verify_defaults_added=0
 
 
 _shtab_hvdenv() {
@@ -641,7 +630,6 @@ _shtab_hvdenv_wheels() {
         list) _arguments -C -s $_shtab_hvdenv_wheels_list_options ;;
         prune) _arguments -C -s $_shtab_hvdenv_wheels_prune_options ;;
         publish) _arguments -C -s $_shtab_hvdenv_wheels_publish_options ;;
-        verify) _arguments -C -s $_shtab_hvdenv_wheels_verify_options ;;
       esac
   esac
 }
