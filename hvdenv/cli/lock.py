@@ -104,16 +104,16 @@ def _prepare(request: Request, platform: str | None) -> Prepared:
 
 def _check(arguments: argparse.Namespace, locks: RecipeLocks, present: Locked) -> int:
     changes = [str(each) for each in compare.changed(present.lock.inputs, locks.inputs)]
-    problems = locks.problems(present)
+    problems = [each for each in locks.problems(present) if each not in changes]
     give(
         arguments,
         {"directory": str(present.folder), "changed": changes, "unsatisfied": problems},
         f"recipe since the lock: {'changed' if changes else 'unchanged'}",
         *(f"  {line}" for line in changes),
-        f"lock: {'does not satisfy' if problems else 'satisfies'} the recipe",
+        f"lock: {'does not satisfy' if changes or problems else 'satisfies'} the recipe",
         *(f"  {line}" for line in problems),
     )
-    return LockError.exit_code if problems else 0
+    return LockError.exit_code if changes or problems else 0
 
 
 def _refuse_unknown(name: str | None, present: Locked | None) -> None:

@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 from hvdenv.base.schema import encode
 from hvdenv.locks import condalock, pypi
-from hvdenv.locks.lockfile import CONDA, BuiltWith, Inputs, Locked, reachable
+from hvdenv.locks.lockfile import CONDA, BuiltWith, Inputs, Locked
 from hvdenv.locks.packages import canonicalize_name, from_record, parse_requirement
 from hvdenv.locks.pypi import Package, required
 from hvdenv.locks.record import GenerationRecord
 
-# Requests that a lock may satisfy even if the recipe states them differently: compared one by one.
+# Lists of which each item is compared.
 _REQUESTS = ("packages", "conda.packages")
 # Inputs that do not affect which packages fit together.
 _NO_PACKAGES = ("horovod.", "mpi", "sources.")
@@ -51,7 +51,7 @@ def problems(
         *(
             str(each)
             for each in changed(locked.lock.inputs, inputs)
-            if not is_request(each) and not each.name.startswith(ignored)
+            if not each.name.startswith(ignored)
         ),
         *package_problems(locked, inputs),
         *cuda_builds(pypi.packages(locked), cpu_packages),
@@ -59,7 +59,7 @@ def problems(
 
 
 def package_problems(locked: Locked, inputs: Inputs) -> list[str]:
-    """Packages that are requested or required but missing from a lock, or in it without need."""
+    """Packages that are requested or required but missing from a lock."""
     packages = pypi.packages(locked)
     conda_versions: dict[str, str] = {}
     found: list[str] = []
@@ -69,12 +69,10 @@ def package_problems(locked: Locked, inputs: Inputs) -> list[str]:
             return [f"{each}: not in the lock" for each in requested]
         conda = condalock.packages(locked)
         found += condalock.unsatisfied(conda.packages, requested)
-        found += condalock.unneeded(conda.packages, requested)
         conda_versions = condalock.for_pip(conda.packages)
     versions = {each.name: each.version for each in packages} | conda_versions
     found += unsatisfied(versions, inputs.packages)
-    found += unclosed(packages, conda_versions)
-    return found or list(unneeded(packages, inputs.packages))
+    return [*found, *unclosed(packages, conda_versions)]
 
 
 def packages_still_fit(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str]) -> bool:
@@ -90,10 +88,6 @@ def changed(locked: Inputs, now: Inputs) -> tuple[LockDifference, ...]:
         for name in sorted(before.keys() | after.keys())
         if before.get(name, "") != after.get(name, "")
     )
-
-
-def is_request(difference: LockDifference) -> bool:
-    return difference.name.startswith(tuple(f"{name}." for name in _REQUESTS))
 
 
 def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tuple[str, ...]:
@@ -141,33 +135,17 @@ def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[st
     )
 
 
-def unneeded(packages: Sequence[Package], requirements: Iterable[str]) -> tuple[str, ...]:
-    """Packages of pylock.toml that neither the recipe nor another package requires."""
-    names = {canonicalize_name(parse_requirement(text).name) for text in requirements}
-    needed = _with_dependencies(packages, names)
-    return tuple(
-        f"{each.name} {each.version}: neither the recipe nor a package of the lock requires it"
-        for each in packages
-        if each.name not in needed
-    )
-
-
 def cuda_builds(packages: Sequence[Package], cpu_packages: Iterable[str]) -> tuple[str, ...]:
     """Packages that must be CPU builds, but require CUDA packages."""
-    versions = {each.name: each.version for each in packages}
-    found = []
-    for name in cpu_packages:
-        cuda = sorted(filter(_CUDA_PACKAGE.match, _with_dependencies(packages, [name])))
-        if cuda:
+    found, names = [], {*cpu_packages}
+    for each in packages:
+        cuda = sorted(filter(_CUDA_PACKAGE.match, map(required, each.requires or ())))
+        if cuda and each.name in names:
             found.append(
-                f"{name} {versions[name]} is a CUDA build, which requires {len(cuda)} packages"
+                f"{each.name} {each.version} is a CUDA build, which requires {len(cuda)} packages"
                 f" such as {cuda[0]}"
             )
     return tuple(found)
-
-
-def _with_dependencies(packages: Iterable[Package], names: Iterable[str]) -> set[str]:
-    return reachable(names, {each.name: map(required, each.requires or ()) for each in packages})
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

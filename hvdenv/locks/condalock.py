@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from hvdenv.base import schema
-from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable, sha256
+from hvdenv.locks.lockfile import CONDA, Locked, malformed, sha256
 from hvdenv.locks.packages import canonicalize_name
 
 if TYPE_CHECKING:
@@ -287,17 +287,6 @@ def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple
         elif not spec.match({**has._asdict(), "build": has.build, "build_number": 0}):
             found.append(f"{by} asks for {text}, and the lock has {name} {has.version} {has.build}")
     return tuple(found)
-
-
-def unneeded(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
-    """Packages of a lock that neither the recipe nor another package requires."""
-    depends = {each.name: (_split(text)[0] for text in each.depends) for each in packages}
-    reached = reachable((_split(text)[0] for text in specs), depends)
-    return tuple(
-        f"neither the recipe nor a package asks for {each.name} {each.version}"
-        for each in packages
-        if each.name not in reached
-    )
 
 
 def _split(spec: str) -> tuple[str, str]:

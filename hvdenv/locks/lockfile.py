@@ -7,7 +7,7 @@ with, and binds the other two by their hashes: ``pylock.toml`` (PEP 751) and
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -191,17 +191,6 @@ def _sorted(value: Any) -> Any:
     plain = {key: each for key, each in sorted(value.items()) if not isinstance(each, dict)}
     tables = {key: each for key, each in sorted(value.items()) if isinstance(each, dict)}
     return {key: _sorted(each) for key, each in {**plain, **tables}.items()}
-
-
-def reachable(names: Iterable[str], requires: Mapping[str, Iterable[str]]) -> set[str]:
-    """The names, and those that they require, directly or not, as far as these are known."""
-    waiting, reached = list(names), set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in requires and name not in reached:
-            reached.add(name)
-            waiting += requires[name]
-    return reached
 
 
 def lock_folder(root: Path, inputs: Inputs) -> Path:

@@ -147,14 +147,6 @@ def test_what_packages_of_a_lock_do_not_satisfy_of_each_other(lock: CondaLock) -
     )
 
 
-def test_conda_packages_that_nothing_asks_for(lock: CondaLock) -> None:
-    assert condalock.unneeded(lock.packages, SPEC["specs"]) == ()
-    assert condalock.unneeded(lock.packages, ["conda-forge::python_abi=3.10"]) == (
-        "neither the recipe nor a package asks for libblas 3.9.0",
-        "neither the recipe nor a package asks for numpy 1.22.0",
-    )
-
-
 @pytest.mark.parametrize(
     ("address", "channels", "good"),
     [

@@ -134,14 +134,7 @@ def test_a_lock_has_all_that_its_packages_require(
     assert compare.unclosed(packages, by_conda) == tuple(problems)
 
 
-def test_packages_that_nothing_requires_are_not_in_a_lock(tmp_path: Path) -> None:
-    assert compare.unneeded(WHOLE, ["App[x]>=1"]) == ()
-    two = closed(("left", "1", ("right",)), ("right", "1", ("left",)))
-    found = compare.unneeded((*WHOLE, *two), ["app"])
-    assert [each.partition(":")[0] for each in found] == ["left 1", "right 1"]
-    evil = closed(("evil", "1", ()))
-    (said,) = compare.package_problems(locked(tmp_path, (*evil, NINJA, TORCH)), INPUTS)
-    assert said == "evil 1: neither the recipe nor a package of the lock requires it"
+def test_a_lock_without_requirements_is_refused(tmp_path: Path) -> None:
     silent = locked(tmp_path, (NINJA._replace(requires=None), TORCH))
     (said,) = compare.package_problems(silent, INPUTS)
     assert "does not record what its packages require" in said
@@ -161,7 +154,7 @@ SAID = "torch 2.13.0 is a CUDA build, which requires 2 packages such as nvidia-c
 def test_a_build_for_cuda_is_not_one_for_cpus(tmp_path: Path) -> None:
     assert compare.cuda_builds(CUDA, ["torch", "other"]) == (SAID,)
     assert compare.cuda_builds(CUDA, []) == ()
-    # Of what torch for CPUs does not require, somebody else may have asked.
+    # Somebody else may have asked for what torch for CPUs does not require.
     cpu = CUDA[0]._replace(requires=("sympy",))
     assert compare.cuda_builds((cpu, *CUDA[1:]), ["torch"]) == ()
     for folder, packages in ((tmp_path / "a", CUDA), (tmp_path / "b", (cpu, CUDA[2]))):
@@ -336,7 +329,6 @@ def test_what_changed_in_the_recipe_is_told_value_by_value() -> None:
         "packages.ninja>=1.11: requested in the lock, none here",
         "packages.ninja>=1.12: none in the lock, requested here",
     ]
-    assert [compare.is_request(each) for each in found] == [False, False, True, True]
     assert compare.changed(INPUTS, INPUTS) == ()
 
 
