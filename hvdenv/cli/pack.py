@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 
 from hvdenv.base.command import Command
-from hvdenv.base.errors import UsageError
 from hvdenv.base.places import find_places, named_file
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
@@ -24,7 +23,6 @@ examples:
   hvdenv pack local
   hvdenv pack local && hvdenv verify local          proves that all ranks run from the image
   hvdenv run local -n 4 --no-image -- python train.py    reads the environment's files instead
-  hvdenv pack neuron --copy-to /dev/shm             hosts copy the image to memory first
   hvdenv pack neuron --to /scratch/me/neuron.sqsh   for: hvdenv run neuron --image FILE -- ...
 """
 
@@ -37,34 +35,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "file of the image (default: beside the environment, where other commands find it)",
         type=Path,
     )
-    add(
-        parser,
-        "--copy-to DIR",
-        "directory in which each host keeps a copy of the image while a job runs, such as /dev/shm"
-        " or '$TMPDIR'; nothing is left of it after a crash (default: hosts read the image where it is)",
-        default="",
-    )
     add_options(parser, "trust", "json")
     add(parser, "-q --quiet", "print errors only")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folder = arguments.copy_to
-    if folder and not folder.startswith(("/", "$")):
-        raise UsageError(
-            f"{folder!r} is not an absolute path",
-            where="--copy-to",
-            remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
-        )
     environment, identity, record = choose_built(read_request(arguments))
     registry.note_use(find_places(), environment.prefix)
     packed = image.default(environment, identity)
     if arguments.to:
         packed = Packed(named_file(arguments.to))
     runner = Runner()
-    manifest = image.make(environment, record, packed.image, runner, folder)
-    # Without a copy, which may be meant for the memory of other hosts.
-    before = image.before(packed, manifest._replace(copy_to=""), environment)
+    manifest = image.make(environment, record, packed.image, runner)
+    before = image.before(packed, manifest, environment)
     problem = runner.run(Command((*before, "true"))).output.strip()
     document = {"image": str(packed.image), "manifest": encode(manifest), "problem": problem}
     give(arguments, document, str(packed.image))

@@ -40,7 +40,6 @@ class ImageManifest(NamedTuple):
         built: when the build of the generation finished.
         mounts: the directories that the image holds, each under its last name.
         outside: what programs of the environment use and the image does not hold.
-        copy_to: directory on each host to which the image is copied first; $NAME is replaced there.
     """
 
     generation: str
@@ -49,7 +48,6 @@ class ImageManifest(NamedTuple):
     outside: tuple[str, ...]
     sha256: str
     bytes: int
-    copy_to: str
 
 
 class Packed(NamedTuple):
@@ -109,7 +107,7 @@ def contents(
 
 
 def make(
-    environment: Environment, record: GenerationRecord, to: Path, runner: Runner, copy_to: str = ""
+    environment: Environment, record: GenerationRecord, to: Path, runner: Runner
 ) -> ImageManifest:
     """Make the image of a generation, and the manifest beside it.
 
@@ -132,7 +130,6 @@ def make(
         outside=outside,
         sha256=digest,
         bytes=size,
-        copy_to=copy_to,
     )
     # The manifest comes last: without it, nothing uses the image.
     write_text(Packed(to).program, read_text(_PROGRAM, OWN))
@@ -202,5 +199,5 @@ def before(
     """
     own = os.path.realpath(inspect_prefix(str(environment.prefix)).python)
     start = ("sh", "-c", _START, "hvdenv", _SYSTEM_PYTHON, own, str(packed.program))
-    image = (str(packed.image), manifest.sha256, manifest.copy_to)
+    image = (str(packed.image), manifest.sha256)
     return (*start, *image, job or os.urandom(8).hex(), *manifest.mounts, "--")

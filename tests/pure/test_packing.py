@@ -40,7 +40,6 @@ def write_manifest(packed: Packed, environment: Environment, **changes: Any) -> 
         outside=outside,
         sha256="0" * 64,
         bytes=5,
-        copy_to="",
     )
     write_json(packed.path, encode(manifest._replace(**changes)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -391,16 +390,6 @@ def test_a_rank_that_closes_all_descriptors_keeps_its_image(
     script = f'for n in 3 4 5 6 7 8 9; do eval "exec $n>&-"; done; sleep 1; cat {file}'
     assert output(entered(packed, environment, "sh", "-c", script)) == "packed\n"
     wait_until(lambda: nothing_is_left(packed), 10)
-
-
-def test_a_copy_on_the_host_has_no_name(user: Cli, environment: Environment, place: Path) -> None:
-    folder = place / "node"
-    folder.mkdir()
-    packed = pack(user, environment, "--copy-to", "$NODE")
-    argv = entered(packed, environment, "sh", "-c", "ls -l /proc/[0-9]*/fd; ls $NODE | wc -l")
-    shown = output(["env", f"NODE={folder}", *argv])
-    assert re.search(rf" {folder}/\S+ \(deleted\)\n", shown)
-    assert shown.endswith("\n0\n")
 
 
 def test_an_image_of_another_generation_is_not_used(

@@ -361,7 +361,6 @@ _shtab_hvdenv_pack_options=(
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
   "--to[file of the image (default\: beside the environment, where other commands find it)]:FILE:"
-  "--copy-to[directory in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; nothing is left of it after a crash (default\: hosts read the image where it is)]:DIR:"
   "--trust[use files that other users can change, for this command only]"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"

@@ -1,12 +1,11 @@
 """Runs a program with an environment's image mounted in the place of the environment.
 
-usage: python -I -S enter.py IMAGE SHA256 COPY_TO JOB FOLDER... -- PROGRAM [ARGUMENT...]
+usage: python -I -S enter.py IMAGE SHA256 JOB FOLDER... -- PROGRAM [ARGUMENT...]
 
 The first process of a JOB on a host (in Slurm, of a job step) starts a keeper, which compares the
 image with its hash and mounts it with squashfuse in a namespace of `unshare`, at the FOLDERs that it
-holds. COPY_TO is the directory of this host to which the image is copied first, or empty. All processes
-of the job on this host join the namespace with `nsenter`: they share one page cache, and MPI may copy
-between their memories.
+holds. All processes of the job on this host join the namespace with `nsenter`: they share one page
+cache, and MPI may copy between their memories.
 
 mount(8) serves only root. So the keeper is root in a user namespace, and the programs are in a
 second one inside of it, in which the user has the usual id. The keeper unmounts the image in its own
@@ -27,7 +26,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from typing import List, NoReturn, Tuple
 
@@ -87,36 +85,25 @@ def run(*words: str) -> None:
         raise CannotMount(error.output.decode("utf-8", "replace").strip()) from error
 
 
-def checked_file(path: str, sha256: str, copy_to: str) -> int:
-    """The descriptor of an image, or of a copy of it on this host, after reading all of it.
-
-    The copy has no name: it is gone with the last process that uses it.
+def checked_file(path: str, sha256: str) -> int:
+    """The descriptor of an image, after reading all of it.
 
     Raises:
         WrongImage: its hash differs.
-        CannotMount: it cannot be read or copied.
+        CannotMount: it cannot be read.
     """
     digest = hashlib.sha256()
-    with contextlib.ExitStack() as files:
-        try:
-            image = files.enter_context(open(path, "rb"))
-            kept = image.fileno()
-            if copy_to:
-                folder = os.path.expandvars(copy_to)
-                copy = files.enter_context(tempfile.TemporaryFile(dir=folder))
-                kept = copy.fileno()
+    try:
+        with open(path, "rb") as image:
             for block in iter(lambda: image.read(1 << 20), b""):
                 digest.update(block)
-                if copy_to:
-                    copy.write(block)
-            if copy_to:
-                copy.flush()
-        except OSError as error:
-            raise CannotMount("cannot read or copy {}: {}".format(path, error)) from error
-        if digest.hexdigest() != sha256:
-            differs = "the image differs from its manifest: its SHA-256 is {}, expected {}"
-            raise WrongImage(differs.format(digest.hexdigest(), sha256))
-        return os.dup(kept)
+            file = os.dup(image.fileno())
+    except OSError as error:
+        raise CannotMount("cannot read {}: {}".format(path, error)) from error
+    if digest.hexdigest() != sha256:
+        differs = "the image differs from its manifest: its SHA-256 is {}, expected {}"
+        raise WrongImage(differs.format(digest.hexdigest(), sha256))
+    return file
 
 
 def mount_image(file: int, source: str, folders: List[str]) -> None:
@@ -201,10 +188,10 @@ def start_keeper(listener: socket.socket, image: List[str]) -> None:
 def keep(listening: str, user: str, group: str, why: str, *image: str) -> None:
     """The keeper: mounts the image, and answers until no process uses it."""
     spaces, wrong, lacks = [], "", why
-    path, sha256, copy_to, *folders = image
+    path, sha256, *folders = image
     try:
         if not why:
-            mount_image(checked_file(path, sha256, copy_to), "hvdenv:" + sha256, folders)
+            mount_image(checked_file(path, sha256), "hvdenv:" + sha256, folders)
             made = make_spaces(user, group)
             run("umount", "--lazy", *folders, folders[0])  # also the tmpfs below the first
             spaces = made
@@ -312,10 +299,10 @@ def main(words: List[str]) -> NoReturn:
     if words[0] == "--keep":
         keep(*words[1:])
         sys.exit(0)
-    path, sha256, copy_to, job, *rest = words
+    path, sha256, job, *rest = words
     end = rest.index("--")
     try:
-        command = enter(job, [path, sha256, copy_to, *rest[:end]]) + rest[end + 1 :]
+        command = enter(job, [path, sha256, *rest[:end]]) + rest[end + 1 :]
         os.execvp(command[0], command)
     except WrongImage as error:
         tell("{}: {}\nwhat to do: hvdenv pack RECIPE, or run with --no-image".format(path, error))
