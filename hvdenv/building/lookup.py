@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from packaging.specifiers import SpecifierSet
-
-from hvdenv import STEP_PROGRAMS
-from hvdenv.base.command import OWN_PYTHON, Command, Outcome
 from hvdenv.base.errors import StepError
 from hvdenv.base.reading import GIB, RESULT, read_json
 from hvdenv.base.runner import Runner, environment
 from hvdenv.building.resolver import MEMORY, Resolver, elsewhere, platform, unanswered
 from hvdenv.building.run_step import attempt
 from hvdenv.locks import compare, condalock
-from hvdenv.locks.packages import canonicalize_name, parse_requirement
+from hvdenv.locks.packages import canonicalize_name
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.plans.step import Progress
@@ -55,9 +51,6 @@ class Questions(NamedTuple):
     end: float
     where: Callable[[str], str]
 
-    def run(self, *argv: str) -> Outcome:
-        return self.runner.run(Command(argv, timeout=self.left, memory=MEMORY))
-
     @property
     def left(self) -> float:
         return max(1.0, self.end - time.monotonic())
@@ -70,11 +63,11 @@ def look_up(questions: Questions) -> Availability:
         StepError: a program of hvdenv cannot be started.
     """
     recipe = questions.maker.recipe
-    pages = _pages(questions) | _proxies()
+    proxies = _proxies()
     conda, provided = Availability(), frozenset[str]()
     if recipe.python.provider == "conda":
         conda, provided = _conda(questions)
-    return pages | conda | _packages(questions, provided)
+    return proxies | conda | _packages(questions, provided)
 
 
 def _proxies() -> Availability:
@@ -107,22 +100,6 @@ def key_of(recipe: Recipe, package: str) -> str:
             if canonicalize_name(each) == name:
                 return f"{table}.{each}"
     return "mpi.version" if recipe.mpi and recipe.mpi.package == name else ""
-
-
-def _pages(questions: Questions) -> Availability:
-    """Indexes of the recipe that are pages with links to files."""
-    keys = {
-        url: f"frameworks.{name}.{key}"
-        for name, framework in questions.maker.recipe.frameworks.items()
-        for key, url in (("cpu_index", framework.cpu_index), ("extra_index", framework.extra_index))
-        if url
-    }
-    if not keys:
-        return Availability()
-    program = str(STEP_PROGRAMS / "index_page.py")
-    listed = questions.run(OWN_PYTHON, program, "--files", *keys).output.splitlines()
-    found = frozenset(f"{questions.where(keys[url])} = {url}" for url in listed if url in keys)
-    return Availability({"pages_as_index": found} if found else {})
 
 
 def _conda(questions: Questions) -> tuple[Availability, frozenset[str]]:
@@ -191,8 +168,7 @@ def _resolved(questions: Questions, resolver: Resolver, tag: str, apart: set[str
             return _silent("Python packages", _OUT_OF_MEMORY)
         if "No solution found" not in text:
             return _silent("Python packages", _shortened(re.sub("^(.*?error|hvdenv): ", "", text)))
-        names = re.findall(r"Wheels are required for `([A-Za-z0-9][\w.-]{0,200})`", text)
-        unasked = [each for each in names if _has_archive(questions, each)]
+        unasked = re.findall(r"Wheels are required for `([A-Za-z0-9][\w.-]{0,200})`", text)
         if not unasked:
             return _refused(questions, outcome.output, tag)
         archives += unasked
@@ -203,7 +179,10 @@ def _resolved(questions: Questions, resolver: Resolver, tag: str, apart: set[str
 def _left_out(archives: Iterable[str], silent: Iterable[str]) -> Availability:
     return Availability(
         not_looked_up=(
-            *(f"{name}: only its source archive fits, whose code is not run" for name in archives),
+            *(
+                f"{name}: no wheel fits, and the code of its source archive is not run"
+                for name in archives
+            ),
             *silent,
         )
     )
@@ -232,24 +211,3 @@ def _silent(subject: str, reason: str) -> Availability:
 def _shortened(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= _LONGEST else flat[:_LONGEST] + "…"
-
-
-def _has_archive(questions: Questions, name: str) -> bool:
-    """Whether a source archive for this Python could satisfy a requirement that no wheel does."""
-    maker = questions.maker
-    program = str(STEP_PROGRAMS / "pip_sources.py")
-    outcome = questions.run(OWN_PYTHON, program, *maker.sources, name)
-    archives = [line.partition(" ") for line in outcome.output.splitlines()]
-    versions = [
-        found[1]
-        for file, _, pythons in archives
-        if (found := re.match(r"[\w.]+?-([0-9][\w.+!]*)\.(tar|zip)", file))
-        and SpecifierSet(pythons).contains(maker.python.version)
-    ]
-    required = (parse_requirement(each) for each in maker.requirements)
-    asked = [
-        each.specifier
-        for each in required
-        if canonicalize_name(each.name) == canonicalize_name(name)
-    ]
-    return any(all(each.contains(one) for each in asked) for one in versions)

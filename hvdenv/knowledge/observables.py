@@ -50,7 +50,6 @@ LOOKED_UP: Observables = {
     "proxies_dead": frozenset(),
     "packages_refused": frozenset(),
     "conda_refused": frozenset(),
-    "pages_as_index": frozenset(),
 }
 
 
@@ -90,6 +89,7 @@ def observables(
         **_observe_archive(horovod),
         "build_contradicted": _contradicted(recipe, facts.machine),
         "unprovided": _unprovided(recipe, facts) if horovod.provider == "source" else None,
+        "pages_as_index": _pages_as_index(recipe),
         "modules_twice": _modules_twice(recipe),
         "virtual_beyond": _virtual_beyond(recipe),
         **_observe_compiler(recipe, facts),
@@ -141,6 +141,16 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
             if not (recipe.mpi and not recipe.mpi.package and "/libmpi.so" in each)
         ),
     }
+
+
+def _pages_as_index(recipe: Recipe) -> frozenset[str]:
+    """Indexes of the recipe that are pages: an index has a page for each package."""
+    return frozenset(
+        f"frameworks.{name}.{key} = {url}"
+        for name, framework in recipe.frameworks.items()
+        for key, url in (("cpu_index", framework.cpu_index), ("extra_index", framework.extra_index))
+        if url and re.search(r"\.html?$", url)
+    )
 
 
 # Measured: the environment, with a quarter to spare. A Python environment with the tools and

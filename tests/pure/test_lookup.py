@@ -39,12 +39,10 @@ NO_TORCH = f"{FAILED}Because there is no version of torch==2.99.0 and you requir
 NO_BUILD = (
     "hint: Wheels are required for `{}` because building from source is disabled for all packages"
 )
-OLD_PYTHON = (
+LONG = (
     f"{FAILED}Because all of:\n{'  numpy>=1.23.0,<=1.23.4' * 30}\n"
-    f"have no wheels with a matching Python implementation tag and you require numpy>=1.23, {CONCLUDED}\n\n"
-    + NO_BUILD.format("numpy")
+    f"have no wheels with a matching Python implementation tag and you require numpy>=1.23, {CONCLUDED}"
 )
-OLD_FILES = "numpy-1.21.6.tar.gz >=3.7\nnumpy-1.24.0.zip >=3.12"
 ARCHIVE = (
     f"{FAILED}Because wheel==0.40 has no usable wheels and you require wheel==0.40, {CONCLUDED}\n\n"
     + NO_BUILD.format("wheel")
@@ -60,19 +58,17 @@ GOOD = "numpy==2.2.6\ntorch==2.13.0+cpu\n"
 
 
 class Recorded(Runner):
-    """Answers of uv one after the other, and the source archives that indexes have."""
+    """Answers of uv one after the other."""
 
-    def __init__(self, answers: tuple[tuple[int, str], ...], versions: str, silent: str) -> None:
+    def __init__(self, answers: tuple[tuple[int, str], ...], silent: str) -> None:
         super().__init__()
-        self.answers, self.versions, self.silent = [*answers], versions, silent
+        self.answers, self.silent = [*answers], silent
 
     def run(self, command: Command, **_: Any) -> Outcome:
         code, output = 0, ""
         if "/uv_pip.py" in command.argv[1]:
             code, output = self.answers.pop(0)
             output = self.silent + output
-        elif "/pip_sources.py" in command.argv[1]:
-            output = self.versions
         return Outcome(command, code, output, 0.0, timed_out=code == -9)
 
 
@@ -81,14 +77,14 @@ Ask = Callable[..., Availability]
 
 @pytest.fixture
 def ask(facts: Facts, tmp_path: Path) -> Ask:
-    def answered(*answers: tuple[int, str], versions: str = "", silent: str = "") -> Availability:
+    def answered(*answers: tuple[int, str], silent: str = "") -> Availability:
         resolved = load_recipe("local")
         steps = steps_of(resolved.recipe, facts, Interpreter("python3", "3.11.7"), tmp_path)
         questions = Questions(
             maker=Resolution(*steps),
             work=tmp_path,
             cache=tmp_path,
-            runner=Recorded(answers, versions, silent),
+            runner=Recorded(answers, silent),
             progress=Silent(),
             end=time.monotonic() + 60,
             where=resolved.where,
@@ -103,8 +99,8 @@ def ask(facts: Facts, tmp_path: Path) -> Ask:
     [
         ([(0, GOOD)], "", "Python packages: 2 agree for Python 3.11.7 on x86_64"),
         ([(1, NO_TORCH)], "local.toml:13: frameworks.torch.version: Because there is no", ""),
-        ([(1, OLD_PYTHON)], "packages.numpy: no file for Python 3.11.7 on", ""),
-        ([(1, ARCHIVE), (0, GOOD)], "", "wheel: only its source archive fits"),
+        ([(1, LONG)], "packages.numpy: no file for Python 3.11.7 on", ""),
+        ([(1, ARCHIVE), (0, GOOD)], "", "wheel: no wheel fits"),
         ([(1, NO_INDEX)], "", "Python packages: pip is configured to use no index"),
         ([(2, NO_NETWORK)], "", "Python packages: Failed to fetch: `https://pypi.org"),
         ([(-9, "")], "", "Python packages: no answer in time"),
@@ -114,8 +110,7 @@ def test_answers_of_indexes(
     ask: Ask, answers: list[tuple[int, str]], wrong: str, told: str
 ) -> None:
     """Neither an answer that is missing, nor one that is bad, is the other."""
-    versions = "wheel-0.40.tar.gz " if answers[0][1] == ARCHIVE else OLD_FILES
-    found = ask(*answers, versions=versions)
+    found = ask(*answers)
     (said,) = found.wrong.get("packages_refused", {""})
     assert wrong in said and bool(said) == bool(wrong), said
     assert told in "\n".join((*found.looked_up, *found.not_looked_up))
@@ -286,6 +281,9 @@ def test_offline(hvdenv: Hvdenv, cases: Path) -> None:
     assert "not looked up: packages: --offline" in said
     assert "no known problem" not in said
     hvdenv("check", "local", "--timeout", "0", code=2)
+    page = "frameworks.torch.extra_index=https://x.org/torch_stable.html"
+    words = ("--offline", "--facts", str(cases / "facts.json"), "--set", page)
+    assert "and not a package index" in hvdenv("check", "local", *words, code=3).out
 
 
 def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:

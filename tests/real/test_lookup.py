@@ -1,4 +1,4 @@
-"""`check` asks the real package index, and a page with links to files; for conda: test_conda.py."""
+"""`check` asks the real package index; for conda: test_conda.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hvdenv.building import resolver
 from hvdenv.cli.main import main
 from tests.real.conftest import Cli
-from tests.support.index import package, served
+from tests.support.index import served
 
 TORCH = ("check", "local", "--variant", "torch", "--json")
 
@@ -34,16 +34,7 @@ def test_what_the_index_has(cli: Cli, tmp_path: Path) -> None:
     """The release of future has no wheel; none of its code is run."""
     found = cli(*TORCH, "--set", "packages.future===0.18.2").json
     assert "Python packages: " in found["looked_up"][0]
-    assert any("future: only its source archive" in each for each in found["not_looked_up"])
-
-
-def test_a_page_of_files_as_an_index(cli: Cli, tmp_path: Path) -> None:
-    wheel = package(tmp_path, "tiny").name
-    (tmp_path / "stable.html").write_text(f'<!DOCTYPE html><a href="{wheel}">{wheel}</a>')
-    with served(tmp_path) as site:
-        url = f"frameworks.torch.extra_index={site.url}/stable.html"
-        found = cli(*TORCH, "--set", url, code=3).json["findings"]
-    assert "index-is-a-page-of-files" in {each["id"] for each in found}
+    assert any("future: no wheel fits" in each for each in found["not_looked_up"])
 
 
 def test_an_index_without_end(

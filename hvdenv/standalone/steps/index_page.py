@@ -3,11 +3,9 @@
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
     index_page.py PACKAGE URL...
-    index_page.py --files URL...
 
 pip only says that it found no version. A page counts as an index if it links to a package,
-or has the title of an index page without packages. With --files, it prints those URLs that list
-files themselves: pages for pip's --find-links, where an index has a page for each package.
+or has the title of an index page without packages.
 """
 
 import html
@@ -54,10 +52,6 @@ def title_of_other(text: str) -> Optional[str]:
 
 def main(package: str, *indexes: str) -> None:
     for index in indexes:
-        if package == "--files":
-            if FILE.search(read(index) or ""):
-                print(index)
-            continue
         url = "%s/%s/" % (index.rstrip("/"), re.sub(r"[-_.]+", "-", package).lower())
         title = other_page(url)
         if title is not None:

@@ -1,11 +1,6 @@
 """Where pip is configured to look for packages, for programs that are not pip.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
-
-    pip_sources.py NAME [SOURCE...]
-
-As a program, it prints the source archives that there are of a package, a line for each: name of
-the file, and which Pythons it is for.
 """
 
 import argparse
@@ -31,7 +26,6 @@ YES, NO = ("1", "y", "yes", "t", "true", "on"), ("0", "n", "no", "f", "false", "
 UNUSABLE = "hvdenv: pip's configuration cannot be used: %s: %s"
 # How long an index may take to answer: one that is always asked, and one that a build needs.
 SECONDS, PATIENT = 3, 15
-ARCHIVES = (".tar.gz", ".tar.bz2", ".zip")
 # Of opening and reading an address.
 FAILURES = (OSError, ValueError, http.client.HTTPException)
 
@@ -311,12 +305,3 @@ def file_name(url: str) -> str:
 def without_password(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-if __name__ == "__main__":
-    PARSER = parser_of_sources()
-    PARSER.add_argument("name")
-    OPTIONS = PARSER.parse_args()
-    for address, link in Sources(OPTIONS).files(OPTIONS.name):
-        if address.partition("#")[0].endswith(ARCHIVES):
-            print("%s %s" % (file_name(address), link.get("data-requires-python", "")))
