@@ -47,7 +47,6 @@ LOOKED_UP: Observables = {
     "job_here": frozenset(),
     "job_refused": frozenset(),
     "plan_refused": frozenset(),
-    "proxies_dead": frozenset(),
     "packages_refused": frozenset(),
     "conda_refused": frozenset(),
 }

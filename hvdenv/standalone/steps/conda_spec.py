@@ -13,6 +13,8 @@ from typing import Any, Dict, List, Tuple
 Spec = Dict[str, Any]
 # A package as a lock or a channel describes it, or a file of conda-meta.
 Record = Dict[str, Any]
+# Packages, each with the path of its file.
+Files = List[Tuple[Record, str]]
 
 ARCHSPEC = {"linux-64": "x86_64", "linux-aarch64": "aarch64", "linux-ppc64le": "ppc64le"}
 # Virtual packages of a machine of which nothing is known: those of RHEL 7.

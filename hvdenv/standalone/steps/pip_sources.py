@@ -24,8 +24,8 @@ SECTIONS = ("global", "install")
 ALIASES = {"pypi-url": "index-url", "default-timeout": "timeout"}
 YES, NO = ("1", "y", "yes", "t", "true", "on"), ("0", "n", "no", "f", "false", "off")
 UNUSABLE = "hvdenv: pip's configuration cannot be used: %s: %s"
-# How long an index may take to answer: one that is always asked, and one that a build needs.
-SECONDS, PATIENT = 3, 15
+# How long an index of CPU builds may take to answer.
+SECONDS = 3
 # Of opening and reading an address.
 FAILURES = (OSError, ValueError, http.client.HTTPException)
 
@@ -131,13 +131,6 @@ class Sources:
             self.cpu_indexes = [each for each in options.cpu_index if self._answers(each + "/")]
             self.indexes += self.cpu_indexes
 
-    def leave_out_silent(self) -> bool:
-        """Drop indexes and pages that do not answer. Returns whether any were dropped."""
-        before = self.indexes + self.links
-        self.indexes = [each for each in self.indexes if self._answers(each + "/", PATIENT)]
-        self.links = [each for each in self.links if self._answers(each, PATIENT)]
-        return self.indexes + self.links != before
-
     def _refuse_malformed(self, name: str, url: str) -> None:
         try:
             urllib.parse.urlsplit(url)
@@ -172,12 +165,12 @@ class Sources:
         for attributes in reader.found:
             yield urllib.parse.urljoin(reader.base, attributes["href"]), attributes
 
-    def _answers(self, url: str, seconds: int = SECONDS) -> bool:
-        """Whether an index or a page answers; one that does not is reported."""
+    def _answers(self, url: str) -> bool:
+        """Whether an index answers; one that does not is reported."""
         if not url.startswith("http"):
             return True
         try:
-            with self.open(re.sub(r"(?<!/)/+$", "/", url), seconds):
+            with self.open(re.sub(r"(?<!/)/+$", "/", url), SECONDS):
                 return True
         except FAILURES as error:
             # An index need not have a page that lists all packages, or may refuse to show it.

@@ -93,11 +93,6 @@ def main(arguments: List[str]) -> int:
         uv = [find_uv_bin()]  # needs no libraries of this Python
     command = [*uv, "pip", words[0], *options(sources, words), *words[1:]]
     status, output = run(command, environment)
-    left_out = status and HASHED in words and sources.leave_out_silent()
-    if left_out and (sources.indexes or sources.links):
-        # Whichever index has a file, its hash decides.
-        command = [*uv, "pip", words[0], *options(sources, words), *words[1:]]
-        status, output = run(command, {**environment, **variables(sources)})
     missing = MISSING.search(output)
     if status and missing:
         name, version = missing.groups()
