@@ -97,15 +97,14 @@ def test_a_wheel_that_unpacks_to_much_takes_little_memory(tmp_path: Path) -> Non
             small.writestr(name, archive.read(name), compresslevel=1)
     store(own(find_places()), TORCH_INPUTS, (tmp_path / "x").replace(wheel))
     folder = str(tmp_path / "index")
-    for action in ("publish", "verify"):
-        program = (
-            f"import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, ({limit},) * 2)\n"
-            f"from hvdenv.cli.main import main; sys.exit(main(['wheels', {action!r}, {folder!r}]))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, ({limit},) * 2)\n"
+        f"from hvdenv.cli.main import main; sys.exit(main(['wheels', 'publish', {folder!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("program", ["normalise_wheel.py", "inspect_wheel.py"])

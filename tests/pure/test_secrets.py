@@ -57,7 +57,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "job": ((), ("--", "true")),
     "recipes": (("--site",), ()),
     "run": ((), ("--", "true")),
-    "wheels": (("verify",), ()),
+    "wheels": (("list", "--site"), ()),
 }
 
 
