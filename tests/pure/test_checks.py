@@ -367,7 +367,7 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
     ],
 )
 def test_the_mpi_of_the_host_and_that_of_the_image(
-    host: MpiVersion, image: MpiVersion, status: Status
+    host: MpiVersion, image: MpiVersion, status: str
 ) -> None:
     found, reason = rank_checks.compatible(host, image)
     assert found == status, reason

@@ -5,13 +5,13 @@
 #    source ~/.local/share/bash_completion/hvdenv
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_hvdenv_wheels_subparsers=(list prune publish verify)
+_shtab_hvdenv_wheels_subparsers=(list prune publish)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
 _shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels export diff recipes show plan envs module container completion)
 
 _shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --set -o --to --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
-_shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --fetched --offline --accept-drift --rebuild --take-over --trust)
+_shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --fetched --offline --rebuild --take-over --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --image --no-image --quick --bench --bench-time --junit --html --report --steps --program-only --framework --controller --operation)
 _shtab_hvdenv_examples_option_strings=(-h --help)
 _shtab_hvdenv_job_option_strings=(-h --help --variant --set --site --prefix --json --trust -q --quiet --nodes --ranks-per-node --cpus-per-rank --gpus-per-node --time --partition --account --name --comment --image --no-image --launcher --output --to --submit --dry-run --detach --follow)
@@ -23,9 +23,8 @@ _shtab_hvdenv_lock_option_strings=(-h --help --variant --set --site --python --p
 _shtab_hvdenv_fetch_option_strings=(-h --help --variant --set --site --to --python --prefix --lockfiles --lock --trust --json -q --quiet -v --verbose --color)
 _shtab_hvdenv_pack_option_strings=(-h --help --variant --set --site --prefix --to --trust --json -q --quiet)
 _shtab_hvdenv_wheels_list_option_strings=(-h --help --site --json)
-_shtab_hvdenv_wheels_prune_option_strings=(-h --help --site --max-size --older-than --downloads)
+_shtab_hvdenv_wheels_prune_option_strings=(-h --help --site --max-size --older-than)
 _shtab_hvdenv_wheels_publish_option_strings=(-h --help --site --dry-run)
-_shtab_hvdenv_wheels_verify_option_strings=(-h --help)
 _shtab_hvdenv_wheels_option_strings=(-h --help)
 _shtab_hvdenv_export_option_strings=(-h --help --variant --set --site --prefix --to)
 _shtab_hvdenv_diff_option_strings=(-h --help --json --color --exit-code)
@@ -55,7 +54,7 @@ _shtab_hvdenv_install___color_choices=(auto always never)
 _shtab_hvdenv_lock___color_choices=(auto always never)
 _shtab_hvdenv_lock___platform_choices=(linux-x86_64 linux-aarch64 linux-ppc64le)
 _shtab_hvdenv_fetch___color_choices=(auto always never)
-_shtab_hvdenv_wheels_pos_0_choices=(list prune publish verify)
+_shtab_hvdenv_wheels_pos_0_choices=(list prune publish)
 _shtab_hvdenv_diff___color_choices=(auto always never)
 _shtab_hvdenv_plan___format_choices=(text bash)
 _shtab_hvdenv_envs_pos_0_choices=(storage rollback remove prune)
@@ -167,13 +166,10 @@ _shtab_hvdenv_wheels_list___help_nargs=0
 _shtab_hvdenv_wheels_list___json_nargs=0
 _shtab_hvdenv_wheels_prune__h_nargs=0
 _shtab_hvdenv_wheels_prune___help_nargs=0
-_shtab_hvdenv_wheels_prune___downloads_nargs=0
 _shtab_hvdenv_wheels_publish_pos_1_nargs='*'
 _shtab_hvdenv_wheels_publish__h_nargs=0
 _shtab_hvdenv_wheels_publish___help_nargs=0
 _shtab_hvdenv_wheels_publish___dry_run_nargs=0
-_shtab_hvdenv_wheels_verify__h_nargs=0
-_shtab_hvdenv_wheels_verify___help_nargs=0
 _shtab_hvdenv_wheels_pos_0_nargs=A...
 _shtab_hvdenv_wheels__h_nargs=0
 _shtab_hvdenv_wheels___help_nargs=0
