@@ -111,8 +111,8 @@ def test_a_definition_becomes_an_image_that_runs(
     for path in there:
         text += f"    mkdir -p .{Path(path).parent}; [ -d {path} ] && mkdir -p .{path} || touch .{path}\n"
     (user / "h.def").write_text(text, encoding="utf-8")
-    words = [word for path in there for word in ("--bind", path)]
-    build = shlex.join(["apptainer", "build", "--fakeroot", *words, "h.sif", "h.def"])
+    binds = [word for path in there for word in ("--bind", path)]
+    build = shlex.join(["apptainer", "build", "--fakeroot", *binds, "h.sif", "h.def"])
     assert "mpirun (Open MPI) 4.1.8" in in_sid(sid, build, pip_binds)
 
     words = " ".join(inside(Container(runtime="apptainer", image="h.sif"), "/"))
