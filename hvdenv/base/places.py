@@ -57,11 +57,6 @@ class Places(NamedTuple):
         return self.home / "jobs"
 
     @property
-    def used(self) -> Path:
-        """One small file for each used generation; its time is that of the last use."""
-        return self.home / "used"
-
-    @property
     def registry(self) -> Path:
         """One small file for each environment, wherever its prefix is."""
         return self.home / "registry"

@@ -14,7 +14,6 @@ from hvdenv.base.masking import mask
 from hvdenv.base.places import find_places, named_file, write_text
 from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
-from hvdenv.environments import registry
 from hvdenv.model.cluster import JOB_OPTIONS, Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
@@ -76,8 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not quiet:
         report(f"{planned.job.name}: {batch.charged(planned.job)}")
     record = jobs.submit(text, record, Runner(), places)
-    if planned.activate:  # an image has none
-        registry.note_use(places, Path(planned.activate).parent)
     if not arguments.detach:
         if not quiet:
             report(f"submitted job {record.id}")

@@ -9,11 +9,11 @@ import argparse
 from pathlib import Path
 
 from hvdenv.base.command import Command
-from hvdenv.base.places import find_places, named_file
+from hvdenv.base.places import named_file
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.environments import image, registry
+from hvdenv.environments import image
 from hvdenv.environments.image import Packed
 from hvdenv.session.chosen import choose_built
 from hvdenv.session.output import report
@@ -41,7 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     environment, identity, record = choose_built(read_request(arguments))
-    registry.note_use(find_places(), environment.prefix)
     packed = image.default(environment, identity)
     if arguments.to:
         packed = Packed(named_file(arguments.to))

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 
 from hvdenv.base.command import Command
 from hvdenv.base.errors import UsageError
-from hvdenv.base.places import find_places
 from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import add, add_options, read_request
-from hvdenv.environments import registry
 from hvdenv.environments.installation import hides_variables
 from hvdenv.session.chosen import Chosen, choose, with_active
 from hvdenv.session.output import report
@@ -135,8 +133,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _print(line, start.env, chosen, [each for each in environment() if each not in environ])
         return 0
-    if not chosen.of_modules:
-        registry.note_use(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     to_set = tuple((_TO_SET + each, value) for each, value in start.env)
     return replace_process(Command(words, to_set), environ)

@@ -18,7 +18,6 @@ from hvdenv.base.errors import UsageError
 from hvdenv.base.places import Places, find_places, make_folder, write_text
 from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
-from hvdenv.environments import registry
 from hvdenv.environments.activation import SHELL
 from hvdenv.session.chosen import Chosen, choose, with_active
 from hvdenv.session.output import report
@@ -83,7 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not chosen.there:
             report(f"note: {chosen.name} is not built yet")
         return 0
-    registry.note_use(places, chosen.prefix)
     dialect = chosen.recipe.dialect
     if given and dialect and not shutil.which(words[0]):
         raise without_scheduler(dialect, words[0])

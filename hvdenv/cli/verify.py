@@ -13,7 +13,6 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 from hvdenv.base.errors import InterruptedRunError, UsageError
@@ -29,7 +28,6 @@ from hvdenv.cli.options import (
     seconds,
 )
 from hvdenv.cli.verify_report import add_files, keep, read, refuse_files, show
-from hvdenv.environments import registry
 from hvdenv.environments.installation import (
     PYTHON_PATH,
     Expectation,
@@ -172,7 +170,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     recipe = chosen.recipe if chosen.name else None
     installation = chosen.inspect(runner.given.get(PYTHON_PATH, ""))
     expectation = _expected(arguments, recipe)
-    registry.note_use(places, Path(installation.prefix))
     if recipe:
         installation = _with_modules(installation, recipe, runner)
     entry = find_entry(wanted, chosen)

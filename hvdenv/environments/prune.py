@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -191,13 +191,14 @@ def prune(
     environment: Environment,
     *,
     keep: int,
-    spare: Callable[[str], bool] = lambda identity: False,
+    before: str = "",
     dry_run: bool = False,
 ) -> Cleared:
     """Remove old and unfinished generations, except those that processes use.
 
     Args:
         keep: how many complete ones to keep besides the active one, newest first.
+        before: complete ones that were built after this time are kept, too; empty for no time.
 
     Raises:
         UsageError: there is no environment.
@@ -209,7 +210,10 @@ def prune(
         pointed = environment.pointed()
         complete = [identity for identity in _whole(environment) if identity != pointed]
         spared = {pointed, *complete[:keep]}
-        old = [each for each in environment.identities() if each not in spared and not spare(each)]
+        if before:
+            records = environment.records().items()
+            spared |= {identity for identity, record in records if record.created > before}
+        old = [each for each in environment.identities() if each not in spared]
         found = uses(environment) if old else Uses((), 0)
         cleared = _delete(environment, old, found, dry_run=dry_run)
         kept = () if dry_run else _clean(environment.store)

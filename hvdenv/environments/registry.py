@@ -1,9 +1,6 @@
-"""Which environments there are, in HVDENV_HOME or registered, when they were last used, and their space.
+"""Which environments there are, in HVDENV_HOME or registered, and their size.
 
-hvdenv notes each use in a small file under HVDENV_HOME, since a complete generation is never
-changed and may belong to another user. When activate.sh is sourced without hvdenv, only the
-access time of that file is known, which some file systems do not keep. The size of a complete
-generation is in its record; only unfinished ones and caches are walked.
+The size of a complete generation is in its record; only unfinished ones are walked.
 """
 
 import hashlib
@@ -14,15 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.base.errors import StepError, UsageError
-from hvdenv.base.places import Places, environment_name, make_folder, write_json, write_text
+from hvdenv.base.errors import UsageError
+from hvdenv.base.places import Places, environment_name, make_folder, write_json
 from hvdenv.base.reading import STATE, read_json
-from hvdenv.base.runner import Runner
-from hvdenv.environments import generations
-from hvdenv.environments.generations import MARKER, RECORD, Environment, at, timestamp
+from hvdenv.environments.generations import Environment, at
 from hvdenv.locks.record import GenerationRecord
-from hvdenv.model.observe import quota, space
-from hvdenv.sites import workspace
 
 State = Literal["complete", "incomplete", "broken", "missing"]
 
@@ -145,72 +138,8 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
 
 
 def _registered(places: Places, environment: Environment) -> Path:
-    return places.registry / f"{_short_hash(environment.prefix)}.json"
-
-
-def _short_hash(path: Path) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-
-
-class LastUsed(NamedTuple):
-    """The latest known use.
-
-    Attributes:
-        when: in UTC, in the format of records; empty if unknown.
-    """
-
-    when: str = ""
-    how: Literal["", "hvdenv", "access time"] = ""
-
-
-def note_use(places: Places, environment: Path) -> None:
-    """Note that an environment, by its prefix or generation, is used now.
-
-    Does nothing if hvdenv did not build it or the note cannot be written.
-    """
-    generation = Path(os.path.realpath(environment))
-    if not (generation / MARKER).is_file():
-        return
-    path = _note_of(places, generation)
-    try:
-        make_folder(path.parent)
-        write_text(path, f"{generation}\n")
-    except StepError:
-        return
-
-
-def forget_use(places: Places, generation: Path) -> None:
-    _note_of(places, generation).unlink(missing_ok=True)
-
-
-def last_use(places: Places, generation: Path) -> LastUsed:
-    """When a generation was last used."""
-    noted = _time(_note_of(places, generation), "st_mtime")
-    activate = generation / "activate.sh"
-    read = _time(activate, "st_atime")
-    # The build itself reads it before it writes the record.
-    if read > max(noted, _time(generation / RECORD, "st_mtime"), _time(activate, "st_ctime")):
-        return LastUsed(timestamp(read), "access time")
-    return LastUsed(timestamp(noted), "hvdenv") if noted else LastUsed()
-
-
-def keeps_access_times(folder: Path) -> bool:
-    """Whether reading a file there leaves a trace."""
-    try:
-        return not os.statvfs(folder).f_flag & os.ST_NOATIME
-    except OSError:
-        return False
-
-
-def _note_of(places: Places, generation: Path) -> Path:
-    return places.used / _short_hash(Path(os.path.realpath(generation)))
-
-
-def _time(path: Path, which: str) -> float:
-    try:
-        return float(getattr(path.stat(), which))
-    except OSError:
-        return 0.0
+    digest = hashlib.sha256(os.fsencode(environment.prefix)).hexdigest()
+    return places.registry / f"{digest[:16]}.json"
 
 
 GenerationState = Literal["active", "complete", "unfinished", "damaged"]
@@ -228,8 +157,7 @@ class Generation(NamedTuple):
 
     Attributes:
         state: ``damaged`` has no readable record; ``unfinished`` is a build or a removal.
-        created: when it was finished, or last worked on; in UTC.
-        used_by: how that is known; see LastUsed.
+        created: when it was finished, in UTC; empty for others.
     """
 
     generation: str
@@ -237,30 +165,7 @@ class Generation(NamedTuple):
     created: str
     bytes: int
     files: int
-    used: str
-    used_by: str
     added: tuple[str, ...] = ()
-
-    @property
-    def since(self) -> str:
-        """Time since when it is unused."""
-        return max(self.created, self.used)
-
-
-class CacheSize(NamedTuple):
-    name: str
-    path: str
-    bytes: int
-    files: int
-
-
-class Room(NamedTuple):
-    """Space left on the file system of a directory, in bytes and inodes; None if unknown."""
-
-    path: str
-    disk_free: int | None
-    inodes_free: int | None
-    quota_free: int | None
 
 
 def measure(folder: Path) -> Size:
@@ -276,65 +181,18 @@ def measure(folder: Path) -> Size:
     return Size(size, files)
 
 
-def list_generations(environment: Environment, places: Places) -> tuple[Generation, ...]:
+def list_generations(environment: Environment) -> tuple[Generation, ...]:
     records, active = environment.records(), environment.active()
     found = []
     for identity in (*environment.identities(), *environment.remains()):
-        folder = environment.generation(identity)
-        used, added = last_use(places, folder), ()
+        state: GenerationState
         if record := records.get(identity):
-            state: GenerationState = "active" if identity == active else "complete"
-            created, size = record.created, Size(record.bytes, record.files)
+            state = "active" if identity == active else "complete"
             added = tuple(record.additions.get("requirements", ()))
+            one = Generation(identity, state, record.created, record.bytes, record.files, added)
         else:
             is_damaged = identity in environment.identities() and not environment.begun(identity)
             state = "damaged" if is_damaged else "unfinished"
-            created, size = _last_change(folder), measure(folder)
-        found.append(Generation(identity, state, created, *size, used.when, used.how, added))
+            one = Generation(identity, state, "", *measure(environment.generation(identity)))
+        found.append(one)
     return tuple(sorted(found, key=lambda one: (one.created, one.generation), reverse=True))
-
-
-def _last_change(folder: Path) -> str:
-    """When a build last changed something in the directory of a generation."""
-    try:
-        latest = max(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))
-    except (OSError, ValueError):
-        return ""
-    return generations.timestamp(latest)
-
-
-def list_caches(places: Places) -> tuple[CacheSize, ...]:
-    """The caches under HVDENV_HOME, not those of pip and other programs."""
-    folders = sorted(each for each in places.cache.glob("*") if each.is_dir())
-    return tuple(CacheSize(each.name, str(each), *measure(each)) for each in folders)
-
-
-def free_space(folders: Iterable[Path], runner: Runner) -> tuple[Room, ...]:
-    """Space left on the file systems of some directories, each once."""
-    devices: dict[int, Path] = {}
-    for folder in folders:
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        devices.setdefault(folder.stat().st_dev, folder)
-    left = quota(runner) if devices else None
-    return tuple(Room(str(each), *space(each), left) for each in devices.values())
-
-
-def space_warnings(environment: Environment, runner: Runner) -> tuple[str, ...]:
-    """Policies that will delete files of an environment without the user."""
-    active = environment.active()
-    if not active:
-        return ()
-    resolved = generations.read_record(environment.record(active)).resolved
-    stated, folder = resolved.get("places", {}), environment.prefix.parent
-    found = []
-    elsewhere = stated.get("environments") not in (None, str(folder))
-    if stated.get("expires_days") and not elsewhere:
-        found.append(
-            f"each file here is deleted {stated['expires_days']} days after its last use;"
-            " `hvdenv verify` reports missing files"
-        )
-    if stated.get("workspace"):
-        left = workspace.remaining(folder, runner)
-        found += [f"its workspace is deleted in {left}; extend it with ws_extend"] if left else []
-    return tuple(found)

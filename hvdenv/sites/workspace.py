@@ -52,23 +52,6 @@ def allocate(workspace: Workspace, runner: Runner) -> Path:
     return found
 
 
-def remaining(folder: Path, runner: Runner) -> str:
-    """The remaining time of the workspace that contains a directory: ``12 days 5 hours``.
-
-    Empty if no workspace contains it, or this machine has no workspace tools.
-    """
-    if not shutil.which("ws_list"):
-        return ""
-    outcome = runner.run(Command(("ws_list",), timeout=_SECONDS))
-    found = re.findall(
-        r"^.{0,80}?workspace directory[ \t]*:[ \t]*(/\S+)[ \t]*\n"
-        r"(?:.*\n)??[ \t]*remaining time[ \t]*:[ \t]*(\S.*)",
-        outcome.output if outcome else "",
-        re.MULTILINE,
-    )
-    return next((left.strip() for place, left in found if folder.is_relative_to(place)), "")
-
-
 def _on(workspace: Workspace) -> tuple[str, ...]:
     return ("-F", workspace.filesystem) if workspace.filesystem else ()
 

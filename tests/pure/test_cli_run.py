@@ -15,11 +15,10 @@ import pytest
 
 from hvdenv.base.command import Command
 from hvdenv.base.errors import StepError
-from hvdenv.base.places import find_places
 from hvdenv.base.runner import replace_process
 from hvdenv.base.schema import encode
 from hvdenv.cli.shell import shell_command, start_files
-from hvdenv.environments import generations, manifest, registry
+from hvdenv.environments import generations, manifest
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.placement import influences
 from tests.support.commands import Hvdenv
@@ -128,30 +127,6 @@ def test_a_prefix_is_enough_and_on_the_host(
     assert "srun -n 2 -N 2 --ntasks-per-node=1 -w a,b" in said
     said = dry(hvdenv, f"{imaged} --prefix {built} --launcher mpirun -- true")
     assert "singularity" not in said and str(built) in said
-
-
-def test_what_is_started_is_a_use_of_the_environment(
-    recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for command in ("run", "shell"):
-        monkeypatch.setattr(f"hvdenv.cli.{command}.replace_process", lambda *_: 0)
-    fakes = programs(tmp_path / "bin", sbatch="echo 12")
-    monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
-    places = find_places()
-    run = ("run", recipe, "--launcher", "mpirun", "--hosts", "a:1")
-    job = ("job", recipe, "--submit", "--detach", "--", "true")
-    for words, used in (
-        ((*run, "--dry-run", "--", "true"), False),
-        ((*run, "--", "true"), True),
-        (("shell", recipe, "--dry-run"), False),
-        (("shell", recipe), True),
-        (("job", recipe, "--", "true"), False),
-        (job, True),
-    ):
-        hvdenv(*words)
-        found = registry.last_use(places, generations.at(built).generation(ONE))
-        assert (found.how == "hvdenv") == used, words
-        registry.forget_use(places, generations.at(built).generation(ONE))
 
 
 IMAGE = """

@@ -42,7 +42,6 @@ _shtab_hvdenv_envs_commands() {
     prune:'Remove generations that are neither active nor in use.'
     remove:'Remove an environment with all its generations.'
     rollback:'Point a prefix to an earlier generation.'
-    storage:'Show the size of the caches and the free space.'
   )
   _describe 'hvdenv envs commands' _commands
 }
@@ -170,7 +169,6 @@ _shtab_hvdenv_envs_prune_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--keep[number of newest generations to keep beside the active one (default\: 1\; 0 with an age)]:N:"
   "--older-than[only generations built longer ago than this, such as 90d, 12h or 8w]:AGE:"
-  "--unused-for[only generations not used for this long, such as 60d]:AGE:"
   "--dry-run[print what would be removed, and remove nothing]"
   ":a name that \`hvdenv envs\` lists, such as local\+torch, or a path with a slash (default\: all):"
 )
@@ -195,14 +193,6 @@ _shtab_hvdenv_envs_rollback_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_envs_rollback_defaults_added=0
-
-_shtab_hvdenv_envs_storage_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[json]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_envs_storage_defaults_added=0
 
 _shtab_hvdenv_examples_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -603,7 +593,6 @@ _shtab_hvdenv_envs() {
         prune) _arguments -C -s $_shtab_hvdenv_envs_prune_options ;;
         remove) _arguments -C -s $_shtab_hvdenv_envs_remove_options ;;
         rollback) _arguments -C -s $_shtab_hvdenv_envs_rollback_options ;;
-        storage) _arguments -C -s $_shtab_hvdenv_envs_storage_options ;;
       esac
   esac
 }
