@@ -17,7 +17,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,10 +38,6 @@ _GONE = {errno.ENOENT, errno.ESTALE}
 _REBOOT_SECONDS = 60.0
 # An empty file is about to be filled, or a power cut has emptied it and nobody touches it.
 _EMPTY_SECONDS = 60.0
-# A file that is younger may belong to a process that also tries, and is about to give way. How
-# long to go on trying then, so that not all of them give up.
-_YOUNG_SECONDS = 1.0
-_CONTEST_SECONDS = 5.0
 
 
 class Holder(NamedTuple):
@@ -91,15 +87,13 @@ class _Seen(NamedTuple):
 
     Attributes:
         holder: None if it names none.
-        age: seconds since its holder touched it.
-        is_later: whether it is from after our own announcement, by the clock of the file server.
+        age: seconds since its holder touched it, by the clock of the file server.
     """
 
     path: Path
     holder: Holder | None
     is_empty: bool
     age: float
-    is_later: bool
 
     def is_gone(self, stale: float) -> bool:
         """Whether its holder cannot be running any more; see hold()."""
@@ -152,12 +146,8 @@ class Held:
         except OSError as error:
             if error.errno not in _GONE:
                 raise blocked(self._path, error) from error
-            others: list[Holder] = []
-            with suppress(OSError):  # the store may be gone, too
-                others = [each.holder for each in _look(self._path, 0) if each.holder]
-            who = f"; {others[0]} holds it now" if others else ""
             raise BusyError(
-                f"another process removed the lock of this build{who}",
+                "another process removed the lock of this build",
                 where=str(self._path),
                 remedy="wait until the other build has finished, then build again",
             ) from error
@@ -180,7 +170,7 @@ def hold(
     """Hold the lock of a store, a directory that is created if it does not exist.
 
     Args:
-        wait: seconds to wait for another holder.
+        wait: seconds to wait for another holder, or for one that tries at the same time.
         break_lock: take the lock over from the present holder, whoever that is.
         stale: seconds without a heartbeat after which a holder on another host counts as gone.
         beat: seconds between two heartbeats.
@@ -214,28 +204,29 @@ def _acquire(
     """Take the lock; the tokens of those who held it and are gone."""
     deadline = time.monotonic() + wait
     pause = 0.02
-    # A heartbeat makes the file of a holder as new as our own: what was there before counts, too.
-    condemned = {*path.parent.glob(f"{PREFIX}*")} if break_lock else set[Path]()
-    if condemned:
-        time.sleep(0.02)  # so that our announcement is later by the clock, too
-    is_first = True
+    replaced: list[_Seen] = []
+    if break_lock:
+        # Only what is there before our own announcement: of two builds that take over at the
+        # same time, the later one finds the file of the earlier one, or waits for it.
+        make_folder(path.parent)
+        replaced += _look(path, 0)
+        _remove(replaced)
     while True:
         others = _announce(path, mine)
-        if break_lock and is_first:
-            # Of two builds that take over at the same time, the later one does so.
-            condemned |= {each.path for each in others if not each.is_later}
-        is_first = False
-        running = [o for o in others if o.path not in condemned and not o.is_gone(stale)]
+        running = [each for each in others if not each.is_gone(stale)]
         if not running:
-            for each in others:
-                each.path.unlink(missing_ok=True)
-            return tuple(each.holder.token for each in others if each.holder)
+            _remove(others)
+            return tuple(each.holder.token for each in (*replaced, *others) if each.holder)
         path.unlink(missing_ok=True)
-        is_contest = all(each.age < _YOUNG_SECONDS for each in running)
-        if time.monotonic() - deadline >= (_CONTEST_SECONDS if is_contest else 0):
+        if time.monotonic() >= deadline:
             raise running[0].error()
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 1.5, 1.0)
+
+
+def _remove(locks: Iterable[_Seen]) -> None:
+    for each in locks:
+        each.path.unlink(missing_ok=True)
 
 
 def _announce(path: Path, mine: Holder) -> list[_Seen]:
@@ -278,10 +269,8 @@ def _look(path: Path, now: float) -> list[_Seen]:
             if error.errno not in _GONE:
                 raise
             continue
-        written = content.status.st_mtime
-        is_later = (written, name) > (now, path.name)
-        age = max(0.0, now - written)
-        seen.append(_Seen(other, _holder(content.data), not content.data, age, is_later))
+        age = max(0.0, now - content.status.st_mtime)
+        seen.append(_Seen(other, _holder(content.data), not content.data, age))
     return seen
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -40,9 +39,9 @@ WORKER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from hvdenv.environments import prefix_lock
-store, rounds, suicidal = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store, suicidal = Path(sys.argv[1]), sys.argv[2:]
 witness = store.parent / "witness"
-for _ in range(rounds):
+for _ in range(12):
     with prefix_lock.hold(store, wait=240, beat=0.01) as held:
         me = f"{os.getpid()} {prefix_lock._started(os.getpid())}"
         if witness.exists():
@@ -56,7 +55,7 @@ for _ in range(rounds):
         held.check()
         if witness.read_text() != me:
             sys.exit(f"{me} holds the lock, and so does {witness.read_text()}")
-        if suicidal == "yes" and random.random() < 0.3:
+        if suicidal and random.random() < 0.3:
             os.kill(os.getpid(), signal.SIGKILL)
         witness.unlink()
 """
@@ -95,12 +94,12 @@ def token(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def write_lock(store: Path, age: float = 0, **changes: Any) -> Path:
-    """The lock of another process: of this one, but for the changes."""
+def write_lock(store: Path, age: float = 0, content: bytes = b"", **changes: Any) -> Path:
+    """The lock of another process: of this one, but for the changes; or with any other content."""
     store.mkdir(exist_ok=True)
     path = store / f"{PREFIX}{'0' * 32}"
     holder = {**prefix_lock._myself()._asdict(), "token": "0" * 32, **changes}
-    path.write_text(json.dumps(holder))
+    path.write_bytes(json.dumps(holder).encode() if changes or not content else content)
     moment = time.time() - age
     os.utime(path, (moment, moment))
     return path
@@ -131,27 +130,6 @@ def test_a_running_holder_is_named(
     assert f"process {process.pid} of " in caught.value.message
     assert f"on {os.uname().nodename}, job 4711" in caught.value.message
     assert "wait for it" in caught.value.remedy
-
-
-def test_of_two_that_collide_both_get_it_in_turn(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2)
-    look, meeting = prefix_lock._look, threading.local()
-
-    def look_together(*arguments: Any) -> Any:
-        if not hasattr(meeting, "over"):
-            meeting.over = True
-            both.wait(30)
-        return look(*arguments)
-
-    def take_turns(_: int) -> bool:
-        with hold(store, wait=0):
-            return True
-
-    monkeypatch.setattr(prefix_lock, "_look", look_together)
-    with ThreadPoolExecutor(2) as pool:
-        assert [*pool.map(take_turns, range(2))] == [True, True]
 
 
 def test_a_listing_without_ones_own_file_says_nothing(
@@ -212,39 +190,44 @@ def test_the_heart_beats(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "age"),
+    ("age", "changes"),
     [
-        ({"started": "1"}, 0),
-        ({"pid": 2**31 - 1}, 0),
-        ({"boot": "another"}, 100),
-        ({"boot": "another", "namespace": "another"}, 100),
+        (0, {"started": "1"}),
+        (0, {"pid": 2**31 - 1}),
+        (100, {"boot": "another"}),
+        (100, {"boot": "another", "namespace": "another"}),
+        (2000, {"host": "elsewhere"}),
     ],
 )
 def test_taken_over_from_a_holder_that_is_certainly_gone(
-    store: Path, changes: dict[str, Any], age: float
+    store: Path, age: float, changes: dict[str, Any]
 ) -> None:
+    """Of a holder on another host, only a caller may say that silence means that."""
     write_lock(store, age, **changes)
-    with hold(store, wait=0) as held:
+    with hold(store, wait=0, stale=1000) as held:
         assert held.replaced == ("0" * 32,)
 
 
 @pytest.mark.parametrize(
-    ("changes", "age"),
+    ("age", "changes"),
     [
-        ({}, 10_000),
-        ({"started": ""}, 10_000),
-        ({"host": "elsewhere"}, 10_000),
-        ({"host": "elsewhere", "boot": "another", "pid": 2**31 - 1}, 10_000),
-        ({"boot": "another"}, 0),
-        ({"namespace": "another", "pid": 2**31 - 1}, 10_000),
-        ({"pid": "x"}, 10_000),
-        ({"pid": -1}, 10_000),
-        ({"token": None}, 10_000),
-        ({"unknown": ""}, 10_000),
+        (10_000, {}),
+        (10_000, {"started": ""}),
+        (10_000, {"host": "elsewhere"}),
+        (10_000, {"host": "elsewhere", "boot": "another", "pid": 2**31 - 1}),
+        (0, {"boot": "another"}),
+        (10_000, {"namespace": "another", "pid": 2**31 - 1}),
+        (10_000, {"pid": "x"}),
+        (10_000, {"pid": -1}),
+        (10_000, {"token": None}),
+        (10_000, {"unknown": ""}),
+        (10_000, {"content": b"{"}),
+        (10_000, {"content": b"[]"}),
+        (10_000, {"content": b"\xff\xff"}),
     ],
 )
 def test_only_broken_on_request_if_the_holder_may_run(
-    store: Path, changes: dict[str, Any], age: float
+    store: Path, age: float, changes: dict[str, Any]
 ) -> None:
     lock = write_lock(store, age, **changes)
     before = lock.read_bytes()
@@ -252,6 +235,7 @@ def test_only_broken_on_request_if_the_holder_may_run(
         pass
     if age:
         assert re.search("last heartbeat 100[0-9]{2} s ago", caught.value.message)
+    assert "content" not in changes or "names no holder" in caught.value.message
     assert os.listdir(store) == [lock.name] and lock.read_bytes() == before
     if changes and "started" not in changes:
         assert "--take-over" in caught.value.remedy
@@ -260,69 +244,32 @@ def test_only_broken_on_request_if_the_holder_may_run(
     assert os.listdir(store) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xff"])
-def test_a_lock_without_a_holder_is_broken_on_request(store: Path, content: bytes) -> None:
-    write_lock(store).write_bytes(content)
-    with pytest.raises(BusyError, match="names no holder"), hold(store, wait=0):
-        pass
-    with hold(store, wait=0, break_lock=True) as held:
-        assert held.replaced == ()
-
-
 def test_a_lock_that_a_power_cut_has_emptied_is_taken_over(store: Path) -> None:
     lock = write_lock(store)
-    lock.write_bytes(b"")
+    lock.write_bytes(b"")  # about to be filled
+    with pytest.raises(BusyError, match="names no holder"), hold(store, wait=0):
+        pass
     os.utime(lock, (0, 0))
     with hold(store, wait=0) as held:
         held.check()
     assert os.listdir(store) == []
 
 
-def test_a_stale_lock_of_another_host_is_taken_over_where_that_is_allowed(store: Path) -> None:
-    write_lock(store, 100, host="elsewhere")
-    with pytest.raises(BusyError), hold(store, wait=0, stale=1000):
-        pass
-    with hold(store, wait=0, stale=10) as held:
-        assert held.replaced == ("0" * 32,)
-
-
 def test_a_build_whose_lock_was_broken_notices_and_leaves_the_new_one(store: Path) -> None:
-    with hold(store, wait=0, beat=0.05) as old:
-        with hold(store, wait=0, break_lock=True) as new:
-            with pytest.raises(BusyError, match="removed the lock of this build; process"):
-                old.check()
-            new.check()
+    with hold(store, wait=0, beat=0.05) as old, hold(store, wait=0, break_lock=True) as new:
+        assert new.replaced == (old.token,)
         with pytest.raises(BusyError, match="removed the lock of this build"):
             old.check()
+        new.check()
     assert os.listdir(store) == []
 
 
-def test_a_heartbeat_during_a_takeover_does_not_prevent_it(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, look = write_lock(store), prefix_lock._look
-
-    def look_after_a_heartbeat(*words: Any) -> Any:
-        if lock.exists():
-            os.utime(lock, (time.time() + 1, time.time() + 1))
-        return look(*words)
-
-    monkeypatch.setattr(prefix_lock, "_look", look_after_a_heartbeat)
-    with hold(store, wait=0, break_lock=True) as held:
-        held.check()
-    assert os.listdir(store) == []
-
-
-def test_of_builds_that_take_over_at_the_same_time_one_goes_on(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_lock, "_CONTEST_SECONDS", 0.1)
-
+def test_of_builds_that_take_over_at_the_same_time_one_goes_on(store: Path) -> None:
     def take_over(start: threading.Barrier) -> bool:
         start.wait()
         try:
-            with hold(store, wait=0, break_lock=True) as held:
-                time.sleep(1)  # all others have taken over, or given up
+            with hold(store, wait=0.5, break_lock=True) as held:
+                time.sleep(1.5)  # all others have taken over, or given up
                 held.check()
                 return True
         except BusyError:
@@ -361,30 +308,22 @@ def test_a_full_disk_leaves_no_empty_files(store: Path, monkeypatch: pytest.Monk
     assert os.listdir(store) == []
 
 
-def test_one_holder_at_a_time_among_eight(store: Path, start: Callable[..., Any]) -> None:
-    workers = [start(WORKER, store, 12, "no") for _ in range(8)]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=300)
-        assert (worker.returncode, errors) == (0, "")
-    assert os.listdir(store) == []
-
-
 def test_one_holder_at_a_time_when_holders_and_takers_are_killed(
     store: Path, start: Callable[..., Any]
 ) -> None:
     write_lock(store, pid=2**31 - 1)
     chance = random.Random(7)
-    running = [start(WORKER, store, 12, "no" if n < 3 else "yes") for n in range(8)]
+    running = [start(WORKER, store, *(["suicidal"] if n > 2 else [])) for n in range(8)]
     deadline = time.monotonic() + 6
     while time.monotonic() < deadline:
         time.sleep(chance.random() * 0.1)
         victim = chance.randrange(3, 8)
         if chance.random() < 0.5:
-            running[victim].send_signal(signal.SIGKILL)
+            running[victim].kill()
         if running[victim].poll() is not None:
             _, errors = running[victim].communicate()
             assert errors == ""
-            running[victim] = start(WORKER, store, 12, "yes")
+            running[victim] = start(WORKER, store, "suicidal")
     for worker in running[:3]:
         _, errors = worker.communicate(timeout=300)
         assert (worker.returncode, errors) == (0, "")
