@@ -15,6 +15,7 @@ from hvdenv.cli.options import add, add_options, command_line, give, is_locked, 
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.model.observe import complete
 from hvdenv.model.recipe import provided_by_modules
+from hvdenv.session.chosen import command_for
 from hvdenv.session.job import run_there
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, describe, prepare
@@ -76,11 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         for each in built.drift:
             report(f"drift from the lock: {each}")
+    in_job = " --where compute" if resolved.recipe.dialect else ""
     give(
         arguments,
         encode(built),
         f"{_result(built, prepared)}: {built.prefix}",
         f"use it with: . {built.prefix}/activate.sh",
+        f"prove that it works: {command_for(request, 'verify')}{in_job}",
         *([] if arguments.json or arguments.quiet else _dropped(environment, before)),
     )
     return 0

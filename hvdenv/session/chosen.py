@@ -270,14 +270,14 @@ def _in_image(request: Request, name: str, recipe: Recipe, container: Container)
     return Chosen(name=name, recipe=recipe, prefix=image, record=None, container=container)
 
 
-def build_command(request: Request) -> str:
-    """The command that builds what a request names."""
-    build = f"hvdenv build {request.named if request.recipe else 'RECIPE'}"
-    return f"{build} --prefix {shlex.quote(str(request.prefix))}" if request.prefix else build
+def command_for(request: Request, command: str) -> str:
+    """A command on what a request names, such as ``build``."""
+    line = f"hvdenv {command} {request.named if request.recipe else 'RECIPE'}"
+    return f"{line} --prefix {shlex.quote(str(request.prefix))}" if request.prefix else line
 
 
 def _not_there(request: Request, installed: Environment, name: str, damage: str) -> UsageError:
-    build = build_command(request)
+    build = command_for(request, "build")
     if damage:
         return UsageError(
             f"files of this environment are damaged: {damage}",

@@ -13,7 +13,7 @@ from hvdenv.environments.image import Packed
 from hvdenv.environments.installation import PYTHON_PATH, inspect_prefix, mpi_prefix
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.recipe import Recipe
-from hvdenv.session.chosen import Chosen, build_command
+from hvdenv.session.chosen import Chosen, command_for
 from hvdenv.session.output import report
 from hvdenv.session.request import Request, read_hostfile
 from hvdenv.sites.allocation import Allocation, find_allocation
@@ -125,7 +125,9 @@ def find_entry(request: Request, chosen: Chosen, job: str = "") -> ImageEntry:
             raise UsageError(
                 "only an environment that hvdenv built can have an image",
                 where=f"--image {request.image}",
-                remedy="omit --image" if chosen.there else f"build it: {build_command(request)}",
+                remedy="omit --image"
+                if chosen.there
+                else f"build it: {command_for(request, 'build')}",
             )
         return ImageEntry()
     built = generations.at(chosen.prefix)

@@ -78,6 +78,12 @@ def test_second_build_does_nothing(cli: Cli, local_prefix: Path) -> None:
     assert result.json["changed"] is False
     assert active(local_prefix)[1] == identity
     assert environment.record(identity).stat().st_mtime_ns == before.st_mtime_ns
+    said = cli("build", "local").stdout.splitlines()
+    assert said == [
+        f"nothing to do: {local_prefix}",
+        f"use it with: . {local_prefix}/activate.sh",
+        "prove that it works: hvdenv verify local",
+    ]
 
 
 def test_activate_works_in_every_posix_shell(local_prefix: Path) -> None:
