@@ -139,9 +139,6 @@ def _report(
         print(f"{verb} {target.prefix}: {identity}{details}")
     for identity, reason in cleared.kept:
         report(f"kept {target.prefix}: {identity}: {reason}")
-    if cleared.unseen:
-        some = "1 process" if cleared.unseen == 1 else f"{cleared.unseen} processes"
-        report(f"{some} of other users could not be checked")
 
 
 def _list(places: Places, json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -36,40 +36,30 @@ class Process(NamedTuple):
     name: str
     generations: frozenset[str]
 
-
-class Uses(NamedTuple):
-    """The processes that use an environment, and how many others could not be checked."""
-
-    processes: tuple[Process, ...]
-    unseen: int
-
-    def select(self, identity: str) -> Uses:
-        """Those that use this generation, or may do so."""
-        those = (each for each in self.processes if identity in (each.generations or {identity}))
-        return self._replace(processes=tuple(those))
-
-    def __bool__(self) -> bool:
-        return bool(self.processes)
-
-    def __str__(self) -> str:
-        shown = [f"process {each.pid} ({each.name})" for each in self.processes[:5]]
-        more = [f"{len(self.processes) - 5} more"] if len(self.processes) > 5 else []
-        return ", ".join(shown + more)
+    def uses(self, identity: str) -> bool:
+        """Whether it uses a generation, or may do so."""
+        return identity in (self.generations or {identity})
 
 
-def uses(environment: Environment) -> Uses:
+def _said(processes: Sequence[Process]) -> str:
+    shown = [f"process {each.pid} ({each.name})" for each in processes[:5]]
+    more = [f"{len(processes) - 5} more"] if len(processes) > 5 else []
+    return f"in use by {', '.join(shown + more)}"
+
+
+def users(environment: Environment) -> list[Process]:
     """Find the processes on this host that run from, work in, have loaded or activated a generation.
 
     A process that was started through the prefix and shows no generation counts as a user of
     every one: the link may have been switched. Only its children show what a shell activated.
+    Processes of other users show little.
     """
-    processes, unseen, roots = [], 0, _roots(environment)
+    processes, roots = [], _roots(environment)
     for process in psutil.process_iter(["cmdline", "environ", "exe", "cwd", "name"]):
         if process.pid == os.getpid():
             continue
-        # None is what this user may not see. Kernel threads have no arguments.
+        # None is what this user may not see.
         arguments, *places = (process.info[each] for each in ("cmdline", "exe", "cwd"))
-        unseen += bool(arguments) and None in places
         named = (os.path.join(places[1] or "", each) for each in arguments or ())
         used = _inside(roots, [*named, *filter(None, places), *_mapped(process.pid)])
         variables = [process.info["environ"] or {}]
@@ -81,7 +71,7 @@ def uses(environment: Environment) -> Uses:
             found = used | {each or environment.pointed() for each in activated}
             known = frozenset() if used == {""} else frozenset(found - {""})
             processes.append(Process(process.pid, process.info["name"], known))
-    return Uses(tuple(processes), unseen)
+    return processes
 
 
 def _mapped(pid: int) -> set[str]:
@@ -120,12 +110,10 @@ class Cleared(NamedTuple):
 
     Attributes:
         kept: generation or path, and why it was not deleted.
-        unseen: number of other users' processes that could not be checked.
     """
 
     removed: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
-    unseen: int
 
 
 def rollback(environment: Environment, identity: str = "") -> str:
@@ -160,10 +148,9 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
     require(environment)
     prefix, store = environment.prefix, environment.store
     with prefix_lock.hold(store, wait=0):
-        found = Uses((), 0) if force else uses(environment)
-        if found.processes:
+        if found := [] if force else users(environment):
             raise BusyError(
-                f"in use by {found}",
+                _said(found),
                 where=str(prefix),
                 remedy="end them first, or remove it anyway with --force "
                 "(processes on other hosts are not checked)",
@@ -175,7 +162,7 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
                 sync(prefix.parent)
         elif os.path.lexists(prefix):
             kept.append((str(prefix), f"is {occupant(prefix)}"))
-        cleared = _delete(environment, environment.identities(), found)
+        cleared = _delete(environment, environment.identities(), [])
         kept += [*cleared.kept, *_clean(store, seconds=0)]
     try:
         store.rmdir()
@@ -214,27 +201,31 @@ def prune(
             records = environment.records().items()
             spared |= {identity for identity, record in records if record.created > before}
         old = [each for each in environment.identities() if each not in spared]
-        found = uses(environment) if old else Uses((), 0)
+        found = users(environment) if old else []
         cleared = _delete(environment, old, found, dry_run=dry_run)
         kept = () if dry_run else _clean(environment.store)
     return cleared._replace(kept=(*cleared.kept, *kept))
 
 
 def _delete(
-    environment: Environment, identities: Iterable[str], found: Uses, *, dry_run: bool = False
+    environment: Environment,
+    identities: Iterable[str],
+    found: Sequence[Process],
+    *,
+    dry_run: bool = False,
 ) -> Cleared:
     """Delete the generations that no process uses."""
     removed, kept = [], []
     for identity in identities:
-        if users := found.select(identity):
-            note = f"in use by {users}"
+        if using := [each for each in found if each.uses(identity)]:
+            note = _said(using)
         else:
             note = "" if dry_run else delete(environment, identity)
         if note:
             kept.append((identity, note))
         else:
             removed.append(identity)
-    return Cleared(tuple(removed), tuple(kept), found.unseen)
+    return Cleared(tuple(removed), tuple(kept))
 
 
 def _whole(environment: Environment) -> list[str]:
