@@ -1,9 +1,9 @@
-"""Compare two environments or locks: packages, Horovod with its patches and flags, modules,
-toolchain, wheel. diff runs nothing of either.
+"""Compare two environments: packages, Horovod with its patches and flags, modules, toolchain,
+wheel. diff runs nothing of either.
 
 A and B are each a name that `hvdenv envs` lists (local+torch), or a path with a slash: a
-prefix, the directory of a generation or of a lock, or any environment that hvdenv did not
-build. @ and a generation, or the first digits of one, may follow (default: the active one)."""
+prefix, the directory of a generation, or any environment that hvdenv did not build. @ and a
+generation, or the first digits of one, may follow (default: the active one)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ examples:
   hvdenv diff local local+torch
   hvdenv diff local@3f2a9c81 local           what changed since that generation
   hvdenv diff ~/envs/horovod /proj/group/envs/horovod --json
-  hvdenv diff lockfiles/local/py3.11-linux-x86_64 local
   hvdenv diff local ./venv --exit-code       1 if they differ
 
 The output is the change from A to B. diff does not compare unknown hashes: those of packages that
@@ -33,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser,
         "first A",
-        "environment or lock: a name, prefix or directory; @GENERATION may follow",
+        "environment: a name, prefix or directory; @GENERATION may follow",
     )
     add(parser, "second B", "what to compare it with, written the same way")
     add_options(parser, "json", "color")

@@ -43,7 +43,7 @@ GROUPS = {
         "pack": "pack an environment into one image, which hosts mount",
         "wheels": "list, prune or publish compiled wheels",
         "export": "write a bill of materials (CycloneDX) of an environment",
-        "diff": "compare two environments or locks",
+        "diff": "compare two environments",
     },
     "Manage": {
         "recipes": "list recipes with their variants and status",

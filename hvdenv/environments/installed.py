@@ -1,4 +1,4 @@
-"""Reads the contents of environments and locks from disk; runs nothing in them."""
+"""Reads the contents of environments from disk; runs nothing in them."""
 
 import base64
 import csv
@@ -14,11 +14,8 @@ from hvdenv.base.places import Places, home_folder
 from hvdenv.base.reading import MANIFEST, STATE, open_file, read_json
 from hvdenv.base.schema import Table
 from hvdenv.environments import generations, installation, registry
-from hvdenv.locks import condalock, lockfile, pypi
-from hvdenv.locks.lockfile import CONDA, MAIN, Locked
 from hvdenv.locks.packages import (
     Contents,
-    Horovod,
     Installed,
     Package,
     canonicalize_name,
@@ -36,19 +33,16 @@ class NamedContents(NamedTuple):
 
 
 def named_contents(text: str, places: Places) -> NamedContents:
-    """The contents of an environment or lock that the user names.
+    """The contents of an environment that the user names.
 
     Args:
-        text: a name, a prefix, or the directory of a generation or of a lock. The first two may be
+        text: a name, a prefix, or the directory of a generation. The first two may be
             followed by @ and the beginning of a generation; the default is the active one.
 
     Raises:
         UsageError: there is no such environment or generation.
         StepError: its record is damaged.
-        RecipeError, LockError: a lock is malformed, or its files do not belong together.
     """
-    if (Path(text) / MAIN).is_file():
-        return NamedContents(text, contents_of_lock(lockfile.read_lock(Path(text))))
     name, identity = text, ""
     if "@" in text and not Path(text).exists():
         name, _, identity = text.rpartition("@")
@@ -80,64 +74,13 @@ def contents_of_folder(root: Path) -> Contents:
         return from_record(record, found, str(home_folder()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
         raise UsageError(
-            f"this is neither an environment nor a lock: it has no bin/python, conda-meta or {MAIN}"
-            if root.exists()
-            else "this is not a Python environment: it does not exist",
+            "this is not a Python environment: "
+            + ("it has no bin/python or conda-meta" if root.exists() else "it does not exist"),
             where=str(root),
             remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
         )
     contents = from_record(GenerationRecord(), installed_packages(root), "")
     return contents._replace(toolchain={})  # packages alone do not say what Horovod was built with
-
-
-def contents_of_lock(locked: Locked) -> Contents:
-    """The contents of an environment built from this lock, as far as the lock states them.
-
-    Raises:
-        RecipeError: a file of the lock is malformed.
-    """
-    inputs, built = locked.lock.inputs, locked.lock.built
-    packages = sorted(_packages_of_lock(locked))
-    found = Contents(
-        recipe=inputs.recipe,
-        variants=inputs.variants,
-        python=inputs.python,
-        machine=inputs.platform.partition("-")[2],
-        packages=tuple(packages),
-        distributions={each.name: each.version for each in packages},
-        horovod=Horovod(
-            version=inputs.horovod.version,
-            source=inputs.horovod.sha256,
-            patches=inputs.horovod.patches,
-            variables=inputs.horovod.variables,
-            wheel=built.wheel if built else "",
-        ),
-        modules=dict.fromkeys(inputs.modules, ""),
-    )
-    if built is None:
-        return found
-    tools = {
-        "compiler": built.compiler,
-        "mpi": built.mpi,
-        "cuda": built.nvcc,
-        "glibc": built.glibc,
-        "driver": built.driver,
-    }
-    return found._replace(
-        python=built.python,
-        modules=built.modules,
-        toolchain={name: version for name, version in tools.items() if version},
-        hvdenv=built.hvdenv,
-    )
-
-
-def _packages_of_lock(locked: Locked) -> Iterator[Package]:
-    for each in pypi.packages(locked):
-        yield Package(
-            kind="pypi", name=each.name, version=each.version, sha256=each.sha256, url=each.url
-        )
-    for one in condalock.packages(locked).packages if CONDA in locked.texts else ():
-        yield _conda_package(one._asdict())
 
 
 def installed_packages(base: Path) -> Installed:

@@ -27,7 +27,6 @@ class ListedEnvironment(NamedTuple):
         state: ``complete``; ``incomplete``: a build or removal never finished; ``broken``: the prefix points to
             nothing complete; ``missing``: nothing is left of it.
         created: when the active generation was finished, in UTC; or empty.
-        generations: the complete ones, newest first.
     """
 
     recipe: str
@@ -37,7 +36,6 @@ class ListedEnvironment(NamedTuple):
     created: str
     bytes: int
     files: int
-    generations: tuple[str, ...]
 
     @property
     def environment(self) -> Environment:
@@ -116,8 +114,7 @@ def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str
 
 
 def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> ListedEnvironment:
-    records = environment.records()
-    record = records.get(environment.pointed(), GenerationRecord())
+    record = environment.records().get(environment.pointed(), GenerationRecord())
     state: State = "missing"
     if record.created:
         state = "complete"
@@ -133,7 +130,6 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
         created=record.created,
         bytes=record.bytes,
         files=record.files,
-        generations=tuple(records),
     )
 
 

@@ -123,7 +123,7 @@ def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -
         ("VENV@1", "hvdenv did not build it"),
         ("/", "cannot be a prefix"),
         ("./nowhere", "this is not a Python environment"),
-        (f"{Path(__file__).parent}", "it has no bin/python, conda-meta or hvdenv-lock.toml"),
+        (f"{Path(__file__).parent}", "it has no bin/python or conda-meta"),
     ],
 )
 def test_what_is_no_environment(text: str, said: str, environment: Environment, venv: Path) -> None:

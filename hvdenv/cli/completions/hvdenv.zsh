@@ -14,7 +14,7 @@ _shtab_hvdenv_commands() {
     check:'Report known incompatibilities of a recipe with this machine, before you build it.'
     completion:'Print a completion script for a shell.'
     container:'Write the definition of an image that contains the recipe'"'"'s environment.'
-    diff:'Compare two environments or locks: packages, Horovod with its patches and flags, modules,'
+    diff:'Compare two environments: packages, Horovod with its patches and flags, modules, toolchain,'
     doctor:'Name the cause of a failed build or run from its log, and the remedy.'
     envs:'List the environments that hvdenv built with their size, return to an earlier generation, remove'
     examples:'Print the directory of the example training programs.'
@@ -140,7 +140,7 @@ _shtab_hvdenv_diff_options=(
   "--json[print the result as JSON, and nothing else, on standard output]"
   "--color[color]:color:(auto always never)"
   "--exit-code[exit with 1 if they differ]"
-  ":environment or lock\: a name, prefix or directory\; \@GENERATION may follow:"
+  ":environment\: a name, prefix or directory\; \@GENERATION may follow:"
   ":what to compare it with, written the same way:"
 )
 
