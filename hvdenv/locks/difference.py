@@ -73,7 +73,7 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
     return tuple(
         each
         for group in compared
-        # A lock that no build has filled in has none.
+        # A build that failed to observe has none.
         if group != "toolchain" or (first.toolchain and second.toolchain)
         for each in sorted(
             _differences(group, one[group], two[group]),
@@ -83,7 +83,7 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
 
 
 def _shared_python(python: str, other: str) -> str:
-    """A version of Python, as precise as the other one: a lock has only 3.11 of 3.11.7."""
+    """A version of Python, as precise as the other one: pyvenv.cfg may have only 3.11 of 3.11.7."""
     return ".".join(python.split(".")[: other.count(".") + 1]) if other else python
 
 

@@ -153,7 +153,7 @@ def horovod(**changed: Any) -> Contents:
         (packages(Package("pypi", "numpy", "1.26.4")), []),
         (packages(Package("pypi", "pip", "23.2.1", sha256="c" * 64)), []),
         (BUILT._replace(python="3.9.1"), [("python", "Python", "down", "3.11.7", "3.9.1")]),
-        # A lock has only the minor version.
+        # pyvenv.cfg may have only the minor version.
         (BUILT._replace(python="3.11"), []),
         (BUILT._replace(python="3.9"), [("python", "Python", "down", "3.11", "3.9")]),
         (BUILT._replace(machine=""), []),
