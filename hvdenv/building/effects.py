@@ -32,7 +32,7 @@ from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installed import damaged_files
 from hvdenv.locks import compare, pypi
 from hvdenv.locks.lockfile import Locked
-from hvdenv.locks.record import GenerationRecord, LockUse
+from hvdenv.locks.record import Additions, GenerationRecord, LockUse
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import site_python
@@ -349,7 +349,7 @@ def _contents(state: State) -> GenerationRecord:
         stack=recorded.get("stack", {}).get("inputs", {}),
         wheel=dict(recorded.get("inspection", {})),
         packages=tuple(packages),
-        additions=encode(plan.additions) if plan.additions else {},
+        additions=plan.additions or Additions(),
     )
     record = record._replace(observed=_observed(state, record))
     if "stack" not in recorded:  # Horovod is the site's: nothing was compared before

@@ -101,7 +101,7 @@ def _dropped(environment: Environment, before: str) -> Iterator[str]:
     if before in ("", environment.active()):
         return
     record = read_record(environment.record(before))
-    if added := record.additions.get("requirements"):
+    if added := record.additions.requirements:
         yield (
             f"without what was added: {', '.join(added)}; to go back to that:"
             f" hvdenv envs rollback {environment.prefix} --generation {before}"

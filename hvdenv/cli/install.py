@@ -11,16 +11,16 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdenv.base.errors import IncompatibleError, StepError, UsageError
+from hvdenv.base.errors import IncompatibleError, UsageError
 from hvdenv.base.places import find_places
-from hvdenv.base.schema import Problem, decode, encode
+from hvdenv.base.schema import encode
 from hvdenv.building.resolver import Resolver, here
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import generations, installed, scratch
 from hvdenv.locks.packages import Contents
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.plans import additions
-from hvdenv.plans.additions import Additions, refusal
+from hvdenv.plans.additions import refusal
 from hvdenv.plans.resolution import Resolution
 from hvdenv.session.build import build_prepared
 from hvdenv.session.lock import add_recorded_lock, make_resolution
@@ -54,21 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     request.gate.refuse_prefix(environment.prefix)
     record = generations.read_record(environment.record(active))
     prepared = add_recorded_lock(request, prepared, record)
-    before = _before(record, environment.record(active))
-    base = _base(prepared, before.base if before else record.plan_digest)
+    before = record.additions
+    _refuse_changed(prepared._replace(additions=before if before.requirements else None), record)
     contents = installed.contents_of_folder(environment.generation(active))
-    chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
-    if chosen.requirements == (before.requirements if before else ()):
-        there = _versions({name: contents.distributions[name] for name in wanted})
-        said = f"nothing to do: {environment.prefix} has {there}"
+    present = contents.distributions
+    chosen = additions.added_to(before, wanted, present, contents.packages)
+    if chosen.requirements == before.requirements:
+        said = (
+            f"nothing to do: {environment.prefix} has {_versions({n: present[n] for n in wanted})}"
+        )
         give(arguments, {"added": {}, "changed": False}, said)
         return 0
-    prepared = prepared._replace(additions=chosen)
-    added = _ask(request, prepared, active, contents)
-    present = contents.distributions.items()
-    others = {name: version for name, version in present if name not in chosen.own}
-    chosen = chosen._replace(new={**others, **added})
-    prepared = prepared._replace(additions=chosen)
+    added = _ask(request, prepared._replace(additions=chosen), active, contents)
+    others = {name: version for name, version in present.items() if name not in chosen.own}
+    prepared = prepared._replace(additions=chosen._replace(new={**others, **added}))
     if arguments.dry_run:
         said = f"would add: {_versions(added)}"
         give(arguments, {"added": added, "changed": False}, said)
@@ -103,30 +102,15 @@ def _active(request: Request, prepared: Prepared) -> str:
     return active
 
 
-def _before(record: GenerationRecord, path: Path) -> Additions | None:
-    if not record.additions:
-        return None
-    try:
-        return decode(Additions, record.additions)
-    except Problem as problem:
-        raise StepError(
-            f"the record is damaged: additions: {problem}",
-            where=str(path),
-            remedy="hvdenv envs rollback goes back to another generation",
-        ) from problem
-
-
-def _base(prepared: Prepared, built: str) -> str:
-    """The digest of the plan without additions, which the active generation must be of."""
-    digest = prepared.plan().digest
-    if digest != built:
+def _refuse_changed(prepared: Prepared, record: GenerationRecord) -> None:
+    """Refuse a recipe that would make another environment now, with what was added before."""
+    if prepared.plan().digest != record.plan_digest:
         raise UsageError(
             "the environment is not what the recipe makes now: more than packages would change",
             where=str(prepared.environment.prefix),
             remedy="name the options that it was built with (--variant, --set, --python, --site);"
             " or, if the recipe, this machine or hvdenv has changed since, `hvdenv build` first",
         )
-    return digest
 
 
 def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) -> dict[str, str]:
@@ -154,7 +138,8 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
         )
         # uv does not see what modules provide.
         apart = contents.distributions.keys() - own.keys()
-        outcome, found = resolver.additions(chosen.requirements, apart, chosen.constraints)
+        kept = "".join(f"{name}=={version}\n" for name, version in chosen.kept.items())
+        outcome, found = resolver.additions(chosen.requirements, apart, kept)
     if not outcome:
         raise refusal(outcome, chosen)
     return found

@@ -184,7 +184,7 @@ def list_generations(environment: Environment) -> tuple[Generation, ...]:
         state: GenerationState
         if record := records.get(identity):
             state = "active" if identity == active else "complete"
-            added = tuple(record.additions.get("requirements", ()))
+            added = record.additions.requirements
             one = Generation(identity, state, record.created, record.bytes, record.files, added)
         else:
             is_damaged = identity in environment.identities() and not environment.begun(identity)

@@ -12,6 +12,36 @@ class LockUse(NamedTuple):
     drift: tuple[dict[str, str], ...] = ()
 
 
+class Additions(NamedTuple):
+    """What a generation has in addition to its recipe.
+
+    Attributes:
+        requirements: what the user requested, sorted, such as ``tqdm>=4``.
+        own: version of each Python package of the recipe alone; none of them changes.
+        new: version of each package that was added.
+        conda: conda packages of the recipe, as ``name=version=build``.
+    """
+
+    requirements: tuple[str, ...] = ()
+    own: dict[str, str] = {}
+    new: dict[str, str] = {}
+    conda: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """The versions of all packages, without those that pip cannot parse."""
+        from packaging.version import InvalidVersion, Version  # no light command should wait for it
+
+        found = {}
+        for name, version in sorted({**self.own, **self.new}.items()):
+            try:
+                Version(version)
+            except InvalidVersion:
+                continue
+            found[name] = version
+        return found
+
+
 class GenerationRecord(NamedTuple):
     """The record of a generation. Older versions lack some fields.
 
@@ -47,6 +77,6 @@ class GenerationRecord(NamedTuple):
     wheel: Table = {}
     packages: tuple[Table, ...] = ()
     findings: tuple[Table, ...] = ()
-    additions: Table = {}
+    additions: Additions = Additions()
     lock: LockUse | None = None
     observed: Table | None = None

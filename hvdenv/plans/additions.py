@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
-
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING
 
 from hvdenv.base.command import Outcome
 from hvdenv.base.errors import HvdenvError, IncompatibleError, StepError, UsageError
 from hvdenv.locks.packages import Package, canonicalize_name, parse_requirement
+from hvdenv.locks.record import Additions
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-
-
-class Additions(NamedTuple):
-    """What a generation has in addition to its recipe.
-
-    Attributes:
-        base: digest of the plan without additions.
-        requirements: what the user requested, sorted, such as ``tqdm>=4``.
-        own: version of each Python package of the recipe alone; none of them changes.
-        earlier: version of each package of earlier additions; these do not change either.
-        conda: conda packages of the recipe, as ``name=version=build``.
-        new: version of each package to add, earlier ones included.
-    """
-
-    base: str
-    requirements: tuple[str, ...]
-    own: dict[str, str]
-    earlier: dict[str, str] = {}
-    conda: tuple[str, ...] = ()
-    new: dict[str, str] = {}
-
-    @property
-    def kept(self) -> dict[str, str]:
-        """The versions that pip must keep, without those that pip cannot parse."""
-        found = {}
-        for name, version in sorted({**self.own, **self.earlier}.items()):
-            try:
-                Version(version)
-            except InvalidVersion:
-                continue
-            found[name] = version
-        return found
-
-    @property
-    def constraints(self) -> str:
-        return "".join(f"{name}=={version}\n" for name, version in self.kept.items())
 
 
 def parse(words: Iterable[str]) -> dict[str, Requirement]:
@@ -82,16 +45,15 @@ def _no_package(word: str, reason: str) -> UsageError:
 
 
 def added_to(
-    before: Additions | None,
-    base: str,
+    before: Additions,
     requested: Mapping[str, Requirement],
     present: Mapping[str, str],
     packages: Iterable[Package],
 ) -> Additions:
-    """The additions of the next generation.
+    """The additions of the next generation, without the versions of what is requested.
 
     Args:
-        before: those of the active generation; None for nothing.
+        before: those of the active generation.
         requested: by name; replaces an earlier request of the same name.
         present: version of each Python package of the active generation.
 
@@ -101,10 +63,10 @@ def added_to(
     Raises:
         IncompatibleError: the request needs another version of a package of the recipe.
     """
-    if before is None:
+    if not before.requirements:
         conda = (each for each in packages if each.kind == "conda")
         kept = tuple(f"{each.name}={each.version}={each.build}" for each in conda)
-        before = Additions(base, (), own=dict(sorted(present.items())), conda=kept)
+        before = Additions((), own=dict(sorted(present.items())), new={}, conda=kept)
     own = before.own
     earlier: dict[str, str] = {
         canonicalize_name(parse_requirement(text).name): text for text in before.requirements
@@ -122,17 +84,9 @@ def added_to(
                 remedy="request a version that fits; or change the recipe (--set, or a recipe of"
                 " your own) and build that: it is another environment",
             )
-    return Additions(
-        base=base,
-        requirements=tuple(sorted({**earlier, **new}.values())),
-        own=own,
-        earlier={
-            name: version
-            for name, version in sorted(present.items())
-            if name not in own and name not in new
-        },
-        conda=before.conda,
-    )
+    stays = (each for each in sorted(before.new.items()) if each[0] not in new)
+    requirements = tuple(sorted({**earlier, **new}.values()))
+    return before._replace(requirements=requirements, new=dict(stays))
 
 
 def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:

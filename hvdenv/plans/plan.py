@@ -18,9 +18,9 @@ from hvdenv.environments.generations import UNFIT_IN_BASH
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
 from hvdenv.locks.lockfile import Locked
+from hvdenv.locks.record import Additions
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe, Version
-from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, TextFile, content, digest
 from hvdenv.plans.steps import GENERATION, Steps, run_variables
 from hvdenv.sites.modules import shell_lines

@@ -13,9 +13,9 @@ from hvdenv.knowledge.flags import FOLDER_VARIABLES, nccl_of_torch
 from hvdenv.knowledge.patches import Patch
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import Locked
+from hvdenv.locks.record import Additions
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Framework, Recipe, Version
-from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import RequestedPackages, Step, TextFile, Wheel, digest
 from hvdenv.sites.modules import shell_lines
 

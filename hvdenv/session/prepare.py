@@ -12,12 +12,12 @@ from hvdenv.base.places import environment_name, find_places
 from hvdenv.base.runner import Runner, cleaned_names, environment
 from hvdenv.environments.generations import Environment
 from hvdenv.locks.lockfile import Locked
+from hvdenv.locks.record import Additions
 from hvdenv.model.cluster import Partition
 from hvdenv.model.facts import Facts, Interpreter, of_partition
 from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.additions import Additions
 from hvdenv.plans.plan import TEMPORARY, Plan, candidates, make_plan, site_python, steps_of
 from hvdenv.plans.step import TextFile
 from hvdenv.session.recipe import open_recipe, planned_environment
