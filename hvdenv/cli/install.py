@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hvdenv.base.errors import IncompatibleError, UsageError
+from hvdenv.base.command import Outcome
+from hvdenv.base.errors import HvdenvError, IncompatibleError, StepError, UsageError
 from hvdenv.base.places import find_places
 from hvdenv.base.schema import encode
 from hvdenv.building.resolver import Resolver, here
 from hvdenv.cli.options import add, add_options, give, read_request
 from hvdenv.environments import generations, installed, scratch
-from hvdenv.locks.packages import Contents
-from hvdenv.locks.record import GenerationRecord
-from hvdenv.plans import additions
-from hvdenv.plans.additions import refusal
+from hvdenv.locks.packages import Contents, Package, canonicalize_name, parse_requirement
+from hvdenv.locks.record import Additions, GenerationRecord
 from hvdenv.plans.resolution import Resolution
 from hvdenv.session.build import build_prepared
 from hvdenv.session.lock import add_recorded_lock, make_resolution
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import choose
 from hvdenv.session.request import Request
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 EXAMPLES = """\
 examples:
@@ -47,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    wanted = additions.parse(arguments.packages)
+    wanted = parse(arguments.packages)
     request = read_request(arguments)
     prepared = prepare(request, thorough=True)
     environment, active = prepared.environment, _active(request, prepared)
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_changed(prepared._replace(additions=before if before.requirements else None), record)
     contents = installed.contents_of_folder(environment.generation(active))
     present = contents.distributions
-    chosen = additions.added_to(before, wanted, present, contents.packages)
+    chosen = added_to(before, wanted, present, contents.packages)
     if chosen.requirements == before.requirements:
         said = (
             f"nothing to do: {environment.prefix} has {_versions({n: present[n] for n in wanted})}"
@@ -157,3 +160,106 @@ def _copied(there: Resolution, work: Path) -> Path:
 
 def _versions(packages: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in packages.items())
+
+
+def parse(words: Iterable[str]) -> dict[str, Requirement]:
+    """What the user requested, by the normal form of each name.
+
+    Raises:
+        UsageError: a word is not a name with extras and versions, or a name is repeated.
+    """
+    found: dict[str, Requirement] = {}
+    for word in words:
+        try:
+            requirement = parse_requirement(word)
+        except ValueError as error:
+            raise _no_package(word, str(error).splitlines()[0]) from error
+        if requirement.url or requirement.marker:
+            raise _no_package(word, "a URL" if requirement.url else "a condition after `;`")
+        if canonicalize_name(requirement.name) in found:
+            raise UsageError(
+                f"{requirement.name} is named twice",
+                remedy=f"put all conditions into one argument: '{requirement.name}>=1,<2'",
+            )
+        found[canonicalize_name(requirement.name)] = requirement
+    return found
+
+
+def _no_package(word: str, reason: str) -> UsageError:
+    return UsageError(
+        f"{word!r} is not a package name with versions: {reason}",
+        remedy="name a package, with versions in quotes: tqdm 'scipy>=1.11,<2'",
+    )
+
+
+def added_to(
+    before: Additions,
+    requested: Mapping[str, Requirement],
+    present: Mapping[str, str],
+    packages: Iterable[Package],
+) -> Additions:
+    """The additions of the next generation, without the versions of what is requested.
+
+    Args:
+        before: those of the active generation.
+        requested: by name; replaces an earlier request of the same name.
+        present: version of each Python package of the active generation.
+
+    Returns:
+        The same requirements as before if everything requested is installed.
+
+    Raises:
+        IncompatibleError: the request needs another version of a package of the recipe.
+    """
+    if not before.requirements:
+        conda = (each for each in packages if each.kind == "conda")
+        kept = tuple(f"{each.name}={each.version}={each.build}" for each in conda)
+        before = Additions((), own=dict(sorted(present.items())), new={}, conda=kept)
+    own = before.own
+    earlier: dict[str, str] = {
+        canonicalize_name(parse_requirement(text).name): text for text in before.requirements
+    }
+    new = {
+        name: str(requirement)
+        for name, requirement in requested.items()
+        if not (_satisfied(requirement, present) and (name in own or name in earlier))
+    }
+    for name in sorted(new.keys() & own.keys()):
+        if not requested[name].specifier.contains(own[name], prereleases=True):
+            raise IncompatibleError(
+                f"the environment has {name} {own[name]} by its recipe, which does not change;"
+                f" {new[name]} would change it",
+                remedy="request a version that fits; or change the recipe (--set, or a recipe of"
+                " your own) and build that: it is another environment",
+            )
+    stays = (each for each in sorted(before.new.items()) if each[0] not in new)
+    requirements = tuple(sorted({**earlier, **new}.values()))
+    return before._replace(requirements=requirements, new=dict(stays))
+
+
+def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:
+    """Whether it is installed. What an extra adds is unknown, so pip decides that."""
+    version = present.get(canonicalize_name(requirement.name))
+    if version is None or requirement.extras:
+        return False
+    return requirement.specifier.contains(version, prereleases=True)
+
+
+def refusal(outcome: Outcome, additions: Additions) -> HvdenvError:
+    """The error if uv cannot add the packages, or only with another version of an installed one."""
+    text = " ".join(outcome.output.partition("error: ")[2].split()) or outcome.tail(15)
+    where = ", ".join(additions.requirements)
+    if not any(f"{name}=={version}" in text for name, version in additions.kept.items()):
+        return StepError(
+            "the packages cannot be resolved",
+            where=where,
+            detail=text,
+            remedy="check their names and versions, the network, and pip's configuration",
+        )
+    return IncompatibleError(
+        "what you request conflicts with what the environment has",
+        where=where,
+        detail=text,
+        remedy="request a version that fits; name packages that you added before too, so that they"
+        " may change; or change the recipe and build that",
+    )

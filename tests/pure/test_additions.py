@@ -10,6 +10,7 @@ from hvdenv.base.command import Command
 from hvdenv.base.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.base.runner import Runner
 from hvdenv.building.run_step import attempt, perform
+from hvdenv.cli.install import added_to, parse
 from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
 from hvdenv.locks import lockfile
@@ -18,7 +19,6 @@ from hvdenv.locks.record import Additions, GenerationRecord, LockUse
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.additions import added_to, parse
 from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.step import Step
 from hvdenv.session.lock import add_recorded_lock, make_resolution, recipe_locks
