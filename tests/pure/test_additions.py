@@ -71,12 +71,6 @@ def test_what_is_there_is_not_added_unless_an_extra_may_bring_something() -> Non
             chosen(word)
 
 
-def test_conda_packages_are_those_of_the_recipe() -> None:
-    """Not what is read anew."""
-    other = added_to(chosen("tqdm"), parse(["click"]), OWN, ())
-    assert other.conda == ("python=3.11.7=h955ad1f_0",)
-
-
 def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Plan:
     maker = steps_of(recipe, facts, facts.interpreters[0])
     return make_plan(maker._replace(additions=additions))

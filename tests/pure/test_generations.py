@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.base.errors import BusyError, StepError, UsageError
-from hvdenv.environments import generations, prefix_lock, prune
+from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import UNFIT_IN_BASH, UNFIT_IN_PREFIX, Environment, at
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
@@ -352,13 +352,6 @@ def changes(environment: Environment) -> tuple[Callable[[], object], ...]:
         lambda: prune.prune(environment, keep=0),
         lambda: prune.rollback(environment),
     )
-
-
-def test_a_second_build_names_the_process_that_holds_the_prefix(environment: Environment) -> None:
-    build(environment, ONE)
-    with prefix_lock.hold(environment.store, wait=0), pytest.raises(BusyError) as caught:
-        prune.rollback(environment)
-    assert caught.value.remedy == f"wait for it, or end it: kill {os.getpid()}"
 
 
 def test_nothing_is_changed_while_a_build_on_another_machine_runs(environment: Environment) -> None:

@@ -378,9 +378,10 @@ def test_an_environment_below_a_variable_of_the_modules(system: Installed, tmp_p
 def test_the_environment_that_was_built(local_prefix: Path, tmp_path: Path) -> None:
     code = "import json, sys; import horovod; print(json.dumps([sys.prefix, horovod.__file__]))"
     for name in SHELLS:
-        said = shell(
-            name, ["set -eu", f". {local_prefix}/activate.sh", f"python -c '{code}'"], tmp_path
-        )
-        found: Any = json.loads(said.out)
+        lines = ["set -eu", f". {local_prefix}/activate.sh", "horovodrun --version"]
+        said = shell(name, [*lines, "command -v mpirun", f"python -c '{code}'"], tmp_path)
+        version, mpirun, found = said.out.splitlines()
+        assert (version, mpirun) == ("0.28.1", f"{local_prefix.resolve()}/venv/bin/mpirun")
+        found = json.loads(found)
         assert found[0] == str(local_prefix.resolve() / "venv")
         assert found[1].startswith(found[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import zipfile
@@ -86,25 +85,6 @@ def test_second_build_does_nothing(cli: Cli, local_prefix: Path) -> None:
     ]
 
 
-def test_activate_works_in_every_posix_shell(local_prefix: Path) -> None:
-    shells = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
-    assert "bash" in shells
-    for shell in shells:
-        found = subprocess.run(
-            [
-                shell,
-                "-c",
-                f"set -eu; . {local_prefix}/activate.sh; horovodrun --version; command -v mpirun",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PATH": "/usr/bin:/bin"},
-        )
-        assert "0.28.1" in found.stdout
-        assert str(local_prefix.resolve()) in found.stdout
-
-
 def test_failed_rebuild_leaves_the_working_environment_alone(cli: Cli, local_prefix: Path) -> None:
     before = os.readlink(local_prefix)
     result = cli("build", "local", "--set", "packages.psutil===0.0.1", code=5)
@@ -168,20 +148,6 @@ def test_prefix_that_is_not_ours(cli: Cli, tmp_path: Path) -> None:
     result = cli("build", "local", "--prefix", str(tmp_path / "precious"), code=2)
     assert "precious" in result.stderr and "--prefix" in result.stderr
     assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"
-
-
-@pytest.mark.optin  # test_chosen.py has what is chosen, test_wheel_index.py the report
-def test_verify_without_a_name_takes_what_was_built_last(
-    local_prefix: Path, tmp_path: Path
-) -> None:
-    # In a home of its own: another worker may build something at any time.
-    cli, environments = Cli(tmp_path / "home"), tmp_path / "home/envs"
-    environments.parent.mkdir()
-    environments.symlink_to(local_prefix.parent)
-    result = cli("verify", "--framework", "torch", "--controller", "MPI", "--quick", "--json")
-    assert result.json["verdict"] == "pass"
-    assert result.json["schema"] == "hvdenv.report/2"
-    assert Path(result.json["prefix"]).parent == environments
 
 
 @pytest.mark.needs("openssh-client")  # MPI_Init of Open MPI 4 fails without it
