@@ -79,11 +79,8 @@ def test_a_supervisor_does_not_end_its_rank_early(
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_folder_in_use_is_left_alone(
-    jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_in_use_is_left_alone(jump: float, tmp_path: Path) -> None:
     """The heartbeats of its process look old until the next one."""
-    monkeypatch.setattr(prefix_lock, "_CONTEST_SECONDS", 0.1)
     with scratch.folder(tmp_path, "test") as used:
         (lock,) = used.path.glob(f"{prefix_lock.PREFIX}*")
         then = time.time() - jump

@@ -8,14 +8,12 @@ import pytest
 
 from hvdenv.base.command import Command, Outcome
 from hvdenv.base.errors import LockError, NetworkError, RecipeError, StepError
-from hvdenv.base.places import find_places
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import decode
 from hvdenv.building import resolver as uv
 from hvdenv.building.resolver import Resolver
 from hvdenv.cli import lock
-from hvdenv.environments import installed
-from hvdenv.locks import compare, difference, lockfile, pypi
+from hvdenv.locks import compare, lockfile, pypi
 from hvdenv.locks.compare import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, BuiltWith, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
@@ -400,16 +398,6 @@ def test_what_a_lock_keeps_of_a_build() -> None:
     assert built_with(decode(GenerationRecord, record, lenient=True)) == BUILT._replace(
         modules={"cmake/3": "", "gcc/12": ""}
     )
-
-
-def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    lockfile.write_lock(locked(one))
-    newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64, "", ())
-    lockfile.write_lock(locked(two, (newer, TORCH)))
-    named = [installed.named_contents(str(each), find_places()) for each in (one, two)]
-    changes = difference.compare(*(each.contents for each in named))
-    assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
 
 
 @pytest.mark.parametrize(
