@@ -107,7 +107,7 @@ def _fits(
         and record.python.get("path") == plan.python.path
         and record.python.get("version") == plan.python.version
         and record.resolved.get("python") == resolved.get("python")
-        and not record.additions
+        and not record.additions.requirements
     )
 
 
