@@ -6,7 +6,7 @@
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
 _shtab_hvdenv_wheels_subparsers=(list prune publish)
-_shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
+_shtab_hvdenv_envs_subparsers=(rollback remove prune)
 _shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels export diff recipes show plan envs module container completion)
 
 _shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --set -o --to --json)
@@ -31,10 +31,9 @@ _shtab_hvdenv_diff_option_strings=(-h --help --json --color --exit-code)
 _shtab_hvdenv_recipes_option_strings=(-h --help --json --site)
 _shtab_hvdenv_show_option_strings=(-h --help --variant --set --site --json --schema)
 _shtab_hvdenv_plan_option_strings=(-h --help --variant --set --site --python --prefix --json --format --facts --locked --lockfiles --lock --fetched --offline)
-_shtab_hvdenv_envs_storage_option_strings=(-h --help --json)
 _shtab_hvdenv_envs_rollback_option_strings=(-h --help --generation)
 _shtab_hvdenv_envs_remove_option_strings=(-h --help --force)
-_shtab_hvdenv_envs_prune_option_strings=(-h --help --keep --older-than --unused-for --dry-run)
+_shtab_hvdenv_envs_prune_option_strings=(-h --help --keep --older-than --dry-run)
 _shtab_hvdenv_envs_option_strings=(-h --help --json)
 _shtab_hvdenv_module_option_strings=(-h --help --variant --set --site --prefix --trust --format --to --name)
 _shtab_hvdenv_container_option_strings=(-h --help --variant --set --site --python --json -q --quiet --format --to --allow)
@@ -57,7 +56,7 @@ _shtab_hvdenv_fetch___color_choices=(auto always never)
 _shtab_hvdenv_wheels_pos_0_choices=(list prune publish)
 _shtab_hvdenv_diff___color_choices=(auto always never)
 _shtab_hvdenv_plan___format_choices=(text bash)
-_shtab_hvdenv_envs_pos_0_choices=(storage rollback remove prune)
+_shtab_hvdenv_envs_pos_0_choices=(rollback remove prune)
 _shtab_hvdenv_module___format_choices=(lua tcl)
 _shtab_hvdenv_container___format_choices=(singularity docker)
 _shtab_hvdenv_completion_pos_0_choices=(bash zsh tcsh)
@@ -191,9 +190,6 @@ _shtab_hvdenv_plan___help_nargs=0
 _shtab_hvdenv_plan___json_nargs=0
 _shtab_hvdenv_plan___locked_nargs=0
 _shtab_hvdenv_plan___offline_nargs=0
-_shtab_hvdenv_envs_storage__h_nargs=0
-_shtab_hvdenv_envs_storage___help_nargs=0
-_shtab_hvdenv_envs_storage___json_nargs=0
 _shtab_hvdenv_envs_rollback__h_nargs=0
 _shtab_hvdenv_envs_rollback___help_nargs=0
 _shtab_hvdenv_envs_remove__h_nargs=0
