@@ -7,10 +7,9 @@ author = "the hvdenv authors"
 release = version = __version__
 
 extensions = ["myst_parser"]
-# Other pages include the first three; the others are files to download.
+# Other pages include the first two; the others are files to download.
 exclude_patterns = [
     "generated/exit-codes.md",
-    "generated/horovod-api.md",
     "explanation/curves.md",
     "tarn/*",
 ]

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs.horovod_api import page as horovod_api_page
 from hvdenv.base.errors import MEANINGS
 from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.schema import Pattern, fields, parse_toml
@@ -67,7 +66,6 @@ def pages() -> dict[str, str]:
         "rules.md": rules(),
         "recipes.md": recipes(),
         "combinations.md": combinations(all_rows()),
-        "horovod-api.md": horovod_api_page(),
         **failure_pages(),
     }
     return {name: f"{text.rstrip()}\n" for name, text in made.items()}

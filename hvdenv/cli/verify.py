@@ -8,7 +8,6 @@ its distribution."""
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import socket
 import time
@@ -304,7 +303,7 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
     """Two for --quick; the other operations need more."""
     if arguments.quick:
         return TWO_RANKS.ranks
-    return usual_ranks(len(os.sched_getaffinity(0)), _may_use_gpus(expectation))
+    return usual_ranks(_may_use_gpus(expectation))
 
 
 def _may_use_gpus(expectation: Expectation) -> int:

@@ -16,9 +16,7 @@ from hvdenv.verification.setup import CONTROLLERS, NEED_MPIRUN, OPERATIONS, Host
 
 COLLECTIVES = "collectives"
 
-_PROCESS_SETS = "process sets"
 _MORE_RANKS = "verify with three ranks or more: -n 3"
-_GPUS = "verify on a node with GPUs"
 _REMEDY = (
     "programs that use this operation compute wrong numbers or fail: rebuild Horovod for this"
     " machine; if the failure stays, try the other controller and report it with this evidence"
@@ -34,12 +32,6 @@ _FORK = (
     " workers with multiprocessing_context='forkserver' or before hvd.init(); over InfiniBand, try"
     " RDMAV_FORK_SAFE=1"
 )
-_SECOND_JOIN = (
-    "a known bug of Horovod up to 0.28.1 with TensorFlow: only the first hvd.join() of a process"
-    " waits for the other ranks. `hvdenv build` applies the patch tensorflow-join, which fixes it:"
-    " rebuild Horovod. Results after a second hvd.join() in TensorFlow may be wrong"
-)
-
 # What one rank, by its name, or all of them reported of one operation.
 _Reported = tuple[str, Operation]
 
@@ -57,7 +49,7 @@ def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[
     """
     reports = _reports(run)
     wrong = {
-        name: found._replace(remedy=_remedy(name, run.controller, found.message))
+        name: found._replace(remedy=_remedy(name, run.controller))
         for name in reports
         if (found := _wrong(reports[name]))
     }
@@ -70,15 +62,12 @@ def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[
         yield "", _all_right(run, reports)
     for name, ((_, first), *_) in reports.items():
         if why := first.unproven:
-            sets = name == _PROCESS_SETS
-            status: Status = "skip" if sets and ranks_elsewhere > run.size else "unproven"
-            yield name, Judgement(status, why, "", _MORE_RANKS if sets else _GPUS)
+            status: Status = "skip" if ranks_elsewhere > run.size else "unproven"
+            yield name, Judgement(status, why, "", _MORE_RANKS)
 
 
-def _remedy(operation: str, controller: str, message: str) -> str:
+def _remedy(operation: str, controller: str) -> str:
     """What to do about an operation that is wrong over a controller."""
-    if operation == "join" and "a second time" in message:
-        return _SECOND_JOIN
     if operation == "forked processes":
         return _FORK
     known = controller == "Gloo" and operation.endswith("reducescatter")

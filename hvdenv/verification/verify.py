@@ -27,8 +27,8 @@ from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Parts
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
 EXERCISES = (rank_checks.COLLECTIVES, training.EXERCISE)
-# Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
-_USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
+# For process sets that overlap.
+_USUAL_RANKS = 3
 # Seconds that hosts have to report orphaned processes. A batch system that ends verify does not wait.
 _ORPHAN_SECONDS, _HURRIED_SECONDS = 6.0, 1.0
 
@@ -55,10 +55,9 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
     return _report(setup, evidence, findings, parts.measurements, seconds)
 
 
-def usual_ranks(cores: int, gpus: int = 0) -> int:
+def usual_ranks(gpus: int = 0) -> int:
     """How many ranks verify starts by default; two of them cannot share a GPU under NCCL."""
-    ranks = _RANKS_WITH_ROOM if cores >= _RANKS_WITH_ROOM else _USUAL_RANKS
-    return min(ranks, gpus) if gpus > 1 else ranks
+    return min(_USUAL_RANKS, gpus) if gpus > 1 else _USUAL_RANKS
 
 
 @contextmanager

@@ -21,6 +21,7 @@ ROUNDS = 50
     "program",
     [
         ("keras_callbacks.py",),  # keras-3
+        ("second_join.py",),  # tensorflow-join
         ("second_init.py", str(ROUNDS)),  # gloo-rendezvous: without it, 100 rounds aborted
     ],
 )

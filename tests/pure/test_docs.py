@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -13,8 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from docs import horovod_api, reference
-from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS
+from docs import reference
 from hvdenv.base import errors
 from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
 from hvdenv.knowledge.failures import all_failures
@@ -23,8 +21,6 @@ from hvdenv.knowledge.rules import all_rules
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
-from hvdenv.verification.verify import EXERCISES
-from tests.support.standalone import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -184,44 +180,3 @@ def test_nothing_installs_a_package_of_hvdenvs_name_from_an_index() -> None:
     for place, text in texts.items():
         found = [match[0] for match in by_name.finditer(text)]
         assert [each for each in found if "--no-index" not in each] == [], place
-
-
-# --- the list of Horovod's public names is true of the programs that ranks run
-
-COLLECTIVES = load("collective_cases")
-# What every rank runs, besides its exercises.
-COMMON = ("rank_work", "context", "allreduce", "datapath", "gpus")
-# Launchers of hvdenv write these arguments, not the programs of ranks.
-PROGRAMS = ("horovodrun",)
-
-
-def called() -> set[str]:
-    """Names in the syntax trees of programs, and those that cases of operations are made of."""
-    files = [RANK_PROGRAMS / f"{name}.py" for name in (*COMMON, *EXERCISES, "collective_cases")]
-    found: set[str] = set()
-    for path in (*files, INSPECT_PROGRAMS / "extension.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute):
-                found.add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-    for _, batches in COLLECTIVES.operations(3):
-        cases = [case for batch in batches for case in batch]
-        names = {COLLECTIVES.function_of(case) for case in cases}
-        found |= names | {f"{name}_async" for name in names}
-    return found
-
-
-def test_the_list_is_complete_and_a_name_that_is_exercised_is_called() -> None:
-    names, page, listed = called(), horovod_api.page(), set[str]()
-    for group in horovod_api.groups():
-        assert group.how and group.names and group.modules
-        if group.exercised != "no" and not set(group.modules) <= set(PROGRAMS):
-            listed |= set(group.names)
-    assert listed
-    assert all(f"`{name}`" in page for name in listed)
-    missing = {name for name in listed if name.split(".")[-1] not in names}
-    # They are made of the names of what is built.
-    assert {name for name in missing if not name.endswith("_built")} == set()
-    pairs = [pair for group in horovod_api.groups() for pair in sorted(horovod_api.known([group]))]
-    assert len(set(pairs)) == len(pairs)

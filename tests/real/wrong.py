@@ -76,7 +76,6 @@ def torch_faults(context: Any) -> None:
     hvd.grouped_allreduce_async = doctored(hvd.grouped_allreduce_async, double_the_second)
     hvd.reducescatter_async = doctored(hvd.reducescatter_async, lambda result: result.double())
     hvd.grouped_reducescatter_async = refuse  # on all ranks
-    hvd.barrier = lambda: None  # on all ranks
     del hvd.grouped_allgather_async  # on all ranks
     os.register_at_fork(after_in_child=die)  # on all ranks
 

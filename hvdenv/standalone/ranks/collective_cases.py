@@ -66,8 +66,8 @@ class Case(NamedTuple):
     """One call of one operation.
 
     Attributes:
-        kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter``,
-            ``barrier``, ``join`` or ``fork``.
+        kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter`` or
+            ``fork``.
         dtype: of the tensors.
         shapes: of the tensors, several for a grouped operation; without the first dimension
             if ``rows`` is set.
@@ -76,7 +76,6 @@ class Case(NamedTuple):
         root: of a broadcast, as an index of the members.
         among: the process set, a name in SETS; empty for all ranks.
         label: distinguishes cases that are equal otherwise.
-        name: of the tensors, if it is not the title; of a barrier, the function to call.
     """
 
     kind: str
@@ -87,7 +86,6 @@ class Case(NamedTuple):
     root: int = 0
     among: str = ""
     label: str = ""
-    name: str = ""
 
     @property
     def title(self) -> str:
@@ -128,8 +126,6 @@ def random_bits(numpy: Any, seed: int, count: int) -> Array:
 
 def limit(case: Case, terms: int) -> int:
     """The largest number of a rank that keeps all sums exact; raises TooLarge if there is none."""
-    if case.reduce == "Adasum":
-        return 1000
     if case.reduce not in ("Sum", "Average"):
         return EXACT[case.dtype]
     found = EXACT[case.dtype] // terms
@@ -155,7 +151,7 @@ def numbers(numpy: Any, case: Case, which: int, rank: int, count: int, members: 
         found = numpy.where(turn == 0, 3, numpy.where(turn == 1, 2, 1))
     else:
         found = (random % numpy.uint64(limit(case, len(members)))).astype("int64") + 1
-    if case.dtype == "uint8" or case.reduce == "Adasum":
+    if case.dtype == "uint8":
         return found
     return numpy.where(random >> numpy.uint64(63), -found, found)
 
@@ -205,10 +201,8 @@ def inputs_of(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
 
 def expected(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     """The arrays that a rank must receive."""
-    if case.kind in ("barrier", "fork"):
+    if case.kind == "fork":
         return [numpy.array(0)]
-    if case.kind == "join":
-        return [*expected_of_join(numpy, rank, size), numpy.array(size - 1)]
     members = case.members(size)
     if case.reduce:
         arrays = [reduced(numpy, case, which, members) for which in range(len(case.shapes))]
@@ -228,21 +222,9 @@ def reduced(numpy: Any, case: Case, which: int, members: List[int]) -> Array:
     found = [numbers(numpy, case, which, each, elements(shape), members) for each in members]
     if case.reduce == "Average":
         return numpy.resize(sum(found) / float(len(members)), shape)
-    if case.reduce == "Adasum":
-        return numpy.resize(adasum(found), shape)
     combine = {"Min": numpy.minimum, "Max": numpy.maximum, "Product": numpy.multiply}
     result = combine.get(case.reduce, numpy.add).reduce(found)
     return spread(numpy, result, shape, case.dtype)
-
-
-def adasum(arrays: List[Array]) -> Array:
-    """Adasum of neighbours first, then of pairs of them."""
-    if len(arrays) == 1:
-        return arrays[0].astype("float64")
-    half = len(arrays) // 2
-    a, b = adasum(arrays[:half]), adasum(arrays[half:])
-    both = a.dot(b)
-    return (1 - both / (2 * a.dot(a))) * a + (1 - both / (2 * b.dot(b))) * b
 
 
 def part(array: Array, rank: int, members: List[int]) -> Array:
@@ -273,12 +255,9 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
     Both are 0 where nothing is rounded. In an average of n ranks each value, each sum and the
     result may be rounded by eps / 2 of at most 2 / eps, the limit of the type. The bound is
     twice n + 2 such errors, divided by n. Averages of whole numbers are rounded by some versions
-    of Horovod and truncated by others. Each of the log2(n) levels of Adasum makes a few rounding
-    errors, each relative to at most the sum of all values.
+    of Horovod and truncated by others.
     """
     terms = len(case.members(size))
-    if case.reduce == "Adasum":
-        return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
     if case.reduce != "Average":
         return 0.0, 0.0
     return (0.0, 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
@@ -286,32 +265,11 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
     """The expected types; empty where they are not compared."""
-    if case.kind in ("barrier", "join", "fork") or (
-        case.reduce == "Average" and case.dtype not in EPSILON
-    ):
+    if case.kind == "fork" or (case.reduce == "Average" and case.dtype not in EPSILON):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
     if case.kind == "alltoall":
         return [case.dtype, "int32"]
     return [case.dtype] * len(arrays)
-
-
-def join_steps(rank: int, size: int) -> int:
-    """The number of allreduces before a rank joins; the last rank joins last."""
-    return 3 if rank == size - 1 else 1 + rank % 2
-
-
-def joined_case(step: int) -> Case:
-    """The allreduce of the ranks that have not joined; all steps have one name."""
-    return case("allreduce", "float32", (5, 3), label="join step %d" % step, name="join")
-
-
-def expected_of_join(numpy: Any, rank: int, size: int) -> List[Array]:
-    """The results of a rank's steps, to which joined ranks contribute 0."""
-    found = []
-    for step in range(join_steps(rank, size)):
-        active = [each for each in range(size) if join_steps(each, size) > step]
-        found.append(sum(inputs_of(numpy, joined_case(step), each, size)[0] for each in active))
-    return found
 
 
 def compare(numpy: Any, got: Array, want: Array, relative: float, absolute: float) -> str:
@@ -434,15 +392,9 @@ def operations(size: int) -> List[Tuple[str, List[List[Case]]]]:
         types = DTYPES if reduce in ("Min", "Max") else NUMBERS
         large = bulky("allreduce", size, reduce=reduce)
         tried.append(("allreduce " + reduce, [typed("allreduce", types, reduce=reduce), large]))
-    adasum = [
-        case("allreduce", dtype, *shapes, reduce="Adasum")
-        for dtype in ("float16", "float32", "float64")
-        for shapes in (((1003,),), ((1003,), (77,), (5,)))
-    ]
     alltoalls = [*uneven("alltoall"), case("alltoall", "float32", (2 * size, 3))]
     return [
         *tried,
-        ("Adasum", [adasum]),
         ("grouped allreduce", [groups("allreduce", size)]),
         ("allgather", [uneven("allgather"), bulky("allgather", size, DTYPES)]),
         ("grouped allgather", [groups("allgather", size)]),
@@ -450,9 +402,6 @@ def operations(size: int) -> List[Tuple[str, List[List[Case]]]]:
         ("alltoall", [alltoalls, bulky("alltoall", size, DTYPES)]),
         ("reducescatter", [reducescatters(size), bulky("reducescatter", size)]),
         ("grouped reducescatter", [groups("reducescatter", size)]),
-        ("barrier", [[case("barrier")]]),
-        # TensorFlow may keep the result of the first join and not wait in the second.
-        ("join", [[case("join")], [case("barrier", name="join", label="a second time")]]),
         (PROCESS_SETS, [in_sets(size)]),
         ("forked processes", [[Case("fork", "", (), label="a process forked after hvd.init()")]]),
     ]

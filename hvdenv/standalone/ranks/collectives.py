@@ -9,9 +9,6 @@ import importlib
 import inspect
 import multiprocessing
 import re
-import socket
-import time
-import zlib
 from typing import Any, Callable, Dict, List, Set, Tuple
 
 import collective_cases
@@ -21,7 +18,6 @@ from context import Absent, Array, Context, Wait, numbers_of
 
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
-BARRIER_SECONDS = 0.05  # the delay of one rank of each host
 CHILD_SECONDS = 60
 
 # Errors of Horovod and the frameworks for unsupported types and operations.
@@ -74,17 +70,6 @@ class Tally:
         )
 
 
-def adasum_limit(context: Context) -> str:
-    """Why Adasum cannot be compared with numpy's here; empty if it can."""
-    if context.device and context.hvd.local_size() > 1:
-        return "on GPUs it averages within each host first"
-    if context.controller == "Gloo":
-        return "on CPUs only MPI supports it"
-    if context.hvd.size() & (context.hvd.size() - 1):
-        return "the number of ranks must be a power of two"
-    return ""
-
-
 def gloo_sets_hang(hvd: Any) -> str:
     """Why process sets that overlap can hang over Gloo in this Horovod; empty if they do not."""
     # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
@@ -116,10 +101,9 @@ class Caller:
             Ended: Horovod gave up; the tally is its argument.
         """
         tally = Tally(operation)
-        tally.unproven = self.beyond_this_host(operation)
-        why = tally.unproven or (operation == "Adasum" and adasum_limit(self.context))
-        if why:
-            tally.skip(why, count=sum(len(batch) for batch in batches))
+        tally.unproven = self.beyond_these_ranks(operation)
+        if tally.unproven:
+            tally.skip(tally.unproven, count=sum(len(batch) for batch in batches))
             return tally
         if operation == collective_cases.PROCESS_SETS and not self.attempt(
             tally, batches[0][0], self.add_sets
@@ -156,39 +140,16 @@ class Caller:
                 raise Ended(tally) from error
         return None
 
-    def beyond_this_host(self, operation: str) -> str:
+    def beyond_these_ranks(self, operation: str) -> str:
         """Why these ranks cannot prove an operation that Horovod has; empty if they can."""
-        if operation == collective_cases.PROCESS_SETS:
-            too_few = self.size < collective_cases.LEAST_FOR_SETS
-            if too_few and hasattr(self.hvd, "add_process_set"):
-                return "a process set of two ranks needs a third one beside it"
-        if operation == "join" and not self.torch and not self.context.on_all(self.can_join()):
-            return "built for GPUs, this Horovod has hvd.join() for TensorFlow on GPUs only"
-        return ""
-
-    def can_join(self) -> bool:
-        """Whether TensorFlow finds a kernel for hvd.join().
-
-        Built for allreduces on GPUs, Horovod 0.24 and newer registers none for CPUs. The question
-        takes a sixth of a second.
-        """
-        for_gpus = (getattr(self.hvd, name, lambda: True) for name in ("cuda_built", "rocm_built"))
-        if not any(built() for built in for_gpus):
-            return True
-        kernels = importlib.import_module("tensorflow.python.framework.kernels")
-        devices = {
-            each.device_type for each in kernels.get_registered_kernels_for_op("HorovodJoin").kernel
-        }
-        return devices != {"GPU"} or bool(self.native.config.list_physical_devices("GPU"))
+        too_few = self.size < collective_cases.LEAST_FOR_SETS
+        sets = operation == collective_cases.PROCESS_SETS and hasattr(self.hvd, "add_process_set")
+        return "a process set of two ranks needs a third one beside it" if sets and too_few else ""
 
     # One case.
 
     def begin(self, case: Case) -> Wait:
         """Begin a case and return a function that waits for its results."""
-        if case.kind == "barrier":
-            return self.barrier(case.name or "barrier")
-        if case.kind == "join":
-            return self.join()
         if case.kind == "fork":
             return self.fork()
         arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
@@ -214,12 +175,8 @@ class Caller:
     def arguments(self, case: Case) -> Dict[str, Any]:
         """The arguments of the call other than tensors."""
         # No spaces: names are scopes in TensorFlow's graphs.
-        found: Dict[str, Any] = {
-            "name": case.name or re.sub(r"\W+", "_", case.kind + " " + case.title)
-        }
+        found: Dict[str, Any] = {"name": re.sub(r"\W+", "_", case.kind + " " + case.title)}
         if case.reduce:
-            if case.reduce == "Adasum" and len(case.shapes) > 1 and not self.torch:
-                raise Absent("grouped Adasum of TensorFlow ends with an UnboundLocalError")
             found.update(self.context.reduction(case.reduce))
         if case.among:
             found["process_set"] = self.sets[case.among]
@@ -257,39 +214,6 @@ class Caller:
             tensor = tensor.float() if self.torch else self.native.cast(tensor, "float32")
         return dtype, self.context.array(tensor)
 
-    # Operations without tensors.
-
-    def barrier(self, function: str) -> Wait:
-        """Returns how many ranks of this host left the barrier before the last one had arrived."""
-        self.context.need(function)
-        if self.hvd.local_rank() == self.hvd.local_size() - 1:
-            time.sleep(BARRIER_SECONDS)
-        host = zlib.crc32(socket.gethostname().encode())
-        arrived = microseconds()
-        self.context.call(function)
-        times = self.numpy.array([[host, arrived, microseconds()]], "int64")
-        mine = self.tensor(times, "int64")
-        _, table = self.array(self.context.call("allgather", mine, name=function + " times"))
-        times = table[table[:, 0] == host]
-        return lambda: self.numpy.array((times[:, 2] < times[:, 1].max()).sum())
-
-    def join(self) -> Wait:
-        """Returns the results of this rank's steps, and the rank that joined last."""
-        self.context.need("join")  # without it, ranks with more steps would hang
-        results = []
-        for step in range(collective_cases.join_steps(self.rank, self.size)):
-            self.context.stage("collectives", "join: step %d, before hvd.join()" % step)
-            case = collective_cases.joined_case(step)
-            (array,) = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
-            tensor = self.tensor(array, case.dtype)
-            results.append(self.context.call("allreduce", tensor, **self.arguments(case)))
-        self.context.stage("collectives", "join: in hvd.join()")
-        last = self.context.call("join", *device_of_join(self.context))
-        # Up to Horovod 0.22, hvd.join() does not return the rank.
-        known = hasattr(last, "numpy") or isinstance(last, int)
-        last = self.array(last)[1] if known else self.size - 1
-        return lambda: [*results, self.numpy.array(int(last))]
-
     def fork(self) -> Wait:
         """Fork a process while the ranks reduce; raises RuntimeError if it does not answer."""
         forking: Any = multiprocessing.get_context("fork")
@@ -311,16 +235,6 @@ class Caller:
             child.join(CHILD_SECONDS)
 
 
-def device_of_join(context: Context) -> List[int]:
-    """The argument of hvd.join(): the index of torch's GPU.
-
-    Ranks that have joined send zeros, by default from the host. NCCL's ranks would wait for them
-    forever. TensorFlow knows the device by itself.
-    """
-    index = context.device.partition(":")[2] if context.framework == "torch" else ""
-    return [int(index)] if index else []
-
-
 def shortened(text: object, length: int) -> str:
     """A line of ASCII with the beginning and the end of a text."""
     line = " ".join(str(text).encode("ascii", "replace").decode("ascii").split())
@@ -329,11 +243,6 @@ def shortened(text: object, length: int) -> str:
         if len(line) <= length
         else line[: length // 2 - 3] + " ... " + line[-length // 2 + 2 :]
     )
-
-
-def microseconds() -> int:
-    """The time on a clock that all processes of a host share."""
-    return int(time.monotonic() * 1e6)
 
 
 def run(context: Context, option: str) -> None:
