@@ -13,6 +13,9 @@ from hvdenv.verification.rank_run import Rank, RankRun
 METRIC_ELEMENTS = 64
 _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError", "Process set provided")
 
+# They send something else.
+_NO_PARAMETERS = "broadcast_optimizer_state", "broadcast_object"
+
 Steps = Sequence[events.TrainingStep]  # one of each rank
 
 
@@ -117,7 +120,7 @@ class Program:
             call
             for rank in self.ranks
             for call in rank.all(events.Call)
-            if call.site and call.operation not in ("broadcast_optimizer_state", "broadcast_object")
+            if call.site and not call.operation.startswith(_NO_PARAMETERS)
             if call.operation.startswith(("broadcast_", "BroadcastGlobal"))
             or (call.operation == "broadcast" and call.elements != 1)  # a number is no parameter
         ]

@@ -156,6 +156,11 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "called alone": (
         (also(Call("allgather", "train.py:19", 3), only=0),), "steps", "fail", "rank 0 on n1 waits in allgather (train.py:19), which rank 1 on n1 never called"
     ),
+    "objects of two types": (
+        (also(Call("broadcast_object of dict", "train.py:9", 0), only=0),
+         also(Call("broadcast_object of NoneType", "train.py:9", 0), only=1)),
+        "steps", "fail", "rank 0 on n1 waits in broadcast_object of dict (train.py:9), which rank 1 on n1 never called",
+    ),
     "own GPUs": ((each(ProgramEnd, device=str),), "device", "pass", "of its own"),
     "warm-up": ((steps(rate=[0.1, 0.15, 0.2]),), "rate", "pass", "rises from 0.1 to 0.2, a warm-up"),
     "rate": ((each(TrainingStep, rate=0.1),), "rate", "pass", "note: learning rate 0.1 is the same"),

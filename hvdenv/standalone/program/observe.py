@@ -84,12 +84,10 @@ collectives(r"horovod\.common\.basics", "HorovodBasics.shutdown")
 
 
 def opened(event: str, words: Tuple[Any, ...]) -> None:
-    """Python opens a file, or gives it another name."""
+    """Python opens a file."""
     if event == "open" and isinstance(words[0], (str, bytes)):
         flags = words[2] if isinstance(words[2], int) else 0
         recorder.guarded(recorder.file, words[0], bool(flags & (os.O_WRONLY | os.O_RDWR)))
-    elif event == "os.rename":
-        recorder.guarded(recorder.renamed, words[0], words[1])
 
 
 def prints(original: Function, *words: Any, **named: Any) -> None:

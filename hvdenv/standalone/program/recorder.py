@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 import zlib
 from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
@@ -106,7 +105,6 @@ class Recorder:
         self.batches: List[Batch] = []
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
-        self.first = self.last = self.spent = self.spent_then = 0.0
         self.leave: Callable[[], Any] = lambda: None
         self.communicates: Set[str] = set()
 
@@ -134,13 +132,10 @@ class Recorder:
         """Call a function of ours; an error of ours must not reach the program."""
         if not self.watches:
             return None
-        began = time.monotonic()
         try:
             return function(*words, **named)
         except Exception:
             self.unobserved = self.unobserved or traceback.format_exc(limit=-3)[-600:]
-        finally:
-            self.spent += time.monotonic() - began
         return None
 
     def is_new(self, kind: str, key: Any) -> bool:
@@ -178,11 +173,6 @@ class Recorder:
                 self.by_local_rank or self.program.decided_by_local_rank()
             )
             self.emit(events.FileUse(name, write, checkpoint, local, site, self.clock))
-
-    def renamed(self, old: str, new: str) -> None:
-        """A file that the program has written gets another name."""
-        if (os.path.abspath(os.fsdecode(old)), True) in self.known.get("file", ()):
-            self.file(new, True)
 
     def printed(self, text: str) -> None:
         """The program prints a line, perhaps with a metric."""
@@ -262,15 +252,11 @@ class Recorder:
             checksums: gives those of its tensors.
             count: how many steps it has taken at once.
         """
-        now = time.monotonic()
         self.clock += 1
         self.feeding.add(self.fed)
-        if not self.first:
-            self.first, self.spent = now, 0.0
         observed = self.observes(one)
         one.steps += count
         if observed:
-            self.last, self.spent_then = now, self.spent
             # At once may be more than are observed: its end is the last of these.
             one.steps = min(one.steps, self.wanted)
             self._report_step(one, checksums(one.tensors))
@@ -310,7 +296,6 @@ class Recorder:
                     libraries=sorted(set(sys.modules) & _KNOWN | self.communicates),
                     initialised=self.initialised,
                     unobserved=self.unobserved,
-                    seconds=[round(self.last - self.first, 3), round(self.spent_then, 3)],
                 )
             )
             self.over = True
@@ -426,9 +411,13 @@ def collectives(module: str, *names: str) -> None:
         on(module, name)(functools.partial(_calls, operation))
 
 
-def _calls(operation: str, first: Any = None, *_: Any, **__: Any) -> None:
+def _calls(operation: str, first: Any = None, *rest: Any, **named: Any) -> None:
     sends = operation in ("broadcast_parameters", "broadcast_variables")
     empty = sends and isinstance(first, (dict, list)) and not first
+    if operation == "broadcast_object" and not any(isinstance(each, str) for each in rest):
+        # Without a name, Horovod calls it by the type, so ranks with other types wait.
+        kind = "" if named.get("name") else type(named.get("obj", first)).__name__
+        operation = "broadcast_object of {}".format(kind) if kind else operation
     recorder.called("empty_broadcast" if empty else operation)
 
 

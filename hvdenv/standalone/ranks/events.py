@@ -253,8 +253,8 @@ class Call(NamedTuple):
     """The first call of one of Horovod's operations from one place of a training program.
 
     Attributes:
-        operation: such as ``init`` or ``allreduce``; or a ``state_step``, ``early_change`` (in_torch.py)
-            or ``empty_broadcast``.
+        operation: such as ``init``, ``allreduce`` or, without a name, ``broadcast_object of dict``; or
+            a ``state_step``, ``early_change`` (in_torch.py) or ``empty_broadcast``.
         site: file and line in the program; empty if a library called it, or for a process set.
         step: how many training steps came before.
         elements: of the tensor.
@@ -386,7 +386,6 @@ class ProgramEnd(NamedTuple):
         libraries: those of frameworks, and of other ways to distribute, that were in use.
         initialised: whether Horovod was.
         unobserved: why steps could not be seen; empty if they could.
-        seconds: from the first step to the last one that was observed, and spent observing.
     """
 
     steps: List[int]
@@ -396,7 +395,6 @@ class ProgramEnd(NamedTuple):
     libraries: List[str] = []
     initialised: bool = False
     unobserved: str = ""
-    seconds: List[float] = []
 
 
 class Overdue(NamedTuple):

@@ -176,6 +176,11 @@ WRONG = (
         "program-steps", says="which rank 1 on",
     ),
     _torch(
+        "objects of two types",
+        ((_STATE, _STATE + "hvd.broadcast_object({'epoch': 0} if hvd.rank() == 0 else None)\n"),),
+        "program-steps", says="waits in broadcast_object of dict (train.py:",
+    ),
+    _torch(
         "own metric", (('hvd.allreduce(loss.detach(), name="mean")', "loss"),),
         "program-metrics", "pass", "note",
     ),
