@@ -74,7 +74,6 @@ def torch_faults(context: Any) -> dict[str, Fault]:
         "state": (hvd, "broadcast_optimizer_state", nothing),
         "alone": (hvd, "DistributedOptimizer", lambda inner, **more: inner),
         "added": (hvd, "DistributedOptimizer", always(optimizer, op=hvd.Sum)),
-        "metric": (hvd, "allreduce", lambda tensor, name: tensor),
     }
     return {
         "none": Fault(ALL),
@@ -102,11 +101,7 @@ def tensorflow_faults(context: Any) -> dict[str, Fault]:
             ),
         ),
         "added": Fault(
-            f"{TAPE},{FIT}",
-            (
-                (hvd, "DistributedGradientTape", functools.partial(tape, op=hvd.Sum)),
-                (callbacks.MetricAverageCallback, "on_epoch_end", nothing),
-            ),
+            TAPE, ((hvd, "DistributedGradientTape", functools.partial(tape, op=hvd.Sum)),)
         ),
         "optimizer": Fault(
             FIT, ((keras, "DistributedOptimizer", functools.partial(optimizer, op=keras.Sum)),)

@@ -70,12 +70,10 @@ FAULTS = [
     ("torch", "alone", "DistributedOptimizer: parameters at the end are not equal: rank 1"),
     ("torch", "alone", "as if it had trained alone"),
     ("torch", "added", "as if gradients were added and not averaged"),
-    ("torch", "metric", "DistributedOptimizer: the loss is not averaged on rank 0"),
     ("tensorflow", "variables", "DistributedGradientTape: variables after broadcast_variables"),
     ("tensorflow", "alone", "DistributedGradientTape: parameters at the end are not equal: rank 1"),
     ("tensorflow", "alone", "Keras fit: weights after BroadcastGlobalVariablesCallback are not"),
     ("tensorflow", "added", "DistributedGradientTape: parameters of rank 0"),
-    ("tensorflow", "added", "Keras fit: the loss is not averaged on rank 0"),
     ("tensorflow", "optimizer", "Keras fit: parameters of rank 0"),
     ("tensorflow", "plain optimizer", "Keras fit: parameters at the end are not equal: rank 1"),
 ]

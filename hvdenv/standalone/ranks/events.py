@@ -208,8 +208,7 @@ class Training(NamedTuple):
     Attributes:
         part: such as ``DistributedOptimizer``.
         skip: why it cannot work with these versions; then nothing else is stated.
-        losses: the first and the last, as Horovod averages them over the ranks.
-        own_loss: the rank's own last one.
+        losses: the rank's own, the first and the last.
         difference: largest distance of a parameter from the one that one process computes.
         bound: what rounding explains of that.
         like: what the difference looks like.
@@ -221,7 +220,6 @@ class Training(NamedTuple):
     skip: str = ""
     steps: int = 0
     losses: List[float] = []
-    own_loss: float = 0.0
     difference: float = 0.0
     bound: float = 0.0
     like: str = ""

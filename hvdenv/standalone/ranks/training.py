@@ -115,7 +115,7 @@ class Skip(Exception):
 
 
 def compared(
-    context: Context, plan: Plan, got: Array, losses: List[List[float]], checksums: Dict[str, str]
+    context: Context, plan: Plan, got: Array, losses: List[float], checksums: Dict[str, str]
 ) -> Dict[str, Any]:
     """What a rank reports of its training, with a comparison to one process.
 
@@ -123,13 +123,12 @@ def compared(
         context: the rank's.
         plan: of one process.
         got: the rank's parameters.
-        losses: before and after the training, each of this rank's samples and of all.
+        losses: of this rank's samples, before and after the training.
         checksums: by what they are of.
     """
-    (_, first), (own, last) = losses
     found = compare(context.numpy, plan, context.hvd.rank(), got)
     checksums["parameters at the end"] = digest(got)
-    return dict(found, losses=[first, last], own_loss=own, checksums=checksums)
+    return dict(found, losses=losses, checksums=checksums)
 
 
 def own_data(context: Context, plan: Plan) -> List[Array]:
@@ -198,18 +197,15 @@ def torch_script(context: Context) -> Dict[str, Any]:
     own = [context.tensor(each) for each in own_data(context, plan)]
     loss_of = torch.nn.MSELoss()
 
-    def measure(name: str) -> List[float]:
-        loss = loss_of(model(own[0]), own[1]).detach()
-        return [float(loss), float(hvd.allreduce(loss, name="training." + name))]
-
-    first = measure("first")
+    first = float(loss_of(model(own[0]), own[1]).detach())
     for _ in range(EPOCHS):
         for x, y in zip(*(each.split(BATCH) for each in own)):
             loss_of(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
     got = numpy.vstack([context.array(each.detach()) for each in (model.weight, model.bias)])
-    return compared(context, plan, got, [first, measure("last")], checksums)
+    last = float(loss_of(model(own[0]), own[1]).detach())
+    return compared(context, plan, got, [first, last], checksums)
 
 
 # TensorFlow.
@@ -236,12 +232,7 @@ def tape(context: Context) -> Dict[str, Any]:
         outputs = tensorflow.matmul(x[:, :-1], weights[0]) + weights[1]
         return tensorflow.reduce_mean(tensorflow.square(outputs - y))
 
-    def measure(name: str) -> List[float]:
-        loss = loss_of(*own)
-        mean = hvd.allreduce(loss, name="training." + name)
-        return [float(context.array(loss)), float(context.array(mean))]
-
-    first = measure("first")
+    first = float(context.array(loss_of(*own)))
     for _ in range(EPOCHS):
         for at in range(0, PER_RANK, BATCH):
             with tensorflow.GradientTape() as plain:
@@ -250,7 +241,8 @@ def tape(context: Context) -> Dict[str, Any]:
             for index, gradient in enumerate(both.gradient(loss, weights)):
                 velocity[index].assign(MOMENTUM * velocity[index] + gradient)
                 weights[index].assign_sub(RATE * velocity[index])
-    return compared(context, plan, joined(weights), [first, measure("last")], checksums)
+    last = float(context.array(loss_of(*own)))
+    return compared(context, plan, joined(weights), [first, last], checksums)
 
 
 # Keras.
@@ -318,32 +310,24 @@ def keras_model(context: Context, horovod: Any, start: Array) -> Any:
 
 
 def keras_fit(context: Context) -> Dict[str, Any]:
-    """model.fit with Horovod's optimizer for Keras, and callbacks that broadcast and average."""
+    """model.fit with Horovod's optimizer for Keras, and the callback that broadcasts."""
     numpy, hvd, horovod = context.numpy, context.hvd, keras_for(context)
     plan = make_plan(numpy, hvd.size(), keras=True)
     model = keras_model(context, horovod, plan.starts[hvd.rank()])
     x, y = own_data(context, plan)
     checksums: Dict[str, str] = {}
-    own: List[float] = []
-    averaged: List[float] = []
 
     def after_batch(batch: Any, logs: Any = None) -> None:
         name = "weights after BroadcastGlobalVariablesCallback"
         checksums.setdefault(name, digest(*model.get_weights()))
 
-    log = context.native.keras.callbacks.LambdaCallback
     callbacks = [
         horovod.callbacks.BroadcastGlobalVariablesCallback(0),
-        log(
-            on_batch_end=after_batch,
-            on_epoch_end=lambda epoch, logs: own.append(float(logs["loss"])),
-        ),
-        horovod.callbacks.MetricAverageCallback(),
-        log(on_epoch_end=lambda epoch, logs: averaged.append(float(logs["loss"]))),
+        context.native.keras.callbacks.LambdaCallback(on_batch_end=after_batch),
     ]
     options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, "callbacks": callbacks}
-    model.fit(x[:, :-1], y, BATCH, **options)
-    losses = [[own[at], averaged[at]] for at in (0, -1)]
+    epochs = model.fit(x[:, :-1], y, BATCH, **options).history["loss"]
+    losses = [float(epochs[0]), float(epochs[-1])]
     return compared(context, plan, numpy.vstack(model.get_weights()), losses, checksums)
 
 
