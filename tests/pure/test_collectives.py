@@ -65,25 +65,6 @@ def test_all_right(recorded: Callable[[str], list[Received]], name: str) -> None
     )
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], name: str) -> None:
-    def spoilt(message: Received) -> Received:
-        found = message.event
-        if message.pid == 101 and isinstance(found, Operation) and found.operation == "alltoall":
-            cases = ["int8 3: element 0 is 5, expected 3"]
-            found = found._replace(right=found.right - 1, wrong=1, cases=cases)
-        return message._replace(event=found)
-
-    ((about, judgement),) = judge_collectives(run_of(*map(spoilt, recorded(name)), size=3))
-    total = 17 if name == "torch-mpi" else 19
-    assert (about, judgement.status) == ("alltoall", "fail")
-    assert (
-        judgement.message
-        == f"wrong on rank 1 on n1, in 1 of {total} cases: int8 3: element 0 is 5, expected 3"
-    )
-    assert "rank 0 on n1: " in judgement.evidence and "1 wrong" in judgement.evidence
-
-
 HIDDEN = "x: https://me:pw@host\x1b[31m"
 WRONG: dict[str, tuple[list[Received], str]] = {
     "on both": (
@@ -424,27 +405,6 @@ def test_what_cannot_work_is_skipped_with_its_reason() -> None:
 def test_silence_is_no_success() -> None:
     ((_, judgement),) = judge_parts(trained(2, lambda _, own: own.clear()))
     assert (judgement.status, judgement.message) == ("fail", "no rank reported anything")
-
-
-def test_a_rank_that_reports_twice_is_not_two_ranks() -> None:
-    good = trained(2)
-    of_first, of_second = (each.events for each in good.ranks)
-    reported = [each for each in of_first if isinstance(each, Training)]
-    twice = good.ranks[0]._replace(events=(*of_first, *reported))
-    silent = good.ranks[1]._replace(
-        events=tuple(each for each in of_second if not isinstance(each, Training))
-    )
-    ((_, judgement),) = judge_parts(good._replace(ranks=(twice, silent)))
-    assert (judgement.status, "not all ranks" in judgement.message) == ("fail", True)
-
-
-def test_ranks_that_did_not_come_to_it() -> None:
-    broken = exited(1, host="n1", code=-9, signal="SIGKILL", stage="training", detail="Keras fit")
-    whole = trained(2)
-    rank = whole.ranks[1]._replace(events=(*whole.ranks[1].events, broken.event))
-    ((_, judgement),) = judge_parts(whole._replace(ranks=(whole.ranks[0], rank)))
-    assert judgement.status == "fail"
-    assert "rank 1 on n1: was ended by SIGKILL, in training (Keras fit)" in judgement.message
 
 
 KERAS_2, KERAS_3 = SimpleNamespace(get_value=None), SimpleNamespace()

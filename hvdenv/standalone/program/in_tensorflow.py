@@ -42,7 +42,6 @@ _COMPILED = (
     r"tensorflow\.python\.eager\.(?:polymorphic_function\.polymorphic_function|def_function)"
 )
 _CHECKPOINT = r"tensorflow\.python\.(?:training\.tracking\.util|checkpoint\.checkpoint)"
-_MANAGER = r"tensorflow\.python\.(?:training|checkpoint)\.checkpoint_management"
 _KERAS = r"(?:tensorflow\.python\.)?keras(?:\.src)?\."
 _CALLBACKS = _KERAS + r"callbacks(?:\.model_checkpoint)?"
 _MODELS = _KERAS + r"(?:engine\.training|backend\.tensorflow\.trainer|models\.model)"
@@ -54,7 +53,8 @@ _OPTIMIZERS = (
 _MODEL = "Model|TensorFlowTrainer|Trainer"
 _OPTIMIZER = "_BaseOptimizer|BaseOptimizer|OptimizerV2|Optimizer"
 
-savers(_CHECKPOINT, "Checkpoint.save", "Checkpoint.write")
+# A CheckpointManager, which numbers its files, calls the second one or, in older versions, the third.
+savers(_CHECKPOINT, "Checkpoint.save", "Checkpoint._write", "Checkpoint.write")
 savers(_CHECKPOINT, "Checkpoint.restore", "Checkpoint.read", write=False)
 savers(_MODELS, _MODEL + ".save", _MODEL + ".save_weights")
 savers(_MODELS, _MODEL + ".load_weights", write=False)
@@ -421,9 +421,3 @@ def saves(callback: Any, *_: Any, **__: Any) -> Iterator[None]:
         yield
     finally:
         recorder.by_local_rank = False
-
-
-@on(_MANAGER, "CheckpointManager.save")
-def saves_next(manager: Any, *_: Any, **__: Any) -> None:
-    """A manager saves, and numbers its files."""
-    recorder.file(manager._checkpoint_prefix, True, saver=True)
