@@ -568,7 +568,6 @@ def _observe_job(recipe: Recipe) -> Found:
         "gpus_per_node": job.gpus_per_node,
         "gpus_requested": None if job.gpu_option == "none" else job.gpus_per_node,
         "exclusive": "yes" if job.exclusive else "no",
-        "partition_gpus": partition.gpus if partition else None,
         "partition_glibc": _number(partition.glibc or "") if partition else None,
         "partition_arch": partition.arch if partition else None,
     }

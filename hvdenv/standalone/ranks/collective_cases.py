@@ -25,8 +25,7 @@ DTYPES = tuple(EXACT)
 NUMBERS = DTYPES[:-1]  # bool has no sums
 # Bytes of a number.
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
-# The distance from 1 to the next number.
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 ODD = (17,)
 SHAPES = ((), (0,), (1,), (3, 5), (1003,), (25013,))
@@ -76,6 +75,7 @@ class Case(NamedTuple):
         root: of a broadcast, as an index of the members.
         among: the process set, a name in SETS; empty for all ranks.
         label: distinguishes cases that are equal otherwise.
+        name: of the tensors, if it is not the title (benchmarks/rounds.py).
     """
 
     kind: str
@@ -86,6 +86,7 @@ class Case(NamedTuple):
     root: int = 0
     among: str = ""
     label: str = ""
+    name: str = ""
 
     @property
     def title(self) -> str:
@@ -260,12 +261,12 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
     terms = len(case.members(size))
     if case.reduce != "Average":
         return 0.0, 0.0
-    return (0.0, 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
+    return (0.0, 2.0 * (terms + 2) / terms) if case.dtype in FLOATS else (2.0**-50, 1.0)
 
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
     """The expected types; empty where they are not compared."""
-    if case.kind == "fork" or (case.reduce == "Average" and case.dtype not in EPSILON):
+    if case.kind == "fork" or (case.reduce == "Average" and case.dtype not in FLOATS):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
     if case.kind == "alltoall":
         return [case.dtype, "int32"]
@@ -353,7 +354,7 @@ def reducescatters(size: int) -> List[Case]:
     """Reducescatters of every type; rows that do not divide, one per rank, fewer than ranks."""
     odd = (2 * size + 1, 3)
     cases = [case("reducescatter", dtype, odd) for dtype in NUMBERS]
-    cases += [case("reducescatter", dtype, odd, reduce="Average") for dtype in EPSILON]
+    cases += [case("reducescatter", dtype, odd, reduce="Average") for dtype in FLOATS]
     return cases + [
         case("reducescatter", "float32", shape) for shape in ((size,), (1,), (4 * size, 5))
     ]

@@ -175,7 +175,9 @@ class Caller:
     def arguments(self, case: Case) -> Dict[str, Any]:
         """The arguments of the call other than tensors."""
         # No spaces: names are scopes in TensorFlow's graphs.
-        found: Dict[str, Any] = {"name": re.sub(r"\W+", "_", case.kind + " " + case.title)}
+        found: Dict[str, Any] = {
+            "name": case.name or re.sub(r"\W+", "_", case.kind + " " + case.title)
+        }
         if case.reduce:
             found.update(self.context.reduction(case.reduce))
         if case.among:
