@@ -116,7 +116,6 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
         flag for flag in wanted if facts.cpu_flags and not _instructions(flag) <= {*facts.cpu_flags}
     ]
     needed = _megabytes(recipe)
-    free = [left for left in (facts.disk_free, facts.quota_free) if left is not None]
     return {
         "system": facts.system,
         "machine": facts.machine,
@@ -124,7 +123,7 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
         "glibc": facts.glibc,
         "arch_flags": frozenset(wanted),
         "cpu_lacks": frozenset(lacking),
-        "disk_free_mb": min(free) // 1_000_000 if free else None,
+        "disk_free_mb": None if facts.disk_free is None else facts.disk_free // 1_000_000,
         "disk_needed_mb": needed,
         "tmp_free_mb": None if facts.tmp_free is None else facts.tmp_free // 1_000_000,
         # Libraries for CUDA hardly get smaller in a wheel.

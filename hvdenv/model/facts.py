@@ -36,8 +36,8 @@ class Facts(NamedTuple):
         origin: ``observed`` on this machine, or ``declared`` in a file.
         cores: processors that this process can use.
         interpreters: Pythons found, best first.
-        disk_free, inodes_free, quota_free: of the file system of the environment,
-            in bytes, inodes and bytes; None if unknown.
+        disk_free, inodes_free: of the file system of the environment, in bytes and inodes;
+            None if unknown.
         driver: version of the NVIDIA driver.
         memory: bytes that this process can use.
         variables: names of set variables that change how programs of the environment work.
@@ -63,7 +63,6 @@ class Facts(NamedTuple):
     gpus: tuple[str, ...] = ()
     disk_free: int | None = None
     inodes_free: int | None = None
-    quota_free: int | None = None
     driver: Number = ""
     memory: int | None = None
     variables: tuple[str, ...] = ()
@@ -127,18 +126,3 @@ def parse_memory(meminfo: str, limit: str = "") -> int | None:
     known = [int(total.group(1)) * 1024] if total else []
     known += [int(limit)] if limit.strip().isdecimal() else []
     return min(known, default=None)
-
-
-def parse_quota(text: str) -> int | None:
-    """Bytes left under the lowest limit in the output of ``quota -w --show-mntpoint -p``.
-
-    Columns are blocks of 1 KiB: used, soft limit, hard limit; 0 is no limit.
-    """
-    left = [
-        ((int(hard) or int(soft)) - int(used)) * 1024
-        for used, soft, hard in re.findall(
-            r"^[ \t]*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
-        )
-        if int(hard) or int(soft)
-    ]
-    return max(0, min(left)) if left else None

@@ -28,7 +28,6 @@ from hvdenv.model.facts import (
     parse_cpu_flags,
     parse_driver,
     parse_memory,
-    parse_quota,
     parse_version,
 )
 
@@ -86,9 +85,8 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
 
 
 def complete(facts: Facts, runner: Runner) -> Facts:
-    """Add what no plan depends on: CMake, MPI, CUDA, GPUs, quota."""
+    """Add what no plan depends on: CMake, MPI, CUDA, GPUs, memory."""
     return facts._replace(
-        quota_free=quota(runner),
         gpus=gpus(),
         driver=parse_driver(_read("/proc/driver/nvidia/version")),
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
@@ -185,8 +183,6 @@ def _version_folders() -> Iterator[Path]:
     for pattern in (
         ".pyenv/versions/3*/bin",
         ".local/share/uv/python/cpython-3*/bin",
-        ".asdf/installs/python/3*/bin",
-        ".local/share/mise/installs/python/3*/bin",
     ):
         yield from reversed(_files(home_folder(), pattern))
     yield from (Path("/usr/bin"), Path("/usr/local/bin"), *_files(Path("/opt"), "*/bin"))
@@ -266,15 +262,6 @@ def _temporary_space() -> int | None:
         return space(Path(tempfile.gettempdir()))[0]
     except OSError:
         return 0
-
-
-def quota(runner: Runner) -> int | None:
-    """Bytes left under the user's lowest quota; None if there is no quota or it is unknown."""
-    path = shutil.which("quota")
-    if path is None:
-        return None
-    outcome = ask(runner, path, "-w", "-p", "--show-mntpoint", "--hide-device")
-    return None if outcome is None else parse_quota(outcome.output)
 
 
 def gpus() -> tuple[str, ...]:

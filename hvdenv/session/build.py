@@ -33,7 +33,7 @@ def allocate_workspace(request: Request, workspace: Workspace, resolved: Resolve
     if workspaces.find(workspace, runner) is None:
         elsewhere = request._replace(prefix=Path.cwd() / "unknown", quiet=True)
         prepared = prepare(elsewhere, thorough=True, resolved=resolved)
-        facts = prepared.facts._replace(disk_free=None, inodes_free=None, quota_free=None)
+        facts = prepared.facts._replace(disk_free=None, inodes_free=None)
         _refuse(elsewhere, prepared._replace(facts=facts))
         workspaces.allocate(workspace, runner)
 

@@ -18,7 +18,6 @@ from hvdenv.model.facts import (
     parse_cpu_flags,
     parse_driver,
     parse_memory,
-    parse_quota,
     parse_version,
 )
 from hvdenv.model.observe import ask_interpreter, declared, observe, own_interpreter
@@ -56,28 +55,6 @@ def test_versions_in_the_answers_of_programs(fact: str, output: str, version: st
 )
 def test_cpuinfo(text: str, flags: tuple[str, ...]) -> None:
     assert parse_cpu_flags(text) == flags
-
-
-QUOTA = """\
-Disk quotas for user u (uid 1000):
-     Filesystem  space   quota   limit   grace   files   quota   limit   grace
-       {}
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "left"),
-    [
-        ("/home  1000  4000  5000  0  10  0  0  0", 4_096_000),
-        ("/home  1000  4000  0  0  10  0  0  0", 3_072_000),
-        ("/home  1000  0  0  0  10  0  0  0", None),
-        ("/home  6000*  4000  5000  0  10  0  0  0", 0),
-        ("/a  1000  0  5000  0  1  0  0  0\n       /b  1000  0  2000  0  1  0  0  0", 1_024_000),
-        ("none", None),
-    ],
-)
-def test_quota(line: str, left: int | None) -> None:
-    assert parse_quota(QUOTA.format(line)) == left
 
 
 def test_the_driver_and_the_memory_that_the_control_group_leaves() -> None:
