@@ -19,7 +19,7 @@ BOUNDS = {
     "--help": 4.8,
     "recipes": 9.0,
     "show local": 8.3,
-    "plan local": 17.4,
+    "plan local": 15.6,
     "check local --offline": 20.8,
 }
 # They import no more than --help does.
