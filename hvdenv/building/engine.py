@@ -1,28 +1,37 @@
-"""Run a plan: it becomes a generation, and the prefix is pointed at that."""
+"""Run a plan: it becomes a generation, and the prefix is pointed at that.
+
+If a step fails, what failed is written down for `doctor`.
+"""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
+from typing import NamedTuple
 
 from hvdenv.base.command import Outcome, spelled_out
-from hvdenv.base.errors import LockError, StepError
-from hvdenv.base.places import HOME_VARIABLE, Places, make_folder, reporting
+from hvdenv.base.errors import HvdenvError, LockError, StepError
+from hvdenv.base.masking import mask
+from hvdenv.base.places import HOME_VARIABLE, Places, make_folder, reporting, write_json
+from hvdenv.base.reading import REPORT, STATE, read_json
 from hvdenv.base.runner import end_marked, environment
+from hvdenv.base.schema import Problem, decode
 from hvdenv.building import copied, effects
-from hvdenv.building.lastfailed import note_failure
 from hvdenv.building.run_step import attempt
 from hvdenv.building.state import LOGS, BuildRequest, Built, Done, State, drift, refused_drift
-from hvdenv.environments import generations, prefix_lock, registry, scratch
+from hvdenv.environments import generations, prefix_lock, registry
 from hvdenv.environments.generations import Environment
-from hvdenv.knowledge.diagnosis import diagnose_step
+from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step
 from hvdenv.locks.compare import LockDifference
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.observe import space
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress, Step
+from hvdenv.reports.report import Report
 
 LOCK_WAIT_SECONDS = 2.0
 
@@ -63,7 +72,7 @@ def build(
                 progress.note(remaining)
             identity = generations.new_identity(environment, request.plan.digest)
             generation = generations.create(environment, identity)
-            with scratch.folder(_temporary_root(), "build") as temporary:
+            with prefix_lock.scratch_folder(_temporary_root(), "build") as temporary:
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
                 _run(state, copies=not rebuild)
@@ -230,3 +239,73 @@ def _room(plan: Plan, places: Places) -> str:
         free = f"{(disk or 0) / 1e9:.1f} GB" + ("" if inodes is None else f", {inodes} files")
         lines.append(f"  {option}  instead of {folder} ({free} free; see also quota -s)")
     return "\n".join(lines) + "\n"
+
+
+# In a generation whose build stopped with an error.
+_FAILURE = "failure.json"
+
+
+class LastFailure(NamedTuple):
+    """Something that failed.
+
+    Attributes:
+        file: path of its log or report.
+        evidence: the output, if it is not in a log.
+    """
+
+    what: str
+    file: str
+    messages: tuple[str, ...]
+    evidence: str = ""
+
+    def diagnosis(self) -> Diagnosis:
+        """The cause, from its output.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        if self.evidence:
+            return diagnose(io.BytesIO(self.evidence.encode("utf-8", "replace")))
+        return diagnose_step(Path(self.file))
+
+
+def note_failure(generation: Path, prefix: Path, step: str, error: StepError, log: Path) -> None:
+    """Write down why a build stopped, if the disk is not full."""
+    message = mask(error.message)
+    failure = LastFailure(
+        what=f"the build of {prefix} stopped at the step {step}",
+        file=str(log if log.exists() else generation),
+        messages=(message,),
+        evidence="" if log.exists() else message,  # what hvdenv itself refuses has no output
+    )
+    with suppress(HvdenvError):
+        write_json(generation / _FAILURE, failure._asdict())
+
+
+def last_failure(places: Places) -> LastFailure | None:
+    """The newest failure that can be read."""
+    stores = [listed.environment.store for listed in registry.list_environments(places)]
+    builds = [path for store in stores for path in store.glob(f"*/{_FAILURE}")]
+    dated = [(path.stat().st_mtime, path) for path in (*builds, *places.reports.glob("*.json"))]
+    for _, path in sorted(dated, reverse=True):
+        with suppress(OSError, ValueError, RecursionError, Problem):
+            if path.name == _FAILURE:
+                return decode(LastFailure, read_json(path, STATE), lenient=True)
+            if failure := _failed_verify(path):
+                return failure
+    return None
+
+
+def _failed_verify(path: Path) -> LastFailure | None:
+    """What a report found; None if nothing failed."""
+    report = Report.from_json(read_json(path, REPORT))
+    bad = [each for each in report.findings if each.status in ("fail", "error")]
+    if not bad:
+        return None
+    messages = tuple(f"{each.check} {each.subject}: {each.message}" for each in bad)
+    return LastFailure(
+        what=f"verify of {report.prefix} found failures",
+        file=str(path),
+        messages=messages,
+        evidence="\n".join((*(each.evidence for each in bad), *messages)),
+    )

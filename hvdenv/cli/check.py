@@ -19,7 +19,7 @@ from hvdenv.base.places import find_places
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, read_request, seconds
-from hvdenv.environments import scratch
+from hvdenv.environments import prefix_lock
 from hvdenv.knowledge.combinations import (
     Answer,
     Combination,
@@ -208,7 +208,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     writable = os.access(places.home, os.W_OK)
     root = places.scratch if writable else Path(gettempdir())
     try:
-        with scratch.folder(root, "check") as work:
+        with prefix_lock.scratch_folder(root, "check") as work:
             return look_up(
                 Questions(
                     maker=make_resolution(prepared, work.path),

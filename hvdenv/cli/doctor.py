@@ -171,7 +171,7 @@ def _refuse_binary(start: bytes, name: str) -> None:
 
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
-    from hvdenv.building.lastfailed import last_failure
+    from hvdenv.building.engine import last_failure
 
     places = find_places()
     failure = last_failure(places)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdenv.base.places import find_places, make_folder, named_folder
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.environments import scratch
+from hvdenv.environments import prefix_lock
 from hvdenv.locks import lockfile
 from hvdenv.session.lock import LOCK, make_resolution, recipe_locks, run_steps
 from hvdenv.session.prepare import prepare
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     locked = recipe_locks(request, prepared).require(request.lock)
     named_folder(arguments.to)
     to = make_folder(arguments.to.absolute())
-    with scratch.folder(find_places().scratch, "fetching") as work:
+    with prefix_lock.scratch_folder(find_places().scratch, "fetching") as work:
         run_steps(request, make_resolution(prepared, work.path).fetch(locked, to), work)
     # Last: a directory with a lock in it is whole.
     lockfile.write_lock(locked._replace(folder=to / LOCK))

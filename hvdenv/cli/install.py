@@ -18,7 +18,7 @@ from hvdenv.base.places import find_places
 from hvdenv.base.schema import encode
 from hvdenv.building.resolver import Resolver, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.environments import generations, installed, scratch
+from hvdenv.environments import generations, installed, prefix_lock
 from hvdenv.locks.packages import Contents, Package, canonicalize_name, parse_requirement
 from hvdenv.locks.record import Additions, GenerationRecord
 from hvdenv.plans.resolution import Resolution
@@ -123,7 +123,7 @@ def _ask(request: Request, prepared: Prepared, active: str, contents: Contents) 
     chosen = prepared.additions
     assert chosen
     with (
-        scratch.folder(find_places().scratch, "asking") as work,
+        prefix_lock.scratch_folder(find_places().scratch, "asking") as work,
         choose(1, quiet=request.quiet, verbose=request.verbose),
     ):
         maker = make_resolution(prepared, work.path)

@@ -12,8 +12,8 @@ from hvdenv.base.places import find_places
 from hvdenv.base.reading import RESULT, read_json
 from hvdenv.building.resolver import PythonPlatform, Resolver, elsewhere, here
 from hvdenv.cli.options import add, add_options, give, read_request
-from hvdenv.environments import scratch
-from hvdenv.environments.scratch import Scratch
+from hvdenv.environments import prefix_lock
+from hvdenv.environments.prefix_lock import Scratch
 from hvdenv.locks import compare, condalock, lockfile, pypi
 from hvdenv.locks.compare import built_with
 from hvdenv.locks.lockfile import CONDA, PLATFORMS, PYPI, File, Inputs, Locked, bind
@@ -134,7 +134,7 @@ def _resolve(
     """A new lock from indexes and channels; it keeps versions of the present one if it can."""
     inputs, kept = locks.inputs, None if arguments.upgrade else present
     texts: dict[File, str] = {}
-    with scratch.folder(find_places().scratch, "resolving") as work:
+    with prefix_lock.scratch_folder(find_places().scratch, "resolving") as work:
         maker = make_resolution(prepared, work.path)
         ways = _ways(prepared, maker) if inputs.packages else []
         if inputs.conda:

@@ -1,4 +1,4 @@
-"""One build at a time for a prefix, also on file systems without flock.
+"""One build at a time for a prefix, also on file systems without flock; and scratch directories.
 
 Each process that wants the lock creates a file of its own and then looks for those of others. If
 the owner of one may still run, it removes its own file and waits; otherwise it holds the lock. Of
@@ -8,6 +8,9 @@ never a second holder. If both see it, both give way, and pauses of random lengt
 Each file is named after a token that is never used again, and is removed only by its owner, or
 when its owner is certainly gone. So nobody can remove a lock that is not the one it has judged. The
 holder touches its file every few seconds.
+
+A scratch directory holds the lock of its process, so that the next command can tell which ones a
+killed process has left.
 """
 
 import errno
@@ -15,6 +18,8 @@ import json
 import math
 import os
 import random
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,9 +28,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.base.errors import BusyError, HvdenvError
-from hvdenv.base.places import blocked, make_folder, reporting, user_name
+from hvdenv.base.masking import learn_from_pip
+from hvdenv.base.places import LEFT_ALONE_SECONDS, blocked, make_folder, reporting, user_name
 from hvdenv.base.reading import STATE, SYSTEM, read_file, read_text
-from hvdenv.base.runner import environment
+from hvdenv.base.runner import Runner, end_marked, environment
 from hvdenv.base.schema import Problem, decode
 from hvdenv.environments.generations import timestamp
 from hvdenv.model.dialect import job_id
@@ -319,3 +325,51 @@ def _started(pid: int) -> str:
         return ""
     state, *fields = stat.rpartition(")")[2].split()
     return "ended" if state in "ZX" else fields[18]
+
+
+# The directories may be in /tmp, which other programs use as well.
+_SCRATCH = "hvdenv-scratch-"
+_SETTLE_SECONDS = 10.0
+
+
+class Scratch(NamedTuple):
+    """A directory that is deleted in the end, and a runner whose commands have it as TMPDIR."""
+
+    path: Path
+    runner: Runner
+
+
+@contextmanager
+def scratch_folder(root: Path, purpose: str) -> Iterator[Scratch]:
+    """Create a directory below ``root``; those of killed runs are deleted first.
+
+    From now on, passwords of pip's configuration are masked: what runs here reads it.
+
+    Raises:
+        StepError: ``root`` cannot be written.
+    """
+    learn_from_pip()
+    for left in list(make_folder(root).glob(f"{_SCRATCH}*")):
+        _delete_if_left(left)
+    with reporting(root):
+        path = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{purpose}-", dir=root))
+    try:
+        # Another process may be looking whether this one is gone.
+        with hold(path, wait=_SETTLE_SECONDS) as held:
+            yield Scratch(path, Runner(token=held.token).changed({"TMPDIR": str(path)}))
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _delete_if_left(path: Path) -> None:
+    """Delete a scratch directory of a process that is gone, and end the processes that it left running."""
+    with suppress(OSError, HvdenvError):
+        if path.lstat().st_uid != os.getuid():
+            return
+        is_new = time.time() - path.stat().st_mtime < LEFT_ALONE_SECONDS
+        if is_new and not any(path.glob(f"{PREFIX}*")):
+            return  # another process has just created it
+        with hold(path, wait=0, stale=LEFT_ALONE_SECONDS) as held:
+            for token in held.replaced:
+                end_marked(token)
+            shutil.rmtree(path, ignore_errors=True)

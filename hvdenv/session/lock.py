@@ -24,7 +24,7 @@ from hvdenv.session.progress import choose as choose_progress
 from hvdenv.session.request import Request
 
 if TYPE_CHECKING:
-    from hvdenv.environments.scratch import Scratch
+    from hvdenv.environments.prefix_lock import Scratch
 
 # The lock in a directory of fetched files.
 LOCK = "lock"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import prefix_lock, scratch
+from hvdenv.environments import prefix_lock
 from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.standalone.ranks import events as wire
 from tests.support.standalone import load
@@ -21,7 +21,7 @@ JUMPS = [-1e6, 0.0, 1e6]
 BY_THE_CLOCK = {
     "base/places.py": 1,
     "building/wheelcache.py": 1,
-    "environments/scratch.py": 1,
+    "environments/prefix_lock.py": 1,
     "standalone/ranks/rank.py": 1,
     "verification/rank_start.py": 1,
     "verification/verify.py": 1,
@@ -81,9 +81,9 @@ def test_a_supervisor_does_not_end_its_rank_early(
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_folder_in_use_is_left_alone(jump: float, tmp_path: Path) -> None:
     """The heartbeats of its process look old until the next one."""
-    with scratch.folder(tmp_path, "test") as used:
+    with prefix_lock.scratch_folder(tmp_path, "test") as used:
         (lock,) = used.path.glob(f"{prefix_lock.PREFIX}*")
         then = time.time() - jump
         os.utime(lock, (then, then))
-        with scratch.folder(tmp_path, "other"):
+        with prefix_lock.scratch_folder(tmp_path, "other"):
             assert used.path.is_dir()

@@ -15,7 +15,7 @@ import pytest
 
 from hvdenv.base.errors import StepError
 from hvdenv.base.places import Places, find_places
-from hvdenv.building.lastfailed import last_failure, note_failure
+from hvdenv.building.engine import last_failure, note_failure
 from hvdenv.building.state import LOGS
 from hvdenv.cli import doctor as doctor_command
 from hvdenv.environments import generations, registry

@@ -20,7 +20,7 @@ from hvdenv.base.runner import Runner
 from hvdenv.building import lookup
 from hvdenv.building.lookup import Questions, look_up
 from hvdenv.building.resolver import platform
-from hvdenv.environments import scratch
+from hvdenv.environments import prefix_lock
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
@@ -269,7 +269,10 @@ def test_passwords_in_the_configuration_of_pip_are_masked(
     urls = "extra-index-url =\n  https://x\n  https://alice:hunter2a@y/simple\n"
     for text, masked in ((f"[global]\n{urls}", "port: '***@y'"), ("odd", "port: 'hunter2a@y'")):
         write(tmp_path / "pip/pip.conf", text)
-        with forgotten(), scratch.folder(tmp_path, "build"):  # as each command that runs steps
+        with (
+            forgotten(),
+            prefix_lock.scratch_folder(tmp_path, "build"),
+        ):  # as each command that runs steps
             assert mask("port: 'hunter2a@y'") == masked
 
 

@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 from hvdenv.base.places import LEFT_ALONE_SECONDS
-from hvdenv.environments import prefix_lock, scratch
+from hvdenv.environments import prefix_lock
 from tests.support.waiting import runs, wait_until
 
 HOLDER = """
 import sys
 from pathlib import Path
-from hvdenv.environments import scratch
+from hvdenv.environments import prefix_lock
 from hvdenv.base.command import Command
-with scratch.folder(Path(sys.argv[1]), "fetching") as work:
+with prefix_lock.scratch_folder(Path(sys.argv[1]), "fetching") as work:
     print(work.path, flush=True)
     work.runner.run(Command(("sleep", "600.5")))
 """
@@ -38,12 +38,12 @@ def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
         left = Path(holder.stdout.readline().strip())
         wait_until(lambda: bool(sleepers(holder.pid)), 60)
         (sleeper,) = sleepers(holder.pid)
-        with scratch.folder(tmp_path, "resolving") as work:
+        with prefix_lock.scratch_folder(tmp_path, "resolving") as work:
             assert sorted(left.parent.iterdir()) == [left, work.path]
         assert left.exists()
         holder.kill()
     assert left.is_dir() and runs(sleeper.pid)
-    with scratch.folder(tmp_path, "resolving") as work:
+    with prefix_lock.scratch_folder(tmp_path, "resolving") as work:
         assert list(left.parent.iterdir()) == [work.path]
         wait_until(lambda: not runs(sleeper.pid), 60)
     assert list(left.parent.iterdir()) == []
@@ -54,10 +54,10 @@ def test_what_another_user_has_in_the_same_folder_stops_nobody() -> None:
     """Nobody may even look into it."""
     with TemporaryDirectory() as shared:
         os.chmod(shared, 0o1777)
-        with scratch.folder(Path(shared), "building") as theirs:
+        with prefix_lock.scratch_folder(Path(shared), "building") as theirs:
             os.setresuid(65534, 65534, 0)
             try:
-                with scratch.folder(Path(shared), "building") as mine:
+                with prefix_lock.scratch_folder(Path(shared), "building") as mine:
                     assert {*Path(shared).iterdir()} == {theirs.path, mine.path}
             finally:
                 os.setresuid(0, 0, 0)
@@ -80,7 +80,7 @@ def test_what_nobody_is_known_to_hold_goes_when_it_is_old(
         os.utime(path, (when, when))
     with monkeypatch.context() as another:
         another.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-        with scratch.folder(tmp_path, "resolving"):
+        with prefix_lock.scratch_folder(tmp_path, "resolving"):
             assert fresh.exists() and away.exists(), "of another user"
-    with scratch.folder(tmp_path, "resolving"):
+    with prefix_lock.scratch_folder(tmp_path, "resolving"):
         assert (fresh.exists(), away.exists()) == (stays, stays)
