@@ -152,6 +152,12 @@ def test_a_cut_text_never_gives_another_table(path: Path) -> None:
             assert parse_check_build(text) == expected
 
 
+@pytest.mark.parametrize("version", ["0.28.1rc1", "0.28.1.post1", "1.0.0+cu121"])
+def test_versions(version: str) -> None:
+    text = read(CASES / "good/0.28.1.txt").replace("0.28.1", version)
+    assert parse_check_build(text).version == version
+
+
 @given(
     st.sampled_from(PLAIN), st.text(st.characters(exclude_characters="[]:\r")), st.integers(0, 17)
 )
