@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,22 +20,36 @@ from tests.support.files import write
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
-CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
+CASES = parse_toml((Path(__file__).parents[1] / "cases/recipes.toml").read_text(encoding="utf-8"))
+BASE = CASES.pop("base")
 SHIPPED = sorted(shipped_recipes())
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_wrong_recipe_is_refused_with_file_line_and_key(path: Path) -> None:
-    """The first line of a case is what the error says after the file's name."""
-    text = path.read_text(encoding="utf-8")
-    expected = text.split("\n")[0].removeprefix("# expect: ")
+def text_of(case: dict[str, Any]) -> str:
+    """The recipe of a case."""
+    text: str = case.get("text", BASE + case.get("end", ""))
+    last = 'status = "documented"\n'
+    edits = {last: last + case["top"] + "\n"} if "top" in case else case.get("edits", {})
+    for old, new in edits.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+TOO_DEEP = {"text": f"format = 1\nsummary = {'[' * 2000}", "says": "not valid TOML: it is nested"}
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), TOO_DEEP], ids=[*CASES, "too-deep"])
+def test_a_wrong_recipe_is_refused_with_file_line_and_key(
+    case: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "case.toml", text := text_of(case))
     variants = ["chosen"] if "variants.chosen" in text else []
     with pytest.raises(RecipeError) as caught:
         load_recipe(str(path), variants=variants)
     said = str(caught.value)
     assert said.startswith(f"{path}:")
-    assert said.removeprefix(f"{path}:").lstrip().startswith(expected)
-    assert len(CASES) >= 40
+    assert said.removeprefix(f"{path}:").lstrip().startswith(case["says"])
 
 
 WRONG = """\
@@ -178,10 +192,9 @@ def test_shipped_recipes_fit_the_json_schema(name: str, json_schema: Draft202012
     " in-a-variant unknown-key-in-a-variant variant-is-no-table".split(),
 )
 def test_the_json_schema_refuses_what_hvdenv_refuses(
-    case: str, cases: Path, json_schema: Draft202012Validator
+    case: str, json_schema: Draft202012Validator
 ) -> None:
-    document = parse_toml((cases / f"recipes/{case}.toml").read_text(encoding="utf-8"))
-    assert not json_schema.is_valid(document)
+    assert not json_schema.is_valid(parse_toml(text_of(CASES[case])))
 
 
 def test_the_published_schema_is_the_one_of_the_code(golden: Callable[[Path, str], None]) -> None:

@@ -93,7 +93,7 @@ GOOD: dict[str, Any] = {"inner": {"flag": True}, "names": ["x"]}
     ],
 )
 def test_what_does_not_fit(change: dict[str, Any], said: str) -> None:
-    """Recipes in tests/cases/recipes show the rest."""
+    """Recipes in tests/cases/recipes.toml show the rest."""
     assert decode(Outer, GOOD) == Outer(Inner(True), ("x",))
     with pytest.raises(Problem) as caught:
         decode(Outer, {**GOOD, **change})
