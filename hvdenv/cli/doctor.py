@@ -1,19 +1,15 @@
 """Name the cause of a failed build or run from its log, and the remedy.
 
-doctor reads the log that you name, or what is piped into it; both may be compressed with gzip.
+doctor reads the log that you name, or what is piped into it.
 Without a log, it explains the last build or verify that failed on this machine."""
 
 from __future__ import annotations
 
 import argparse
-import errno
-import gzip
 import os
 import select
-import shlex
 import stat
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -32,16 +28,13 @@ from hvdenv.session.request import usable
 if TYPE_CHECKING:
     import io
 
-    from hvdenv.knowledge.remedies import Change
-    from hvdenv.knowledge.rules import Rule
-
 EXAMPLES = """\
 examples:
   hvdenv doctor                              the last build or verify that failed
   hvdenv doctor slurm-1234.out
   hvdenv doctor build.log --json
-  hvdenv doctor build.log --recipe ./mine.toml   the change as a diff of the recipe
   pip install horovod 2>&1 | hvdenv doctor
+  zcat build.log.gz | hvdenv doctor
 
 exit codes: 0 doctor names a cause; 1 it does not
 """
@@ -76,35 +69,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser,
         "log LOG",
-        "output of a build or run, also as .gz; - for standard input (default: what is piped in, or the last failure)",
+        "output of a build or run; - for standard input (default: what is piped in, or the last failure)",
         nargs="?",
-    )
-    add(
-        parser,
-        "--recipe RECIPE",
-        "show the change as a diff of this recipe (its name or path), if one is known",
     )
     add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     log = arguments.log or ("-" if _is_piped() else "")
-    recipe = arguments.recipe
-    subject, diagnosis = _of_log(log, own=bool(recipe)) if log else _of_last()
-    change = _change(diagnosis.root, recipe) if recipe else None
+    subject, diagnosis = _of_log(log) if log else _of_last()
     if arguments.json:
-        print_json(_document(subject, diagnosis, change))
+        print_json(_document(subject, diagnosis))
     else:
-        for line in (*subject, *_lines(diagnosis, change, recipe)):
+        for line in (*subject, *_lines(diagnosis)):
             print(line)
     return 0 if diagnosis.root else NO_CAUSE
 
 
-def _of_log(name: str, *, own: bool) -> tuple[tuple[str, ...], Diagnosis]:
+def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
-        return ("standard input",), _read(sys.stdin.buffer, "standard input", own=own)
+        return ("standard input",), _diagnosis(sys.stdin.buffer, "standard input")
     with usable(name, "name a log, or - for standard input"), open_file(name, LOG) as log:
-        return (name,), _read(log, name, own=own)
+        return (name,), _diagnosis(log, name)
 
 
 def _is_piped() -> bool:
@@ -126,48 +112,22 @@ def _is_piped() -> bool:
     return (stat.S_ISFIFO(mode) or whole) and bool(_start(sys.stdin.buffer))
 
 
-class _Unpacked(gzip.GzipFile):
-    """A compressed log, which may be a thousand times larger than its file."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if self.tell() > LOG.limit:
-            raise OSError(errno.EFBIG, f"it is larger than {LOG.limit:,} bytes when unpacked")
-        return super().read(size)
-
-
-def _start(log: BinaryIO | gzip.GzipFile) -> bytes:
+def _start(log: BinaryIO) -> bytes:
     """The first bytes of a log, which stay in it."""
     return cast("io.BufferedReader", log).peek(_START)[:_START]
 
 
-def _read(log: BinaryIO, name: str, *, own: bool) -> Diagnosis:
-    """Diagnose a log, which may be compressed by gzip."""
-    start = _start(log)
-    if not start.startswith(b"\x1f\x8b"):
-        _refuse_binary(start, name)
-        return diagnose(log, own=own)
-    try:
-        with _Unpacked(fileobj=log) as unpacked:
-            _refuse_binary(_start(unpacked), name)
-            return diagnose(cast("BinaryIO", unpacked), own=own)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(
-            f"its gzip data are damaged: {error}",
-            where=name,
-            remedy=f"`gzip -t {shlex.quote(name)}` tests the file; copy it again",
-        ) from error
-
-
-def _refuse_binary(start: bytes, name: str) -> None:
-    """UTF-16 has NUL bytes, but like any text it has few other control characters."""
-    letters = start.replace(b"\0", b"")
+def _diagnosis(log: BinaryIO, name: str) -> Diagnosis:
+    # UTF-16 has NUL bytes, but like any text it has few other control characters.
+    letters = _start(log).replace(b"\0", b"")
     controls = len(letters) - len(letters.translate(None, _CONTROLS))
     if controls > len(letters) * _MOST_CONTROLS:
         raise UsageError(
             "it is a binary file, not a log",
             where=name,
-            remedy="name a text file, or one compressed by gzip; decompress other formats first",
+            remedy="name a text file; unpack others first: zcat LOG.gz | hvdenv doctor",
         )
+    return diagnose(log)
 
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
@@ -186,23 +146,7 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
     return (failure.what, *failure.messages, failure.file), diagnosis
 
 
-def _change(root: Found | None, recipe: str) -> Change | None:
-    """The remedy as a change of a recipe; None if its rules name none."""
-    from hvdenv.knowledge.remedies import agreed_edits, propose
-    from hvdenv.model.layers import load_recipe
-
-    resolved = load_recipe(recipe)
-    edits = agreed_edits(_rules(root)) if root else {}
-    return propose(resolved, edits) if edits else None
-
-
-def _rules(found: Found) -> list[Rule]:
-    from hvdenv.knowledge.rules import all_rules
-
-    return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
-
-
-def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
+def _document(subject: tuple[str, ...], diagnosis: Diagnosis) -> Table:
     found = {f"{kind}s": [each.document() for each in diagnosis.of_kind(kind)] for kind in _TITLES}
     return {
         "schema": SCHEMA,
@@ -210,22 +154,19 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
         "recognised": diagnosis.root is not None,
         **found,
         "errors": [each._asdict() for each in diagnosis.errors],
-        "similar": [each._asdict() for each in diagnosis.similar],
         "rank": diagnosis.rank,
         "ranks": diagnosis.failed.rank if diagnosis.failed else "",
         "host": diagnosis.failed.host if diagnosis.failed else "",
         "versions": diagnosis.mentions,
         "lines": diagnosis.lines,
         "given_up": diagnosis.given_up,
-        **({"change": change.document()} if change else {}),
     }
 
 
-def _lines(diagnosis: Diagnosis, change: Change | None, recipe: str | None) -> Iterator[str]:
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     first = next(iter(diagnosis.found), None)
     yield f"{_TITLES[first.kind][0]}: {_told(first)}" if first else "not recognised"
     yield from _details(first, diagnosis.own) if first else ()
-    yield from _suggested(change, recipe) if recipe else ()
     yield from _others(diagnosis, first)
     if failed := diagnosis.failed:
         where = f"{failed.rank} on {failed.host}" if failed.host else failed.rank
@@ -244,12 +185,6 @@ def _lines(diagnosis: Diagnosis, change: Change | None, recipe: str | None) -> I
         yield f"the log names: {named}"
 
 
-def _suggested(change: Change | None, recipe: str) -> Iterator[str]:
-    lines = tuple(change.lines("Suggested recipe change")) if change else ()
-    known = f"{recipe} already has the change" if change else "no recipe change is known"
-    yield from lines or (f"{known} that avoids this failure",)
-
-
 def _told(found: Found) -> str:
     return f"{clean(found.cause)} [{found.id}]"
 
@@ -260,19 +195,11 @@ def _details(found: Found, own: bool) -> Iterator[str]:
     for each in found.quotes:
         yield f"  advice in line {each.number}: {clean(each.line)}"
     yield from _steps(found, "  ")
-    rules = _rules(found) if own else []
-    if rules:
-        yield f"  `hvdenv check RECIPE` finds it before a build: {', '.join(r.id for r in rules)}"
-        yield from (f"    in the recipe{edit}" for edit in _edits(rules))
+    if own and found.rules:
+        rules = ", ".join(found.rules)
+        yield f"  `hvdenv check RECIPE` finds it before a build, and how to change the recipe: {rules}"
     if found.source:
         yield f"  source ({found.source.replace(': ', '): ', 1)}"
-
-
-def _edits(rules: list[Rule]) -> Iterator[str]:
-    from hvdenv.knowledge.remedies import agreed_edits
-
-    for key, value in agreed_edits(rules).items():
-        yield f": {key} = {value}" if value else f", without: {key}"
 
 
 def _steps(found: Found, indent: str) -> Iterator[str]:
@@ -302,9 +229,6 @@ def _left_open(diagnosis: Diagnosis) -> Iterator[str]:
     if others:
         yield "lines that may say why:"
         yield from (_line(each.number, each.line) for each in others)
-    if diagnosis.similar:
-        yield "similar known failures, which may have nothing to do with it:"
-        yield from (f"  {each.cause} [{each.id}]" for each in diagnosis.similar)
     if not diagnosis.best:
         yield f"what to do: {_UNKNOWN if diagnosis.errors else _NO_ERROR}"
 

@@ -2,10 +2,7 @@
 
 import io
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from math import fsum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,9 +14,6 @@ from hvdenv.knowledge.logs import BLOCK, Hit, Place
 
 # How many lines an advice may be away from what it is about, and how many of them are quoted.
 ADVICE_LINES, QUOTES = 12, 2
-# How much of a known failure's words must be in a log that is called similar.
-SIMILAR = 0.6
-_WORD = re.compile(r"[a-z][a-z_]{3,30}")
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7})')
 # A line that goes on with a sentence, up to its end.
 _CONTINUED = re.compile(r"\n[ \t]{0,40}[a-z(`'-][^\n.]{0,200}\.?")
@@ -68,20 +62,12 @@ class Found(NamedTuple):
         return {**document, "quotes": [each._asdict() for each in self.quotes]}
 
 
-class Similar(NamedTuple):
-    """A known failure with words of lines that were not recognised."""
-
-    id: str
-    cause: str
-
-
 class Diagnosis(NamedTuple):
     """What a log says.
 
     Attributes:
         found: causes first, each kind in the order of the log.
         errors: the first lines that look like an error.
-        similar: known failures that use the same words, where no cause is known.
         mentions: versions and paths that the log names.
         given_up: matching took too long, so some lines were not searched.
         own: the log is of something that hvdenv ran.
@@ -91,7 +77,6 @@ class Diagnosis(NamedTuple):
     errors: tuple[Place, ...]
     mentions: dict[str, str]
     lines: int
-    similar: tuple[Similar, ...] = ()
     given_up: bool = False
     own: bool = False
 
@@ -148,12 +133,9 @@ def interpret(log: Reading, failures: Failures) -> Diagnosis:
     if {hit.place.number for hit in errors} <= {each.number for each in found}:
         lines = {hit.place.number: hit for hit in (*errors, *log.hints)}
         errors = [lines[number] for number in sorted(lines)][:ERRORS]
-    rooted = any(each.kind == "cause" for each in found)
-    unknown = [*(each.line for each in found), *(hit.place.line for hit in errors)]
     return Diagnosis(
         found=found,
         errors=tuple(hit.place for hit in errors),
-        similar=() if rooted else _similar(unknown, failures),
         mentions=log.mentions,
         lines=log.lines,
         given_up=log.gave_up,
@@ -280,27 +262,3 @@ def _ranked(found: Sequence[Found]) -> tuple[Found, ...]:
 
 def _order(found: Found) -> tuple[int, int, bool]:
     return _ORDER.index(found.kind), found.number, not found.source
-
-
-def _similar(lines: Iterable[str], failures: Failures) -> tuple[Similar, ...]:
-    """At most two known failures, most of whose words, weighted by how rare they are, are in some lines."""
-    words = frozenset[str]().union(*map(_words, lines))
-    meanings = (*failures.events, *failures.causes)
-    known = [(_words(text), each) for each in meanings for text in each.texts]
-    uses = Counter(word for theirs, _ in known for word in theirs)
-    scores: dict[Similar, float] = {}
-    for theirs, each in known:
-        shared = words & theirs
-        if len(shared) > 1 and "{" not in each.says:
-            similar = Similar(each.id, each.says)
-            score = fsum(1 / uses[word] for word in shared) / fsum(
-                1 / uses[word] for word in theirs
-            )
-            scores[similar] = max(score, scores.get(similar, 0.0))
-    best = sorted(scores, key=lambda each: -scores[each])[:2]
-    return tuple(each for each in best if scores[each] >= SIMILAR)
-
-
-@lru_cache(4096)
-def _words(text: str) -> frozenset[str]:
-    return frozenset(_WORD.findall(text.lower()))

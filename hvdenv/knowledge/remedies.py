@@ -6,8 +6,7 @@ import difflib
 import json
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,13 +119,6 @@ def _follow(start: Trial, edit: dict[str, str], attempt: Attempt, most: int) -> 
         if not edit:
             return None
     return None
-
-
-def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
-    """The edits that do not depend on the recipe and do not conflict."""
-    pairs = dict.fromkeys(pair for rule in rules for pair in rule.only_edit().items())
-    values = Counter(key for key, _ in pairs)
-    return {key: value for key, value in pairs if values[key] == 1 and "{" not in key + value}
 
 
 def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:

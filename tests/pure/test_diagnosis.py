@@ -431,9 +431,6 @@ def test_what_is_said_where_nothing_is_known() -> None:
     # Lines that may say why, where every error is explained.
     told, hint = "Fatal Python error: Segmentation fault\n", "thing: device 3 not found, going on\n"
     assert [each.line for each in read(hint + told).errors] == [hint.strip(), told.strip()]
-    odd = read("fatal: mpiexec or orterun: detected an attempt to be root\n")
-    assert odd.root is None
-    assert [each.id for each in odd.similar][:1] == ["mpirun-as-root"]
     # The ruler of a box is not what is quoted.
     ruler = "-" * 74
     found = read(f"fine\n{ruler}\nOpen MPI detected that the dog\nate it.\n{ruler}\n").found

@@ -69,30 +69,8 @@ def test_a_log_is_diagnosed(tmp_path: Path, doctor: Callable[..., str]) -> None:
     assert said.startswith(f"{tmp_path}/log\ncause: CMake 4 rejects")
     assert "1. `export CMAKE_POLICY_VERSION_MINIMUM=3.5`" in said
     assert "cmake-4-for-bundled-gloo" not in said
-    said = doctor(f"fine\nCMake Error: {CMAKE}", "--recipe", "local")
+    said = doctor(f"hvdenv build x\nCMake Error: {CMAKE}")
     assert "cmake-4-for-bundled-gloo" in said
-    assert "in the recipe: build_tools.cmake" in said
-
-
-def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, doctor: Callable[..., str]) -> None:
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
-    said = doctor(CMAKE, "--recipe", str(recipe))
-    assert "Suggested recipe change:" in said
-    assert f"--- {recipe}" in said
-    assert '+cmake = ">=3.13,<4"' in said
-    change = json.loads(doctor(CMAKE, "--recipe", "local", "--json"))["change"]
-    assert '+cmake = ">=3.13,<4"' in change["diff"]
-    # Which numpy, its rules differ on.
-    which = "AttributeError: _ARRAY_API not found\nImportError: numpy.core.multiarray failed to import\n"
-    assert "Suggested" not in doctor(which, "--recipe", "local")
-    assert "Suggested" not in doctor("nothing that is known\n", "--recipe", "local", code=1)
-    said = doctor(FULL, "--recipe", "local")
-    assert "\nno recipe change is known that avoids this failure" in said
-    recipe.write_text(recipe.read_text() + '[build_tools]\ncmake = ">=3.13,<4"\n')
-    said = doctor(CMAKE, "--recipe", str(recipe))
-    assert f"\n{recipe} already has the change that avoids this failure" in said
-    doctor(CMAKE, "--recipe", "no-such-recipe", code=2)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +137,7 @@ def test_remedies_fit_the_reader(log: str, remedy: str, doctor: Callable[..., st
     """No recipes for those who only have a log."""
     said = doctor(log)
     assert remedy in said
-    for each in ("in the recipe", "hvdenv check RECIPE"):
-        assert (each in said) is ("hvdenv build" in log)
+    assert ("hvdenv check RECIPE" in said) is ("hvdenv build" in log)
 
 
 def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
@@ -218,23 +195,17 @@ def test_the_rest_of_a_script_is_no_log(
             hvdenv("doctor", code=code)
 
 
-COMPRESSED = gzip.compress(FULL.encode() * 1000)
-
-
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (COMPRESSED, ""),
-        (COMPRESSED[:-20], "gzip data are damaged"),
+        (FULL.encode("utf-16"), ""),
+        (gzip.compress(FULL.encode() * 1000), "zcat LOG.gz | hvdenv doctor"),
         (Path(sys.executable).read_bytes()[:5000], "it is a binary file"),
-        (gzip.compress(bytes(range(256)) * 20), "it is a binary file"),
         (None, "cannot read it"),
     ],
-    ids=["compressed", "damaged", "program", "compressed data", "folder"],
+    ids=["UTF-16", "compressed", "program", "folder"],
 )
-def test_compressed_logs_and_what_is_no_log(
-    content: bytes | None, error: str, hvdenv: Hvdenv, tmp_path: Path
-) -> None:
+def test_what_is_no_log(content: bytes | None, error: str, hvdenv: Hvdenv, tmp_path: Path) -> None:
     file = tmp_path / "log" if content else tmp_path
     if content:
         file.write_bytes(content)

@@ -121,7 +121,6 @@ COMMANDS = [
     "check {}.toml",
     "verify --report {}",
     "doctor {}",
-    "doctor --recipe {}.toml README.md",
     "plan local --locked --lock {folder} --facts {facts}",
 ]
 

@@ -149,9 +149,8 @@ _shtab_hvdenv_diff_defaults_added=0
 
 _shtab_hvdenv_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--recipe[show the change as a diff of this recipe (its name or path), if one is known]:RECIPE:"
   "--json[print the result as JSON, and nothing else, on standard output]"
-  ":output of a build or run, also as .gz\; - for standard input (default\: what is piped in, or the last failure):"
+  ":output of a build or run\; - for standard input (default\: what is piped in, or the last failure):"
 )
 
 # guard to ensure default positional specs are added only once per session
