@@ -6,13 +6,12 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.base.reading import RECIPE, read_text
 from hvdenv.base.schema import parse_toml
-from hvdenv.knowledge.rules import Rule
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe_files import leaves
 
@@ -60,65 +59,6 @@ def _with_table(line: str, before: Sequence[str]) -> str:
         return line
     tables = [each.strip() for each in before[: int(head[1]) - 1] if each.startswith("[")]
     return f"{line.rstrip()} {tables[-1]}\n" if tables else line
-
-
-class Trial(NamedTuple):
-    """A recipe with edits: the rules that apply to it, or why it is refused."""
-
-    edits: dict[str, str]
-    rules: tuple[Rule, ...] = ()
-    refused: str = ""
-
-    @property
-    def ids(self) -> set[str]:
-        return {rule.id for rule in self.rules}
-
-    @property
-    def weight(self) -> tuple[int, int]:
-        """How much is wrong: blocks first, then warnings."""
-        found = [rule.severity for rule in self.rules]
-        return found.count("block"), found.count("warn")
-
-    def new(self, before: Trial) -> list[Rule]:
-        """What edits lead to: the blocks and warnings that were not there before."""
-        found = (rule for rule in self.rules if rule.severity != "note")
-        return [rule for rule in found if rule.id not in before.ids]
-
-
-Attempt = Callable[[dict[str, str]], Trial]
-# How often an edit may need another one before fewer rules apply.
-_FOLLOWED = 3
-
-
-def improve(start: Trial, attempt: Attempt) -> Trial:
-    """The recipe with the edits of its rules, as far as each makes less wrong."""
-    remedies = [edit for rule in start.rules if rule.severity != "note" for edit in rule.edits]
-    for most in (1, _FOLLOWED):
-        for edit in remedies:
-            found = _follow(start, edit, attempt, most)
-            if found:
-                return improve(found, attempt)
-    # Later edits can make earlier ones needless.
-    for key in start.edits:
-        fewer = attempt({name: value for name, value in start.edits.items() if name != key})
-        if fewer.weight <= start.weight and not fewer.refused:
-            return improve(fewer, attempt)
-    return start
-
-
-def _follow(start: Trial, edit: dict[str, str], attempt: Attempt, most: int) -> Trial | None:
-    """The recipe after an edit, and after those of the rules that it leads to; None if no better."""
-    trial = start
-    for _ in range(most):
-        trial = attempt({**trial.edits, **edit})
-        if trial.refused:
-            return None
-        if trial.weight < start.weight:
-            return trial
-        edit = next((rule.edits[0] for rule in trial.new(start) if rule.edits), {})
-        if not edit:
-            return None
-    return None
 
 
 def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:

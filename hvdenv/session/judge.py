@@ -11,7 +11,7 @@ from hvdenv.base.runner import Runner, environment
 from hvdenv.base.schema import nearest
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
-from hvdenv.knowledge.remedies import Change, Trial, improve, propose
+from hvdenv.knowledge.remedies import Change, propose
 from hvdenv.knowledge.rules import KEYS, Rule, all_rules, judge
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import Resolved
@@ -110,13 +110,32 @@ class Suggestion(NamedTuple):
     """What to change in a recipe so that fewer rules apply.
 
     Attributes:
-        edits: by the id of a rule, those of its edits that help.
-        not_suggested: by the id of a rule, why its edit does not.
+        edits: by the id of a rule, the one of its edits that helps.
+        not_suggested: by the id of a rule, why none of its edits does.
     """
 
     change: Change | None
     edits: dict[str, dict[str, str]]
     not_suggested: dict[str, str]
+
+
+class _Trial(NamedTuple):
+    """A recipe with edits: the rules that apply to it, or why it is refused."""
+
+    edits: dict[str, str]
+    rules: tuple[Rule, ...] = ()
+    refused: str = ""
+
+    @property
+    def ids(self) -> set[str]:
+        return {rule.id for rule in self.rules}
+
+    def new(self, before: "_Trial", rule: Rule) -> list[str]:
+        """What an edit of a rule leads to that is as bad: blocks and, if the rule does not block, warnings."""
+        bad = ("block",) if rule.severity == "block" else ("block", "warn")
+        return [
+            each.id for each in self.rules if each.severity in bad and each.id not in before.ids
+        ]
 
 
 def suggest(
@@ -125,10 +144,13 @@ def suggest(
     rules: Sequence[Rule],
     wrong: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> Suggestion:
-    """Try the edits of rules on the recipe, and keep those after which fewer rules apply."""
+    """Try the edits of rules on the recipe, one after the other, and keep those after which fewer apply.
+
+    Those of notes are tried, but are no part of the change.
+    """
     resolved = prepared.resolved
 
-    def attempt(edits: dict[str, str]) -> Trial:
+    def attempt(edits: dict[str, str]) -> _Trial:
         change = propose(resolved, edits)
         options = (*request.overrides, *change.options)
         changed = request._replace(overrides=options, quiet=True)
@@ -138,35 +160,33 @@ def suggest(
             after = open_recipe(changed, change.after or None)
             python = choose_python(after, prepared.facts, Runner(), request.python)
         except HvdenvError as error:
-            return Trial(edits, refused=error.message)
-        return Trial(edits, judge_recipe(prepared._replace(resolved=after, python=python), wrong))
+            return _Trial(edits, refused=error.message)
+        return _Trial(edits, judge_recipe(prepared._replace(resolved=after, python=python), wrong))
 
-    end = improve(Trial({}, tuple(rules)), attempt)
-    chosen = end.edits.items()
+    end = _Trial({}, tuple(rules))
     helping: dict[str, dict[str, str]] = {}
     not_suggested: dict[str, str] = {}
     for rule in (rule for rule in rules if rule.edits):
-        if rule.severity != "note" and rule.id not in end.ids:
-            own = (pair for edit in rule.edits for pair in edit.items())
-            helping[rule.id] = dict(pair for pair in own if pair in chosen)
+        if rule.id not in end.ids:  # an earlier edit was enough
             continue
         failed = []
         for edit in rule.edits:
             trial = attempt({**end.edits, **edit})
-            if rule.id not in trial.ids and not trial.refused and trial.weight <= end.weight:
+            if not trial.refused and rule.id not in trial.ids and not trial.new(end, rule):
                 helping[rule.id] = edit
+                end = end if rule.severity == "note" else trial
                 break
-            failed.append(_why_not(edit, trial, end))
+            failed.append(_why_not(edit, trial.refused or ", ".join(trial.new(end, rule))))
         else:
             not_suggested[rule.id] = next(filter(None, failed), "")
-    return Suggestion(propose(resolved, end.edits) if chosen else None, helping, not_suggested)
+    change = propose(resolved, end.edits) if end.edits else None
+    return Suggestion(change, helping, not_suggested)
 
 
-def _why_not(edit: Mapping[str, str], trial: Trial, end: Trial) -> str:
+def _why_not(edit: Mapping[str, str], why: str) -> str:
     told_edit = ", ".join(
         f"{key} = {value}" if value else f"without {key}" for key, value in edit.items()
     )
-    why = trial.refused or ", ".join(each.id for each in trial.new(end))
     return why and f"{told_edit} leads to: {why}"
 
 
