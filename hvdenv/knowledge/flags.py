@@ -6,7 +6,7 @@ whatever the recipe's release would ignore.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from packaging.version import Version as Parsed
 
@@ -43,37 +43,26 @@ KEYS = {
 # Those whose values may begin with $NAME, a variable of the modules.
 FOLDER_VARIABLES = frozenset(name for key, name in KEYS.items() if key.endswith("_home"))
 
-# The first release that reads a key of [horovod.gpu].
-_SINCE = {
-    "operations": ("0.20.0", "name the operations one by one: allreduce, allgather, broadcast"),
-    "alltoall": ("0.20.0", "remove it"),
-    "reducescatter": ("0.25.0", "remove it"),
-    "capabilities": ("0.20.0", "remove it: this release compiles no CUDA code of its own"),
-}
-
-
-# The first release that has a value of another key.
-_VALUES_SINCE = {
-    ("horovod.controllers", "gloo"): "0.17.0",
-    ("horovod.cpu_operations", "mpi"): "0.17.0",
-    ("horovod.cpu_operations", "gloo"): "0.17.0",
-    ("horovod.cpu_operations", "ccl"): "0.19.0",
-    ("horovod.gpu.platform", "rocm"): "0.19.1",
-}
+# Before it, the build had other variables, such as HOROVOD_WITH_GLOO and HOROVOD_MPICXX_SHOW.
+_OLDEST = "0.20.0"
 
 
 def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
     """The variables of Horovod's build.
 
-    Only the value 1 counts (0.20 and newer compare as strings). HOROVOD_WITH_GLOO has no
-    effect since 0.20, which builds Gloo unless told not to; sites' documents set it.
+    Only the value 1 counts, because they are compared as strings. HOROVOD_WITH_GLOO has no
+    effect: Gloo is built unless the build is told not to; sites' documents set it.
 
     Raises:
         IncompatibleError: this release would ignore a requested setting.
     """
-    for what, where, remedy in _ignored(recipe):
-        raise IncompatibleError(what, where=where, remedy=remedy)
     wanted, variables = recipe.horovod, {}
+    if wanted.provider == "source" and _older(wanted.version, _OLDEST):
+        raise IncompatibleError(
+            f"hvdenv compiles Horovod 0.20.0 and newer, not {wanted.version}",
+            where="horovod.version",
+            remedy='use a newer release, or the site\'s own (`provider = "present"`)',
+        )
     items = {*wanted.frameworks, *wanted.controllers}
     for name, (_, item) in PARTS.items():
         variables[f"HOROVOD_WITH{'' if item in items else 'OUT'}_{name}"] = "1"
@@ -109,7 +98,7 @@ def _gpu_variables(gpu: Gpu, recipe: Recipe) -> dict[str, str]:
         elif value and value != "host":  # without any operation, Horovod copies
             variables[variable] = value if key.endswith("_home") else value.upper()
     capabilities = compute_capabilities(recipe)
-    if capabilities and gpu.platform == "cuda" and not _older(recipe.horovod.version, "0.20.0"):
+    if capabilities and gpu.platform == "cuda":
         variables["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(capabilities)
     return variables
 
@@ -122,26 +111,12 @@ def compute_capabilities(recipe: Recipe) -> tuple[str, ...]:
     return tuple(sorted(found, key=int))
 
 
-def _ignored(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """What this release would ignore: what, where, remedy."""
-    version, gpu = recipe.horovod.version, recipe.horovod.gpu
-    asked: dict[str, Collection[str | None]] = {
-        "horovod.controllers": recipe.horovod.controllers,
-        "horovod.cpu_operations": (recipe.horovod.cpu_operations,),
-        "horovod.gpu.platform": (gpu.platform,) if gpu else (),
-    }
-    for (key, value), since in _VALUES_SINCE.items():
-        if value in asked[key] and _older(version, since):
-            yield f"Horovod {version} has no {value}, which came with {since}", key, "remove it"
-    for key, (since, remedy) in _SINCE.items():
-        if getattr(gpu, key, None) and _older(version, since):
-            what = f"Horovod {version} ignores this key, which is read since {since}"
-            yield what, f"horovod.gpu.{key}", remedy
-
-
 def _rejected(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """What Horovod's build would reject, some of it after minutes: what, key, remedy."""
+    """What Horovod's build would ignore or reject, some of it after minutes: what, key, remedy."""
     version = recipe.horovod.version
+    if gpu.reducescatter and _older(version, "0.25.0"):
+        what = f"Horovod {version} ignores this key, which is read since 0.25.0"
+        yield what, "reducescatter", "remove it"
     single = [name for name in COLLECTIVES if getattr(gpu, name)]
     if gpu.operations and single:
         what = f"operations sets all operations, {single[0]} a single one"
@@ -150,9 +125,6 @@ def _rejected(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if not gpu.operations and not single:
         what = "no operation is requested, so nothing would be built for GPUs"
         yield what, "", 'set operations = "nccl"'
-    if gpu.allgather == "nccl" and _older(version, "0.20.0"):
-        what = f"Horovod {version} supports allgather on GPUs only over MPI"
-        yield what, "allgather", 'remove it, set it to "mpi", or use Horovod 0.20 or newer'
     mixed = [name for name in single if getattr(gpu, name) == "mpi"]
     if gpu.allreduce == "nccl" and mixed and not gpu.allow_mixed:
         what = f"allreduce over NCCL and {mixed[0]} over MPI can deadlock; Horovod's build refuses this"

@@ -68,9 +68,9 @@ def test_a_log_is_diagnosed(tmp_path: Path, doctor: Callable[..., str]) -> None:
     said = doctor(f"fine\nCMake Error: {CMAKE}")
     assert said.startswith(f"{tmp_path}/log\ncause: CMake 4 rejects")
     assert "1. `export CMAKE_POLICY_VERSION_MINIMUM=3.5`" in said
-    assert "cmake-4-for-bundled-gloo" not in said
+    assert "cmake-4-rejects-horovod" not in said
     said = doctor(f"hvdenv build x\nCMake Error: {CMAKE}")
-    assert "cmake-4-for-bundled-gloo" in said
+    assert "cmake-4-rejects-horovod" in said
 
 
 @pytest.mark.parametrize(

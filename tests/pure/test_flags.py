@@ -47,8 +47,6 @@ GPU = {
     'gpu.operations=nccl gpu.capabilities=["70","80"]': "BUILD_CUDA_CC_LIST=70,80",
     "gpu.allreduce=nccl gpu.allgather=mpi gpu.allow_mixed=true": "ALLOW_MIXED_GPU_IMPL=1 GPU_ALLGATHER=MPI",
     "cpu_operations=gloo": "CPU_OPERATIONS=GLOO",
-    # Before 0.20 it has to be asked for; sites' documents go on doing so.
-    "version=0.19.5": "WITH_GLOO=1",
 }
 
 
@@ -68,14 +66,10 @@ def test_the_nccl_of_torch_is_found_at_run_time() -> None:
 
 REFUSED = {
     "gpu.nccl_link=shared": ("gpu", "nothing would be built for GPUs"),
-    "version=0.19.5 gpu.operations=nccl": ("gpu.operations", "read since 0.20.0"),
+    "version=0.19.5": ("version", "0.20.0 and newer, not 0.19.5"),
     "version=0.24.3 gpu.reducescatter=nccl": ("gpu.reducescatter", "read since 0.25.0"),
     "gpu.operations=nccl gpu.broadcast=nccl": ("gpu.broadcast", "only one of the two"),
     "gpu.allreduce=nccl gpu.broadcast=mpi": ("gpu.broadcast", "can deadlock"),
-    "version=0.19.5 gpu.allgather=nccl": ("gpu.allgather", "only over MPI"),
-    "version=0.16.4": ("controllers", "0.16.4 has no gloo, which came with 0.17.0"),
-    "version=0.18.2 cpu_operations=ccl": ("cpu_operations", "has no ccl"),
-    "version=0.18.2 gpu.platform=rocm gpu.allreduce=nccl": ("gpu.platform", "has no rocm"),
     "gpu.operations=nccl gpu.nccl=torch gpu.nccl_home=/usr": ("gpu.nccl", "together with another"),
     'gpu.operations=nccl gpu.nccl=torch frameworks=["tensorflow"]': ("gpu.nccl", "but not torch"),
 }
