@@ -240,7 +240,7 @@ def _mpi(each: Value, role: str) -> Iterator[Value]:
 def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
     version = find(values, "horovod.version")
     if version and version.value in releases():
-        hashed = releases()[str(version.value)].sha256
+        hashed = releases()[str(version.value)]
         origin = Origin("the table of Horovod's releases")
         yield Value(at("horovod.sha256"), hashed, origin, Weight.INFERRED)
     of_page = [each for each in values if each.key[0] == "horovod" and each.origin.line]
@@ -314,11 +314,11 @@ def is_slurm(values: Iterable[Value]) -> bool:
 
 
 def _needs(path: Key, message: str) -> str:
-    latest = list(releases().values())[-1]
+    latest, hashed = list(releases().items())[-1]
     if path == at("horovod.version"):
-        return f'such as "{latest.version}", the latest release ({latest.uploaded})'
+        return f'such as "{latest}", the latest release'
     if path == at("horovod.sha256"):
-        return f'"{latest.sha256}" for {latest.version}'
+        return f'"{hashed}" for {latest}'
     return _NEEDS.get("version" if path[0] == "frameworks" else ".".join(path), message)
 
 

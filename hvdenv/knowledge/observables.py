@@ -191,9 +191,8 @@ def _observe_archive(wanted: Horovod) -> Found:
     known = releases()
     if wanted.provider != "source" or "+" in wanted.version or not wanted.sha256:
         return {}
-    owner = next((each.version for each in known.values() if each.sha256 == wanted.sha256), "")
-    release = known.get(wanted.version)
-    if release is None:
+    owner = next((version for version, hashed in known.items() if hashed == wanted.sha256), "")
+    if wanted.version not in known:
         state = "unreleased"
     elif owner:
         state = "known" if owner == wanted.version else "mistaken"
@@ -203,7 +202,7 @@ def _observe_archive(wanted: Horovod) -> Found:
         "horovod_archive": state,
         "horovod_newest": [*known][-1],
         "horovod_hash_of": owner,
-        "horovod_hash": release.sha256 if release else "",
+        "horovod_hash": known.get(wanted.version, ""),
     }
 
 

@@ -17,31 +17,10 @@ from hvdenv.model.recipe import Specifier
 _RELEASES = Path(__file__).with_name("horovod_releases.toml")
 
 
-class Release(NamedTuple):
-    """A source archive on the package index.
-
-    Attributes:
-        uploaded: the date, YYYY-MM-DD.
-        size: of the archive, in bytes.
-        requires_python: the versions of Python that it states; empty before 0.20.0.
-    """
-
-    version: str
-    uploaded: str
-    size: int
-    sha256: str
-    requires_python: str = ""
-
-
-class _Table(NamedTuple):
-    release: tuple[Release, ...]
-
-
 @lru_cache(maxsize=1)
-def releases() -> dict[str, Release]:
-    """All releases by version, oldest first."""
-    table = decode(_Table, parse_toml(read_text(_RELEASES, OWN)))
-    return {release.version: release for release in table.release}
+def releases() -> dict[str, str]:
+    """The hash of each release's source archive by its version, oldest first."""
+    return decode(dict[str, str], parse_toml(read_text(_RELEASES, OWN)))
 
 
 FOLDER = Path(__file__).parent / "patches"
