@@ -18,7 +18,7 @@ from hvdenv.base.errors import HvdenvError, IncompatibleError
 from hvdenv.base.places import find_places
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import encode
-from hvdenv.cli.options import add, add_options, read_request, seconds
+from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.environments import prefix_lock
 from hvdenv.knowledge.combinations import (
     Answer,
@@ -67,13 +67,6 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "facts", "allow", "trust")
     add(parser, "--offline", "do not ask package indexes and conda channels")
-    add(
-        parser,
-        "--timeout SECONDS",
-        "how long indexes and channels may take in all (default: %(default)g)",
-        type=seconds,
-        default=LOOKUP_SECONDS,
-    )
 
 
 class Checked(NamedTuple):
@@ -141,7 +134,6 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
             {
                 **{key: value for key, value in encode(rule).items() if key != "edits"},
                 "edit": found.suggestion.edits.get(rule.id, {}),
-                "not_suggested": found.suggestion.not_suggested.get(rule.id, ""),
                 "allowed": rule.id in allowed,
             }
             for rule in found.rules
@@ -201,7 +193,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
 
     places = find_places()
     if sys.stderr.isatty():
-        report(f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)")
+        report(f"asking package indexes, for at most {LOOKUP_SECONDS:g} s (--offline does not)")
     # Users without a home directory, as in containers, can check too.
     if plan_refused(prepared):
         return Availability(not_looked_up=("packages: no plan can be made",))
@@ -216,7 +208,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
                     cache=(places.cache if writable else work.path) / "uv",
                     runner=work.runner,
                     progress=Silent(),
-                    end=time.monotonic() + arguments.timeout,
+                    end=time.monotonic() + LOOKUP_SECONDS,
                     where=prepared.resolved.where,
                 )
             )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ class Change(NamedTuple):
         old, new = self.before.splitlines(keepends=True), self.after.splitlines(keepends=True)
         name = self.file or "a recipe of your own"
         lines = difflib.unified_diff(old, new, self.file or "/dev/null", name)
-        return "".join(_with_table(line, old) for line in lines)
+        return "".join(lines)
 
     def document(self) -> dict[str, object]:
         return {"diff": self.diff, "options": self.options}
@@ -51,14 +50,6 @@ class Change(NamedTuple):
         if self.options:
             options = " ".join(f"--set {shlex.quote(each)}" for each in self.options)
             yield f"options that fix it: {options}"
-
-
-def _with_table(line: str, before: Sequence[str]) -> str:
-    """A line of a diff; the head of a hunk names the table in which it starts, as in git."""
-    if not (head := re.match(r"@@ -(\d+)", line)):
-        return line
-    tables = [each.strip() for each in before[: int(head[1]) - 1] if each.startswith("[")]
-    return f"{line.rstrip()} {tables[-1]}\n" if tables else line
 
 
 def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:

@@ -111,31 +111,27 @@ class Suggestion(NamedTuple):
 
     Attributes:
         edits: by the id of a rule, the one of its edits that helps.
-        not_suggested: by the id of a rule, why none of its edits does.
     """
 
     change: Change | None
     edits: dict[str, dict[str, str]]
-    not_suggested: dict[str, str]
 
 
 class _Trial(NamedTuple):
-    """A recipe with edits: the rules that apply to it, or why it is refused."""
+    """A recipe with edits, and the rules that apply to it."""
 
     edits: dict[str, str]
-    rules: tuple[Rule, ...] = ()
-    refused: str = ""
+    rules: tuple[Rule, ...]
 
     @property
     def ids(self) -> set[str]:
         return {rule.id for rule in self.rules}
 
-    def new(self, before: "_Trial", rule: Rule) -> list[str]:
-        """What an edit of a rule leads to that is as bad: blocks and, if the rule does not block, warnings."""
+    def helps(self, rule: Rule, before: "_Trial") -> bool:
+        """Whether a rule no longer applies, and no other as bad does that did not before."""
         bad = ("block",) if rule.severity == "block" else ("block", "warn")
-        return [
-            each.id for each in self.rules if each.severity in bad and each.id not in before.ids
-        ]
+        new = [each for each in self.rules if each.severity in bad and each.id not in before.ids]
+        return rule.id not in self.ids and not new
 
 
 def suggest(
@@ -150,7 +146,7 @@ def suggest(
     """
     resolved = prepared.resolved
 
-    def attempt(edits: dict[str, str]) -> _Trial:
+    def attempt(edits: dict[str, str]) -> _Trial | None:
         change = propose(resolved, edits)
         options = (*request.overrides, *change.options)
         changed = request._replace(overrides=options, quiet=True)
@@ -159,35 +155,23 @@ def suggest(
         try:
             after = open_recipe(changed, change.after or None)
             python = choose_python(after, prepared.facts, Runner(), request.python)
-        except HvdenvError as error:
-            return _Trial(edits, refused=error.message)
+        except HvdenvError:
+            return None
         return _Trial(edits, judge_recipe(prepared._replace(resolved=after, python=python), wrong))
 
     end = _Trial({}, tuple(rules))
     helping: dict[str, dict[str, str]] = {}
-    not_suggested: dict[str, str] = {}
     for rule in (rule for rule in rules if rule.edits):
         if rule.id not in end.ids:  # an earlier edit was enough
             continue
-        failed = []
         for edit in rule.edits:
             trial = attempt({**end.edits, **edit})
-            if not trial.refused and rule.id not in trial.ids and not trial.new(end, rule):
+            if trial and trial.helps(rule, end):
                 helping[rule.id] = edit
                 end = end if rule.severity == "note" else trial
                 break
-            failed.append(_why_not(edit, trial.refused or ", ".join(trial.new(end, rule))))
-        else:
-            not_suggested[rule.id] = next(filter(None, failed), "")
     change = propose(resolved, end.edits) if end.edits else None
-    return Suggestion(change, helping, not_suggested)
-
-
-def _why_not(edit: Mapping[str, str], why: str) -> str:
-    told_edit = ", ".join(
-        f"{key} = {value}" if value else f"without {key}" for key, value in edit.items()
-    )
-    return why and f"{told_edit} leads to: {why}"
+    return Suggestion(change, helping)
 
 
 def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | None = None) -> str:
@@ -204,8 +188,6 @@ def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | 
         lines.append(
             f"    in the recipe: {key} = {value}" if value else f"    remove from the recipe: {key}"
         )
-    if suggestion and (why := suggestion.not_suggested.get(rule.id)):
-        lines.append(f"    not suggested for this recipe: {why}")
     return "\n".join([*lines, f"  source: {rule.source} ({rule.certainty})"])
 
 

@@ -490,10 +490,9 @@ def test_no_suggestion_leads_to_another_finding(check: Check) -> None:
     assert "frameworks.torch.version = " not in said
     gloo = ("--set", "launch.launcher=horovodrun-gloo")
     said = check(*words, *gloo, code=3)
-    assert 'recipe: frameworks.torch.version = "2.8.0" leads to: glibc-too-old' in said
-    assert "horovod.controllers = " not in said
+    assert "frameworks.torch.version = " not in said and "horovod.controllers = " not in said
     said = check("local", *gloo, "--set", "scheduler=slurm", "--set", "job.nodes=2")
-    assert 'recipe: launch.launcher = "srun" leads to: srun-with-plain-openmpi\n' in said
+    assert "[horovodrun-needs-ssh]" in said and "launch.launcher = " not in said
 
 
 def proposed(path: Path, text: str, key: str, value: str) -> Change:
@@ -522,8 +521,3 @@ def test_an_edit_keeps_the_rest_of_the_text(
     tmp_path: Path, text: str, key: str, value: str, after: str
 ) -> None:
     assert proposed(tmp_path / "r.toml", text, key, value).after == after
-
-
-def test_each_part_of_a_diff_names_its_table(tmp_path: Path) -> None:
-    change = proposed(tmp_path / "r.toml", '[a]\n# 1\n# 2\n# 3\n# 4\nb = "x"\n', "a.b", '"y"')
-    assert "\n@@ -3,4 +3,4 @@ [a]\n # 2\n" in change.diff

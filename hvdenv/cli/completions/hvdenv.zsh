@@ -103,7 +103,6 @@ _shtab_hvdenv_check_options=(
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--trust[use files that other users can change, for this command only]"
   "--offline[do not ask package indexes and conda channels]"
-  "--timeout[how long indexes and channels may take in all (default\: 120)]:SECONDS:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
