@@ -508,7 +508,6 @@ def _cause(cause: Meaning) -> str:
             f"{slot} is {_listed([each] if isinstance(each, str) else each)}"
             for slot, each in cause.when.items()
         ),
-        *([f"the log shows {_listed(cause.context)}"] if cause.context else []),
         *([f"the log also has {_listed(cause.needs)}"] if cause.needs else []),
         *([f"the log does not have {_listed(cause.unless)}"] if cause.unless else []),
     ]

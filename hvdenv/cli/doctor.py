@@ -192,8 +192,6 @@ def _told(found: Found) -> str:
 def _details(found: Found, own: bool) -> Iterator[str]:
     """What to do about what was found; what recipes have to do with it, for those who have any."""
     yield _line(found.number, found.line)
-    for each in found.quotes:
-        yield f"  advice in line {each.number}: {clean(each.line)}"
     yield from _steps(found, "  ")
     if own and found.rules:
         rules = ", ".join(found.rules)

@@ -8,15 +8,10 @@ from typing import BinaryIO, NamedTuple
 
 from hvdenv.base.reading import LOG, open_file
 from hvdenv.knowledge.events import ERRORS, Event, Explainer, Reading, read_log
-from hvdenv.knowledge.failures import Failures, Kind, Meaning, all_failures, pattern
-from hvdenv.knowledge.loglines import without_prefix
+from hvdenv.knowledge.failures import Failures, Kind, Meaning, all_failures
 from hvdenv.knowledge.logs import BLOCK, Hit, Place
 
-# How many lines an advice may be away from what it is about, and how many of them are quoted.
-ADVICE_LINES, QUOTES = 12, 2
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7})')
-# A line that goes on with a sentence, up to its end.
-_CONTINUED = re.compile(r"\n[ \t]{0,40}[a-z(`'-][^\n.]{0,200}\.?")
 _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 
 
@@ -25,7 +20,6 @@ class Found(NamedTuple):
 
     Attributes:
         id: of the cause, or the type of the event.
-        quotes: what the log itself advises, there or soon after it.
         kill: it reports that a process was killed.
         of_others: no rank has failed by itself, so far as this shows.
 
@@ -45,7 +39,6 @@ class Found(NamedTuple):
     line: str = ""
     rank: str = ""
     host: str = ""
-    quotes: tuple[Place, ...] = ()
     kill: bool = False
     of_others: bool = False
     lines: Sequence[int] = ()
@@ -58,8 +51,7 @@ class Found(NamedTuple):
 
     def document(self) -> dict[str, object]:
         """What JSON says of it: all but what is for ranking."""
-        document = dict(list(self._asdict().items())[: self._fields.index("lines")])
-        return {**document, "quotes": [each._asdict() for each in self.quotes]}
+        return dict(list(self._asdict().items())[: self._fields.index("lines")])
 
 
 class Diagnosis(NamedTuple):
@@ -192,7 +184,6 @@ def _found(meaning: Meaning, event: Event, log: Reading) -> Found:
         kind=kind,
         rules=meaning.rules,
         source=meaning.source,
-        quotes=_quotes(hit) if kind in ("cause", "symptom") else (),
         kill=kill,
         of_others=meaning.of_others,
         lines=hit.lines,
@@ -209,33 +200,6 @@ def _below_rulers(hit: Hit) -> Place:
     if not skipped:
         return hit.place
     return hit.place._replace(number=hit.place.number + skipped, line=hit.text.split("\n")[skipped])
-
-
-def _quotes(hit: Hit) -> tuple[Place, ...]:
-    """What the message, or the lines after it, advise, and in which line."""
-    texts = all_failures().texts
-    lines = hit.after.splitlines()[:ADVICE_LINES]
-    said = "\n".join(without_prefix(line)[0] for line in lines)
-    begun = [each for text in texts.advice if (each := pattern(text).search(said))]
-    quoted = [
-        Place(hit.place.number + said.count("\n", 0, each.start()), _sentence(said, each))
-        for each in sorted(begun, key=lambda each: each.start())
-        if not said[: each.start()][-1:].isalnum()  # not in "retry"
-    ]
-    advice = [each for each in quoted if not any(no in each.line for no in texts.no_advice)]
-    kept = [
-        each
-        for n, each in enumerate(advice)
-        if not any(each.line in one.line for one in advice[:n])
-    ]
-    return tuple(kept[:QUOTES])
-
-
-def _sentence(text: str, begun: re.Match[str]) -> str:
-    """What begins with a match, with the next line if that goes on with the sentence."""
-    ended = begun[0].rstrip().endswith((".", "!", "?"))
-    more = None if ended else _CONTINUED.match(text, begun.end())
-    return " ".join((begun[0] + (more[0] if more else "")).split())
 
 
 def _ranked(found: Sequence[Found]) -> tuple[Found, ...]:

@@ -148,7 +148,7 @@ class Explainer:
             return None
         interfaces = self.log.facts.get("interfaces", "those that it finds first")
         slots = {"interfaces": interfaces, **event.hit.slots, "where": self.log.where}
-        inside = [each_of(told) for name, told in meaning.inside.items() if self._has_context(name)]
+        inside = [each_of(told) for name, told in meaning.inside.items() if name in self.log.shows]
         remedies = (*(each for told in inside for each in told), *meaning.remedies)
         return meaning._replace(
             says=fill(meaning.says, slots),
@@ -169,7 +169,6 @@ class Explainer:
         slots = event.hit.slots
         return (
             all(self._agrees(each, slots.get(slot, ""), slots) for slot, each in cause.when.items())
-            and all(map(self._has_context, cause.context))
             and (not cause.needs or not self.log.shows.isdisjoint(cause.needs))
             and self.log.shows.isdisjoint(cause.unless)
         )
@@ -191,9 +190,6 @@ class Explainer:
             family = next(each for each in self.failures.families if each.id == condition[1:])
             return any(family.has(each, value) for each in get_args(Member))
         return fnmatchcase(value.lower(), condition.lower())
-
-    def _has_context(self, name: str) -> bool:
-        return (name.removeprefix("!") in self.log.shows) is not name.startswith("!")
 
     def _of_rule(self, event: Event) -> Meaning | None:
         """A rule of `check` that what the log names breaks."""

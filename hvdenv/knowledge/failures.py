@@ -241,8 +241,7 @@ class Meaning(NamedTuple):
         when: conditions on slots; all must hold, with `texts` too. A glob, ``!glob``, ``@family``,
             or ``!= {slot}`` for another slot; of several, one must hold. A slot that the log does
             not fill is empty.
-        context: contexts that the log must have, or with ``!`` must not.
-        needs, unless: wordings of which the log must contain one, or none.
+        needs, unless: contexts and wordings of which the log must have one, or none.
         rules: ids of rules of `check` that find it before a build.
         theme: the name of its file.
     """
@@ -264,7 +263,6 @@ class Meaning(NamedTuple):
     source: Source = ""
     event: tuple[str, ...] = ()
     when: dict[str, str | tuple[str, ...]] = {}
-    context: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
@@ -289,8 +287,6 @@ class Texts(NamedTuple):
     hints: tuple[str, ...]
     crashes: tuple[str, ...]
     frames: tuple[str, ...]
-    advice: tuple[str, ...]
-    no_advice: tuple[str, ...]
 
 
 class _Families(NamedTuple):

@@ -11,7 +11,6 @@ from time import thread_time
 from typing import BinaryIO, NamedTuple
 
 from hvdenv.knowledge.failures import anchor, folded, pattern, straight
-from hvdenv.knowledge.loglines import without_prefix
 
 try:
     from ahocorasick_rs import BytesAhoCorasick
@@ -38,6 +37,32 @@ _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 _END = re.compile(rb"[\r\n]")
 _SPACES = re.compile(r"[ \t]+")
 _LINE_END = re.compile(r"\r\n|\n|\r")
+
+# Times, ranks (mpirun, horovodrun, srun, torchrun), hosts and pods, container builds, CI, workers of
+# Ray and Determined, pip's and Spack's frames around the output of others, quotations and report titles.
+# Horovod pads microseconds with spaces.
+_PREFIX = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\. {1,5}\d{1,5}(?=:)|[.,\d]*)(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
+    r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,64} [\w./-]{1,64}(?:\[\d+\])?: "
+    r"|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]{1,200}:\d+\] "
+    r"|\[(?:[\w.@-]+@)?\d+,(?P<mpirun>\d+)\](?:<std(?:err|out)>)?: ?"
+    r"|\[(?:default)?(?P<gloo>\d+)\](?:<std(?:err|out)>)?: ?"
+    r"|\[rank[=]?(?P<torch>\d+)\](?:: ?| \|\| )"
+    r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not the tensors that a missing rank has yet to submit
+    r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
+    r"|\[\d{1,9}\.(?:\d{1,5}|batch|extern|interactive)\] "  # steps in the log of slurmd
+    r"|##\[error\]"
+    r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|<\w*> +(?=\[\d{4}-)"
+    r"|[0-9a-f]{8} \|\| ?"
+    r"|\[pod/[\w./-]{1,200}\] "
+    r"|\w[\w.-]{0,60}[-_]\d{1,4} +\| ?"
+    r"| *[│┃] ?"
+    r"| {2}(?:>>|  ) ?\d{1,7} {4}"
+    r"|> ?"
+    r"|# "
+)
 
 
 class Place(NamedTuple):
@@ -68,7 +93,7 @@ class Hit(NamedTuple):
         slots: what fills the slots of the wording.
         text: the line, without prefixes, and those that follow.
         end: where the match ends in `text`.
-        before, after: the lines before it, and those from it on.
+        before: the lines before it.
     """
 
     place: Place
@@ -77,7 +102,6 @@ class Hit(NamedTuple):
     text: str
     end: int
     before: str
-    after: str
 
     @property
     def lines(self) -> range:
@@ -220,6 +244,15 @@ def _searchable(text: bytes, start: int) -> int:
     return last if end < 0 else end + 1  # a line without an end is cut
 
 
+def without_prefix(line: str) -> tuple[str, str]:
+    """A line without its prefixes, and the rank that they name."""
+    rank, at = "", 0
+    while found := _PREFIX.match(line, at):
+        rank = rank or next((each for each in found.groups() if each), "")
+        at = found.end()
+    return line[at:], rank
+
+
 def _look(block: _Block, at: int, wording: str) -> Hit | None:
     """The line at a position if it, with those that follow, matches a wording."""
     low = max(0, at - BEFORE)
@@ -242,7 +275,6 @@ def _look(block: _Block, at: int, wording: str) -> Hit | None:
         text=text,
         end=match.end(),
         before=block.text[max(0, start - NEAR) : start].decode("utf-8", "replace"),
-        after=window,
     )
 
 

@@ -132,7 +132,7 @@ def test_what_is_known_is_complete() -> None:
     for cause in KNOWN.causes:
         assert cause.source and (cause.event or cause.texts), cause.id
         assert set(cause.event) <= events, cause.id
-        assert {each.removeprefix("!") for each in cause.context} | cause.inside.keys() <= contexts
+        assert cause.inside.keys() <= contexts
         assert set(cause.rules) <= rules, cause.id
         globs = [glob for each in cause.when.values() for glob in each_of(each)]
         assert {g.lstrip("!")[1:] for g in globs if g.lstrip("!")[:1] == "@"} <= families
@@ -404,10 +404,7 @@ def test_a_command_does_nothing_else_with_a_name_of_the_log(name: str) -> None:
 
 
 def test_what_the_log_says_besides_is_used() -> None:
-    """The advice of a message, versions that rules of `check` are about, the package manager."""
-    note = "note: install the development files of cuDNN"
-    root = read(f"x.cc:3:5: fatal error: cudnn.h: No such file or directory\n{note}\n").root
-    assert root and [(each.number, each.line) for each in root.quotes] == [(2, note)]
+    """Versions that rules of `check` are about, the package manager."""
     log = (
         "Using Python 3.13.1\nERROR: Could not find a version that satisfies the requirement"
         " torch==1.12.1 (from versions: 2.5.0, 2.6.0)\n"
