@@ -64,9 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _lines(text: str) -> list[Lines]:
-    found = [re.fullmatch(r"([1-9]\d{0,6})-([1-9]\d{0,6})", each) for each in text.split(",")]
-    ranges = [(int(each[1]), int(each[2])) for each in found if each]
-    if len(ranges) < len(found) or any(first > last for first, last in ranges):
+    found = re.findall(r"(?:^|,)([1-9]\d{0,6})-([1-9]\d{0,6})(?=,|$)", text)
+    ranges = [(int(first), int(last)) for first, last in found]
+    if len(ranges) <= text.count(",") or any(first > last for first, last in ranges):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a range of lines such as 120-180, or several: 1-20,120-180"
         )
@@ -93,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = _collect(arguments, facts, machine)
     draft = combine(name, found)
     if facts and not arguments.pages and draft.missing:
-        proposed = here.propose(draft.values, facts)
-        draft = combine(name, found._replace(facts=(*found.facts, *proposed)))
+        proposed = here.propose(found, facts)
+        draft = combine(name, proposed, "local") if proposed else draft
     text = write(draft, [shown(Path(each).name) for each in sources])
     if arguments.json:
         print_json({**encode(draft), "toml": text})

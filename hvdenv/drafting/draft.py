@@ -63,6 +63,7 @@ class Draft(NamedTuple):
         values: in the order of the sources; items of a list one by one.
         left: every other line of the sources, and parts of lines.
         commands: how many commands the page has.
+        base: the recipe that it extends, if any.
     """
 
     name: str
@@ -71,10 +72,11 @@ class Draft(NamedTuple):
     missing: tuple[Missing, ...]
     left: tuple[Left, ...]
     commands: int
+    base: str = ""
 
 
-def combine(name: str, found: Found) -> Draft:
-    """The draft of a recipe."""
+def combine(name: str, found: Found, base: str = "") -> Draft:
+    """The draft of a recipe; ``base`` is a recipe that states what the sources do not."""
     left = [each for each in found.facts if isinstance(each, Left)]
     valid = [*_valid(found.values, left)]
     chosen, choices = _merged(valid, left)
@@ -84,13 +86,15 @@ def combine(name: str, found: Found) -> Draft:
     chosen = [each for each in chosen if each not in alternatives]
     choices += [Choice(each.key, (each,)) for each in alternatives]
     pending = {each.key for each in choices}
+    missing = () if base else _missing(name, chosen)
     return Draft(
         name=name,
         values=tuple(chosen),
         choices=tuple(choices),
-        missing=tuple(each for each in _missing(name, chosen) if each.key not in pending),
+        missing=tuple(each for each in missing if each.key not in pending),
         left=tuple(_every_line(chosen, choices, left, found)),
         commands=found.commands,
+        base=base,
     )
 
 
@@ -285,8 +289,7 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         of_nodes = ("partitions", str(partition.value), "gpus")
         if not any(each.key == of_nodes for each in values):
             # A job states the least that a node has, not how many it has.
-            asks = ", or --here on the cluster" if is_slurm(values) else ""
-            yield Missing(of_nodes, f"GPUs of a node, {gpus.value} or more{asks}")
+            yield Missing(of_nodes, f"GPUs of a node, {gpus.value} or more")
     defaults = parse_toml(read_text(DEFAULTS, OWN))
     document = nested(values)
     given = {"format": 1, "name": name, "summary": "x", "status": "documented"}
@@ -295,22 +298,15 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         document[key] = {**below, **above} if isinstance(below, dict) else above or below
     if partition:
         document.setdefault("partitions", {}).setdefault(str(partition.value), {})
-    lines = {each.key: each.origin.place for each in values if each.weight == Weight.OPEN}
     for problem in decode_whole(document)[1]:
         path = tuple(str(part) for part in problem.path)
         if path[0] in _REQUIRED and len(path) == (2 if path[0] == "frameworks" else 1):
             path += (_REQUIRED[path[0]],)
-        left_open = f"; {lines[path]} leaves it open" if path in lines else ""
         present = find(values, f"{'.'.join(path[:-1])}.provider")
         needs = _needs(path, problem.message)
         if path[-1] == "version" and present and present.value == "present":
             needs = f"the full release of the module ({present.origin.place})"
-        yield Missing(path, needs + left_open)
-
-
-def is_slurm(values: Iterable[Value]) -> bool:
-    """Only Slurm tells --here what its nodes have."""
-    return any(each[:2] == (at("scheduler"), "slurm") for each in values)
+        yield Missing(path, needs)
 
 
 def _needs(path: Key, message: str) -> str:

@@ -2,26 +2,20 @@
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from hvdenv.base.errors import HvdenvError
 from hvdenv.base.places import home_folder
-from hvdenv.base.reading import RECIPE, SYSTEM, read_text
+from hvdenv.base.reading import SYSTEM, read_text
 from hvdenv.base.runner import Runner, environment
-from hvdenv.base.schema import parse_toml
 from hvdenv.drafting.commands import module_role
-from hvdenv.drafting.values import LOAD, Fact, Found, Key, Left, Origin, Scalar, Value, Weight, at
+from hvdenv.drafting.values import LOAD, Fact, Found, Left, Origin, Scalar, Value, Weight, at
 from hvdenv.model.cluster import Architecture, Modules
 from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask, ask_interpreter, observe
-from hvdenv.model.recipe_files import recipe_folder
 from hvdenv.sites import module_shell
-from hvdenv.sites.batch import counted
 from hvdenv.sites.launchers import MPI_KINDS, parse_mpi_version
 from hvdenv.sites.modules import OFFERS
 
@@ -83,38 +77,30 @@ def drafted(facts: Facts, machine: Machine, loads: Collection[str] = ()) -> Foun
     parts = (
         _scheduler_facts(machine),
         _module_facts(machine, tuple(loads)),
-        _host(facts, machine),
+        _node(facts, machine),
         _mpi(machine),
     )
     return Found(tuple(each for part in parts for each in part))
 
 
-def _host(facts: Facts, machine: Machine) -> Iterator[Fact]:
-    """This host. In a job, it is a node of the job's partition."""
-    queues = (environment().get(name) for name in _QUEUE_OF_JOB)
-    queue = next(filter(None, queues), "")
-    origin = Origin(f"{'compute node' if queue else 'this host'} {facts.host}")
-    weight = Weight.COMMAND if queue else Weight.INFERRED
-    compiler = f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "none"
-    gpus = f"{counted(len(facts.gpus), 'GPU')} ({', '.join(sorted({*facts.gpus}))})"
-    told = f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores, g++: {compiler}"
-    told += f", {gpus if facts.gpus else 'no GPU'}"
-    # Also if the host has values, which would replace what has the same origin.
-    yield Left(origin._replace(text="as a whole"), told, understood=True)
-    for name in _interfaces():
-        yield Value(at("network.use"), name, origin, weight, item=True)
-    if queue:
-        query = ("--query-gpu=compute_cap", "--format=csv,noheader")
-        capabilities = {*machine.ask("nvidia-smi", *query).split()}
-        cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", machine.ask("nvidia-smi"))
-        stated = {
-            "arch": facts.machine if facts.machine in get_args(Architecture) else "",
-            "glibc": facts.glibc,
-            "capability": capabilities.pop().replace(".", "") if len(capabilities) == 1 else "",
-            "cuda": cuda[1] if cuda else "",
-        }
-        for key, fact in stated.items():
-            yield from [Value(("partitions", queue, key), fact, origin)] if fact else []
+def _node(facts: Facts, machine: Machine) -> Iterator[Value]:
+    """In a job: what a node of its partition has. A login node says nothing about the others."""
+    queue = next(filter(None, map(environment().get, _QUEUE_OF_JOB)), "")
+    if not queue:
+        return
+    origin = Origin(f"compute node {facts.host}")
+    yield from (Value(at("network.use"), each, origin, item=True) for each in _interfaces())
+    query = ("--query-gpu=compute_cap", "--format=csv,noheader")
+    capabilities = {*machine.ask("nvidia-smi", *query).split()}
+    cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", machine.ask("nvidia-smi"))
+    stated = {
+        "arch": facts.machine if facts.machine in get_args(Architecture) else "",
+        "glibc": facts.glibc,
+        "capability": capabilities.pop().replace(".", "") if len(capabilities) == 1 else "",
+        "cuda": cuda[1] if cuda else "",
+    }
+    for key, fact in stated.items():
+        yield from [Value(("partitions", queue, key), fact, origin)] if fact else []
 
 
 def _interfaces() -> Iterator[str]:
@@ -236,69 +222,26 @@ def folders(variables: dict[str, str]) -> Iterator[Value]:
 
 
 def _mpi(machine: Machine, path: str = "") -> Iterator[Value]:
-    mpirun, info = (shutil.which(name, path=path or None) for name in ("mpirun", "ompi_info"))
+    mpirun = shutil.which("mpirun", path=path or None)
     mpi = parse_mpi_version(machine.ask(mpirun, "--version") if mpirun else "")
     kinds = [name for name, told in MPI_KINDS.items() if mpirun and told == mpi.kind]
     if kinds:
         yield _value("mpi.kind", kinds[0], "mpirun --version", Weight.INFERRED)
         if mpi.version:
             yield _value("mpi.version", mpi.version, "mpirun --version", Weight.INFERRED)
-        told = machine.ask(info, "--parsable", "--all") if info else ""
-        if "mpi_built_with_cuda_support:value:true" in told:
-            yield _value("mpi.cuda_aware", True, "ompi_info --parsable --all", Weight.INFERRED)
 
 
-_LOCAL = Origin("proposed: as in the recipe local")
+def propose(found: Found, facts: Facts) -> Found | None:
+    """What a draft states that extends the recipe local; None if local does not fit.
 
-
-def propose(values: Sequence[Value], facts: Facts) -> list[Value]:
-    """What a draft lacks, from the recipe local, which is tested on machines without GPUs.
-
-    Which GPUs to build for is for the user to decide.
-
-    Args:
-        values: what the sources state.
-        facts: of this machine.
+    local is tested on machines without GPUs, brings an MPI of its own, and supports every Python that
+    hvdenv runs on. Which GPUs to build for is for the user to decide.
     """
-    stated = {each.key: str(each.value) for each in values}
-    if facts.gpus or any(key[-1] == "gpus" for key in stated):
-        return []
-    local = parse_toml(read_text(recipe_folder() / "local.toml", RECIPE))
-    python = _find_python(stated.get(at("python.version"), ""), facts, local["python"]["version"])
-    horovod = stated.get(at("horovod.version"), local["horovod"]["version"])
-    if not python or horovod != local["horovod"]["version"]:
-        return []
-    named = [str(each.value) for each in values if each.key == at("horovod.frameworks")]
-    proposed: dict[Key, Scalar | list[str]] = {
-        at("python.version"): f"=={python}.*",
-        at("horovod.version"): horovod,
-        at("horovod.frameworks"): named or ["torch"],
-        at("horovod.controllers"): local["horovod"]["controllers"],
-    }
-    for name in named or ["torch"]:
-        for key, value in local["frameworks"][name].items():
-            fitting = (
-                [each["value"] for each in value if f"{python}.0" in SpecifierSet(each["python"])]
-                if isinstance(value, list)
-                else [value]
-            )
-            proposed[at("frameworks", name, key)] = fitting[0]
-    if not any(key[0] == "mpi" for key in stated):
-        proposed |= {at("mpi", key): value for key, value in local["mpi"].items()}
-    return [
-        Value(key, each, _LOCAL, Weight.INFERRED, item=isinstance(value, list))
-        for key, value in proposed.items()
-        if key not in stated
-        for each in (value if isinstance(value, list) else [value])
-    ]
-
-
-def _find_python(stated: str, facts: Facts, supported: str) -> str:
-    """The first two numbers of the Python: as stated, or the newest one of this machine."""
-    found = re.search(r"3\.\d+", stated)
-    versions = [each.version for each in facts.interpreters if each.complete]
-    versions = [f"{found[0]}.0"] if found else sorted(versions, key=Version, reverse=True)
-    fitting = (
-        ".".join(each.split(".")[:2]) for each in versions if each in SpecifierSet(supported)
-    )
-    return next(fitting, "")
+    own = any(each.key[0] == "mpi" and each.weight == Weight.GIVEN for each in found.values)
+    if facts.gpus or own or any(each.key[-1] == "gpus" for each in found.values):
+        return None
+    kept = [each for each in found.facts if each.key[0] != "mpi"]
+    if not any(each.key == at("horovod.frameworks") for each in kept):
+        origin = Origin("proposed: tested with the recipe local")
+        kept.append(Value(at("horovod.frameworks"), "torch", origin, item=True))
+    return found._replace(facts=tuple(kept))

@@ -20,36 +20,33 @@ from hvdenv.sites.batch import read_time
 
 _OF_ONE_JOB = "it belongs to one job, not to every job of the recipe"
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
-_UNSUPPORTED = {"#PJM": "PJM of Fujitsu", "#MSUB": "Moab"}
 REQUEST = leave("do all jobs need its options? then set them in [job]")
 _IN_IMAGE = "it runs in an image: set container.image, and what else [container] needs"
 _INTERACTIVE = "hvdenv shell requests interactive jobs"
 
 
-def unsupported(statements: Iterable[Statement]) -> str:
-    """The name of a batch system that hvdenv does not support; empty if it does."""
-    texts = [each.origin.text for each in statements if each.directive]
-    if any(map(_NQSV.match, texts)):
-        return "NQSV of NEC"
-    words = (text.split()[0] for text in texts)
-    return next((_UNSUPPORTED[word] for word in words if word in _UNSUPPORTED), "")
+def is_nqsv(statements: Iterable[Statement]) -> bool:
+    """Whether the directives are those of NEC's NQSV, which begin as those of PBS do."""
+    return any(_NQSV.match(each.origin.text) for each in statements if each.directive)
 
 
 def directive(statement: Statement) -> Iterator[Fact]:
-    text = statement.origin.text
-    known = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
-    if scheduler := next(known, ""):
-        yield Value(at("scheduler"), scheduler)
-        if scheduler not in tables():
-            yield Value((OPTION, scheduler, "unread"), shipped()[scheduler].label)
-            return
-        try:
-            # A comment follows after " #"; within a word, # is a character.
-            words = shlex.split(re.split(r"\s#", text.partition(" ")[2])[0])
-        except ValueError:
-            yield leave("its quotes do not match")
-        else:
-            yield from _options(words, scheduler)
+    prefix, _, text = statement.origin.text.partition(" ")
+    known = (name for name, each in shipped().items() if each.prefix == prefix)
+    scheduler = next(known, "")
+    if not scheduler:
+        yield leave(f"hvdenv has no scheduler with {prefix}: see docs/how-to/add-a-scheduler.md")
+        return
+    yield Value(at("scheduler"), scheduler)
+    try:
+        # A comment follows after " #"; within a word, # is a character.
+        words = shlex.split(re.split(r"\s#", text)[0])
+    except ValueError:
+        yield leave("its quotes do not match")
+        return
+    read = scheduler in tables()
+    unread = Value((OPTION, scheduler, "unread"), shipped()[scheduler].label)
+    yield from _options(words, scheduler) if read else [unread]
 
 
 def launch(statement: Statement) -> Iterator[Fact]:
@@ -137,9 +134,10 @@ def _options(words: Sequence[str], scheduler: str) -> Iterator[Fact]:
             yield leave(f"{name} has no key in a recipe")
 
 
+_CPUS = "set job.cpus_per_rank: of each node, not of each rank"
 _OF_CHUNKS = {
-    "ncpus": "cpus_of_node",
-    "ppn": "cpus_of_node",
+    "ncpus": _CPUS,
+    "ppn": _CPUS,
     "ngpus": "gpus_of_node",
     "gpus": "gpus_of_node",
     "mpiprocs": "ranks_per_node",
@@ -220,8 +218,6 @@ def _number(text: str) -> int:
 
 # Of the partition that the job states.
 _GPU = at("gpu")
-# Numbers that are divided: the key, and by what of the size.
-_DIVIDED = {"gpus": ("gpus_per_node", "nodes"), "cpus_of_node": ("cpus_per_rank", "per_node")}
 # Other values of resources are written as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
@@ -235,15 +231,12 @@ def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
         yield _directive(meaning, text)
     elif meaning in LAUNCHED or meaning in ("tasks", "slots", "unread"):
         yield from _ranks(meaning, text, size)
+    elif " " in meaning:
+        yield leave(f"{text}: {meaning}")
     elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
         yield leave(f"the page does not state the value of {'.'.join(key)}")
     elif meaning in ("nodes", "ranks_per_node", "cpus_per_rank"):
         yield Value(key, _number(text)) if _number(text) else leave(f"{text!r} is not one number")
-    elif meaning in _DIVIDED:
-        name, by = _DIVIDED[meaning]
-        count = _divided(_number(text.rpartition(":")[2]), getattr(size, by))
-        told = leave(f"{text} cannot be divided, as far as the page states sizes: set job.{name}")
-        yield Value(at("job", name), count, weight=Weight.INFERRED) if count else told
     elif reader := _READERS.get(meaning):
         yield from reader(text, scheduler)
     else:
@@ -276,10 +269,6 @@ def _ranks(meaning: str, text: str, size: Size) -> Iterator[Fact]:
 
 
 def _time(text: str, scheduler: str) -> Iterator[Fact]:
-    unit = {"cobalt": 60, "pbs": 1}.get(scheduler)
-    if unit and re.fullmatch(r"[1-9][0-9]{0,5}", text):
-        total = int(text) * unit
-        text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
     if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", text):
         yield Value(at("job.time"), text.zfill(8))
         return

@@ -45,14 +45,7 @@ def python(statement: Statement) -> Iterator[Fact]:
 
 
 def pip(statement: Statement) -> Iterator[Fact]:
-    """pip and uv."""
-    name, *words = statement.words
-    if name != "uv" or words[:1] == ["pip"]:
-        yield from read_pip(words[name == "uv" :])
-    elif words[:1] == ["venv"]:
-        yield from _venv(words[1:])
-    else:
-        yield leave(f"recipes have no key for {' '.join([name, *words[:1]])}")
+    yield from read_pip(statement.words[1:])
 
 
 def _venv(words: Sequence[str], python: str = "") -> Iterator[Fact]:
@@ -77,6 +70,8 @@ def conda(statement: Statement) -> Iterator[Fact]:
         of_channel = len(specs) == 2 and specs[0] == "channels"
         told = "recipes have no key for the configuration of conda"
         yield channel(specs[1]) if of_channel else leave(told)
+    elif options.all("clone"):
+        yield leave('set python.provider = "clone" and python.prefix')
     elif options.all("file") and action in ("env", "create", "install"):
         yield leave("the packages are in a file that the page names: read it with --from")
     elif action == "activate":
@@ -84,8 +79,6 @@ def conda(statement: Statement) -> Iterator[Fact]:
         yield _CREATES
     elif action not in ("create", "install"):
         yield _CREATES if action != "run" else _PAGE_PROGRAM
-    elif prefix := options.last("clone"):
-        yield leave(f'it clones {prefix}: set python.provider = "clone" and python.prefix')
     else:
         created = Weight.COMMAND if action == "create" else Weight.INFERRED
         yield Value(at("python.provider"), "conda", weight=created)
@@ -142,7 +135,7 @@ def _framework(name: str, package: str, version: str) -> Iterator[Fact]:
 
 
 def read_pip(words: Sequence[str], others: Collection[str] = ()) -> Iterator[Fact]:
-    """``pip install`` and ``uv pip install``; words follow the program.
+    """``pip install``; words follow the program.
 
     Args:
         others: frameworks that the same file installs.

@@ -125,10 +125,10 @@ class _Reader:
     def _read_script(self, block: Block, statements: Sequence[Statement]) -> None:
         """A script with directives starts from nothing, and describes a job."""
         batch = any(each.batch for each in statements)
-        other = jobs.unsupported(statements)
+        nqsv = jobs.is_nqsv(statements)
         start, before = [commands.START] if batch else [], len(self.facts)
         resolved = map(self._resolved, _without_python(statements))
-        self._read((each, self._meaning(each, other)) for each in resolved)
+        self._read((each, self._meaning(each, nqsv=nqsv)) for each in resolved)
         read = self.facts[before:]
         self.facts[before:] = [*start, *(each for each in read if each.key[0] != OPTION), *start]
         if batch:
@@ -167,11 +167,9 @@ class _Reader:
         )
         return statement._replace(words=tuple(chain.from_iterable(words)), variables=variables)
 
-    def _meaning(self, statement: Statement, unsupported: str) -> Iterator[Fact]:
-        if statement.directive and unsupported:
-            yield leave(
-                f"hvdenv does not support {unsupported}: see docs/how-to/add-a-scheduler.md"
-            )
+    def _meaning(self, statement: Statement, *, nqsv: bool) -> Iterator[Fact]:
+        if statement.directive and nqsv:
+            yield leave("hvdenv has no scheduler for NQSV: see docs/how-to/add-a-scheduler.md")
         elif statement.directive:
             yield from jobs.directive(statement)
         else:
@@ -187,9 +185,7 @@ def _placed(fact: Fact, statement: Statement) -> Fact:
     """With the place that it comes from; without what is not a complete value."""
     table = table_of(statement)
     if isinstance(fact, Value) and not _is_stated(fact):
-        computed = re.search(r"[$`]", statement.origin.text)
-        told = "only a shell knows" if computed else "the page does not state"
-        fact = leave(f"{told} {'.'.join(fact.key)}")
+        fact = leave(f"the page does not state {'.'.join(fact.key)}")
     if isinstance(fact, Left):
         placed = not fact.understood or table == "job"
         return fact._replace(origin=statement.origin, table=table if placed else "")

