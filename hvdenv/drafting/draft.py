@@ -82,7 +82,7 @@ def combine(name: str, found: Found, base: str = "") -> Draft:
     chosen, choices = _merged(valid, left)
     left += _default_channels(chosen)
     chosen += _inferred(chosen, {str(each.value) for each in valid if each.item})
-    alternatives = _alternatives(chosen, choices, valid)
+    alternatives = _alternatives(chosen, choices)
     chosen = [each for each in chosen if each not in alternatives]
     choices += [Choice(each.key, (each,)) for each in alternatives]
     pending = {each.key for each in choices}
@@ -263,23 +263,15 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
         yield _follows("horovod.controllers", "gloo", built, why, item=True)
 
 
-def _alternatives(
-    values: Sequence[Value], choices: Sequence[Choice], every: Sequence[Value]
-) -> list[Value]:
-    """Packages that are installed with only some of several versions of a framework."""
+def _alternatives(values: Sequence[Value], choices: Sequence[Choice]) -> list[Value]:
+    """Packages that are installed with one of several versions of a framework."""
     lines = {
         value.origin
         for choice in choices
         if choice.key[0] == "frameworks" and choice.key[-1] == "version"
         for value in choice.values
     }
-    return [
-        each
-        for each in values
-        if each.key[0] == "packages"
-        and each.origin in lines
-        and not lines <= {other.origin for other in every if other[:2] == each[:2]}
-    ]
+    return [each for each in values if each.key[0] == "packages" and each.origin in lines]
 
 
 def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:

@@ -123,9 +123,7 @@ def _scheduler_facts(machine: Machine) -> Iterator[Fact]:
     for name, command in _QUEUES.items():
         if listed := machine.ask(*command):
             yield _value("scheduler", name, command[0])
-            told = f"queues: {' '.join(listed.split())[:300]}"
-            queues = Left(Origin(" ".join(command)), told, understood=True)
-            yield from partitions(listed) if name == "slurm" else [queues]
+            yield from partitions(listed) if name == "slurm" else ()
             return
 
 

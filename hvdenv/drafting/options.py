@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.base.masking import holds_secret
 from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.schema import decode, parse_toml
-from hvdenv.drafting.values import WITHOUT, Fact, Value, at, leave
+from hvdenv.drafting.values import WITHOUT, Fact, Left, Value, at, leave
 from hvdenv.knowledge.flags import KEYS, PARTS
 
 # How many words follow an option.
@@ -41,6 +41,10 @@ class Options(NamedTuple):
 
     def all(self, meaning: str) -> list[str]:
         return [value for _, known, value in self.given if known == meaning]
+
+    @property
+    def reasons(self) -> list[Left]:
+        return [leave(meaning) for _, meaning, _ in self.given if " " in meaning]
 
     def last(self, meaning: str) -> str:
         return (self.all(meaning) or [""])[-1]

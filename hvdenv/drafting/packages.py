@@ -70,10 +70,8 @@ def conda(statement: Statement) -> Iterator[Fact]:
         of_channel = len(specs) == 2 and specs[0] == "channels"
         told = "recipes have no key for the configuration of conda"
         yield channel(specs[1]) if of_channel else leave(told)
-    elif options.all("clone"):
-        yield leave('set python.provider = "clone" and python.prefix')
-    elif options.all("file") and action in ("env", "create", "install"):
-        yield leave("the packages are in a file that the page names: read it with --from")
+    elif (reasons := options.reasons) and action in ("env", "create", "install"):
+        yield from reasons
     elif action == "activate":
         yield Value(at("python.provider"), "conda", weight=Weight.INFERRED)
         yield _CREATES
@@ -145,10 +143,7 @@ def read_pip(words: Sequence[str], others: Collection[str] = ()) -> Iterator[Fac
     if action not in ("install", "wheel", "download"):
         yield leave("it installs nothing", understood=action not in ("uninstall", "sync"))
         return
-    if options.all("file"):
-        yield leave("the packages are in a file that the page names: read it with --from")
-    if options.all("editable"):
-        yield leave("an editable installation; hvdenv install -e adds it after the build", True)
+    yield from options.reasons
     for text in specs:
         yield from requirement(text)
     frameworks = {*others, *(name for text in specs for name in find_frameworks(text))}

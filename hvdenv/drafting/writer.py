@@ -74,9 +74,7 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
 def _title(left: Left) -> str:
     if left.table == OTHER_WAY:
         return "Another way of the page"
-    if not left.understood:
-        return "Not understood"
-    return "Without effect on a recipe" if left.origin.line else "Also seen on this machine"
+    return "Without effect on a recipe" if left.understood else "Not understood"
 
 
 def _table_order(table: Key) -> tuple[int, Key]:

@@ -410,6 +410,7 @@ def test_two_values_are_a_choice() -> None:
     assert [(each.key, [value.value for value in each.values]) for each in draft.choices] == [
         (("modules", "load", "gcc"), ["gcc/1", "gcc/2"]),
         (("frameworks", "torch", "version"), ["1.13.1", "2.0.1"]),
+        (("packages", "tqdm"), ["==4.0"]),
         (("packages", "torchaudio"), ["==2.0.2"]),
     ]
     assert '    # "gcc/1",' in write(draft, ["page"])
