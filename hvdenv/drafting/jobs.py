@@ -134,7 +134,7 @@ def _options(words: Sequence[str], scheduler: str) -> Iterator[Fact]:
             yield leave(f"{name} has no key in a recipe")
 
 
-_CPUS = "set job.cpus_per_rank: of each node, not of each rank"
+_CPUS = "CPUs of each node: set job.cpus_per_rank"
 _OF_CHUNKS = {
     "ncpus": _CPUS,
     "ppn": _CPUS,
@@ -232,7 +232,7 @@ def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
     elif meaning in LAUNCHED or meaning in ("tasks", "slots", "unread"):
         yield from _ranks(meaning, text, size)
     elif " " in meaning:
-        yield leave(f"{text}: {meaning}")
+        yield leave(f"{text} {meaning}")
     elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
         yield leave(f"the page does not state the value of {'.'.join(key)}")
     elif meaning in ("nodes", "ranks_per_node", "cpus_per_rank"):

@@ -309,10 +309,14 @@ def _reach(part: Part, rival: Part, parts: Sequence[Part], last: int) -> Lines:
     depths = range(1, len(part.section) + 1)
     common = sum(part.section[:depth] == rival.section[:depth] for depth in depths)
     root = part.section[: common + 1]
-    headed = len(root) > common
-    inside = [each for each in parts if each.section[: common + 1] == root] if headed else [part]
-    after = (each.first for each in parts if each.first > inside[-1].first)
-    return inside[0].first, min(after, default=last + 1) - 1
+    first = end = parts.index(part)
+    if len(root) > common:
+        while first and parts[first - 1].section[: common + 1] == root:
+            first -= 1
+        while end + 1 < len(parts) and parts[end + 1].section[: common + 1] == root:
+            end += 1
+    after = parts[end + 1].first if end + 1 < len(parts) else last + 1
+    return parts[first].first, after - 1
 
 
 def _hint(way: Lines, instead: Lines, others: Iterable[tuple[Lines, Lines]], last: int) -> str:

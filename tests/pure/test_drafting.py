@@ -328,6 +328,7 @@ HOSTILE = {
     "modules in a line": "#!/bin/bash\nmodule load "
     + "\\\n".join(f"m{n}/1 " for n in range(30_000)),
     "many blocks": "```\n" * 400_000,
+    "many ways": "## A\n```\nmodule load gcc/1\npython3.9 -m venv a\n```\n" * 9_000,
 }
 
 
