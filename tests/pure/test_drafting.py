@@ -167,12 +167,6 @@ def test_a_line_that_is_no_value_is_named(line: str) -> None:
     assert all(f"#   job.{key}: " in draft for key, value in job.items() if not value)
 
 
-def test_no_reason_names_the_commands_of_another_scheduler() -> None:
-    draft = drafted("#!/bin/bash\n#PBS -q gpu\n#PBS -l select=2:ngpus=4\n")
-    assert "partitions.gpu.gpus: " in draft and "cores, gpus, memory_gb" in draft
-    assert not re.search("sinfo|Slurm|--here", draft)
-
-
 @pytest.mark.parametrize(("name", "system"), [("nqsv.sh", "for NQSV"), ("pjm.sh", "with #PJM")])
 def test_batch_systems_that_hvdenv_does_not_support(name: str, system: str) -> None:
     text = PAGES[name].read_text()
@@ -591,18 +585,6 @@ def test_another_way_is_one_line(hvdenv: Hvdenv) -> None:
     assert "not understood" not in told
     assert told.count("another way") == 1
     assert "  job-of-first.md: lines 27-35 are another way: `--lines 1-6,27-35` drafts it" in told
-
-
-def test_gloo_is_attributed_to_the_build_of_horovod() -> None:
-    """Not to the framework that was installed before it."""
-    page = "module load openmpi/4.1.5\npip install torch==2.1.0\npip install horovod==0.28.1\n"
-    draft = draft_of(f"```\n{page}```\n")
-    assert [
-        (each.value, each.origin.line) for each in draft.values if "controllers" in each.key
-    ] == [
-        ("mpi", 2),
-        ("gloo", 4),
-    ]
 
 
 @pytest.mark.parametrize("missing", ["", "mpi.kind=intel", "partitions.gpu.gpus=4", "page"])
