@@ -3,19 +3,17 @@
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, TypeVar
-
-from packaging.version import InvalidVersion, Version
+from typing import Literal, NamedTuple, TypeVar
 
 from hvdenv.base.masking import plain
 from hvdenv.locks.packages import Contents, Horovod
 from hvdenv.sites.modules import module_family
 
-Kind = Literal["added", "removed", "up", "down", "changed"]
+Kind = Literal["added", "removed", "changed"]
 # In the order in which people read them.
-KINDS: tuple[Kind, ...] = ("added", "removed", "up", "down", "changed")
+KINDS: tuple[Kind, ...] = ("added", "removed", "changed")
 
-_COLOURS: dict[Kind, str] = {"added": "32", "removed": "31", "up": "36", "down": "33"}
+_COLOURS: dict[Kind, str] = {"added": "32", "removed": "31"}
 _SHORT = 12
 T = TypeVar("T")
 
@@ -26,7 +24,6 @@ class Difference(NamedTuple):
     Attributes:
         group: ``recipe``, ``python``, ``packages``, ``horovod``, ``patches``, ``flags``,
             ``modules``, ``toolchain`` or ``wheel``.
-        kind: ``up`` and ``down`` are for versions that can be compared.
         before: in the first; empty if it has none.
     """
 
@@ -41,18 +38,12 @@ class Item(NamedTuple):
     """What a side has of a subject.
 
     Attributes:
-        version: decides whether a change is up or down.
-        value: what is compared besides, such as conda's build.
+        text: a version or another value.
         mark: a hash, for example; not compared if one side does not know its own.
     """
 
-    version: str = ""
-    value: str = ""
+    text: str = ""
     mark: str = ""
-
-    @property
-    def text(self) -> str:
-        return f"{self.version} {self.value}".strip()
 
 
 Groups = Mapping[str, Mapping[str, Item]]
@@ -92,17 +83,17 @@ def _groups(contents: Contents, python: str) -> Groups:
     versions = {"Python": python, "Horovod": horovod.version}
     known = {name: {name: Item(text)} if text else {} for name, text in versions.items()}
     return {
-        "recipe": {"recipe": Item(value=contents.name)},
+        "recipe": {"recipe": Item(contents.name)},
         "python": {**known["Python"], "machine": Item(mark=contents.machine)},
         "packages": {
             each.name if each.kind == "pypi" else f"{each.name} ({each.kind})": Item(
-                each.version, each.build, each.sha256
+                f"{each.version} {each.build}".strip(), each.sha256
             )
             for each in contents.packages
         },
         "horovod": {**known["Horovod"], "source archive": Item(mark=horovod.source)},
         "patches": {name: Item(mark=digest) for name, digest in horovod.patches.items()},
-        "flags": {name: Item(value=value) for name, value in horovod.variables.items()},
+        "flags": {name: Item(value) for name, value in horovod.variables.items()},
         # Two versions of one module are one change.
         "modules": {
             module_family(name): Item(name, mark=digest)
@@ -130,13 +121,10 @@ def _differences(
         if before is None or after is None:
             kind = "removed" if before else "added"
             texts = [each.text or each.mark if each else "" for each in (before, after)]
-        elif before.version != after.version:
-            kind = _direction(before.version, after.version)
-            texts = [before.version, after.version]
-        elif before.value != after.value:
+        elif before.text != after.text:
             texts = [before.text, after.text]
         elif before.mark and after.mark and before.mark != after.mark:
-            form = f"{before.version} (sha256 {{}})" if before.version else "{}"
+            form = f"{before.text} (sha256 {{}})" if before.text else "{}"
             texts = [form.format(each.mark) for each in (before, after)]
         else:
             continue
@@ -173,21 +161,3 @@ def _line(change: Difference, colour: bool) -> str:
 def _short(text: str) -> str:
     """Shorten hashes; --json has them in full."""
     return re.sub(rf"\b([0-9a-f]{{{_SHORT}}})[0-9a-f]{{28,}}\b", r"\1", text)
-
-
-def _direction(before: str, after: str) -> Kind:
-    """Whether a version went up or down; ``changed`` if the two cannot be compared."""
-    one: Any
-    two: Any
-    try:
-        one, two = Version(before), Version(after)
-    except InvalidVersion:  # such as 1.1.1w or Open MPI 4.1.8
-        one, two = _parts(before), _parts(after)
-        if one[0] != two[0]:
-            return "changed"
-    return "up" if one < two else "down" if one > two else "changed"
-
-
-def _parts(version: str) -> list[str | int]:
-    """Text and numbers in turn, so that parts of one kind are compared."""
-    return [int(each) if each.isdecimal() else each for each in re.split(r"(\d+)", version)]

@@ -143,22 +143,21 @@ def horovod(**changed: Any) -> Contents:
         (BUILT._replace(created="2027", hvdenv="9"), []),
         (packages(Package("pypi", "wrapt", "1.14")), [("packages", "wrapt", "added", "", "1.14")]),
         (packages(without="six"), [("packages", "six", "removed", "1.17.0", "")]),
-        (packages(Package("pypi", "six", "1.9.0")), [("packages", "six", "down", "1.17.0", "1.9.0")]),
-        (packages(Package("pypi", "six", "1.17.0+site")), [("packages", "six", "up", "1.17.0", "1.17.0+site")]),
-        (packages(Package("conda", "openssl", "1.1.1w", "h0")), [("packages", "openssl (conda)", "up", "1.1.1k", "1.1.1w")]),
+        (packages(Package("pypi", "six", "1.9.0")), [("packages", "six", "changed", "1.17.0", "1.9.0")]),
+        (packages(Package("conda", "openssl", "1.1.1w", "h0")), [("packages", "openssl (conda)", "changed", "1.1.1k h0", "1.1.1w h0")]),
         (packages(Package("conda", "openssl", "1.1.1k", "h1")), [("packages", "openssl (conda)", "changed", "1.1.1k h0", "1.1.1k h1")]),
         (packages(Package("pypi", "numpy", "1.26.4", sha256="c" * 64)),
          [("packages", "numpy", "changed", f"1.26.4 (sha256 {'a' * 64})", f"1.26.4 (sha256 {'c' * 64})")]),
         # Of one of the two nobody knows the file.
         (packages(Package("pypi", "numpy", "1.26.4")), []),
         (packages(Package("pypi", "pip", "23.2.1", sha256="c" * 64)), []),
-        (BUILT._replace(python="3.9.1"), [("python", "Python", "down", "3.11.7", "3.9.1")]),
+        (BUILT._replace(python="3.9.1"), [("python", "Python", "changed", "3.11.7", "3.9.1")]),
         # pyvenv.cfg may have only the minor version.
         (BUILT._replace(python="3.11"), []),
-        (BUILT._replace(python="3.9"), [("python", "Python", "down", "3.11", "3.9")]),
+        (BUILT._replace(python="3.9"), [("python", "Python", "changed", "3.11", "3.9")]),
         (BUILT._replace(machine=""), []),
         (BUILT._replace(variants=("torch",)), [("recipe", "recipe", "changed", "local", "local+torch")]),
-        (horovod(version="0.29"), [("horovod", "Horovod", "up", "0.28.1", "0.29")]),
+        (horovod(version="0.29"), [("horovod", "Horovod", "changed", "0.28.1", "0.29")]),
         (horovod(source="6" * 64), [("horovod", "source archive", "changed", "5" * 64, "6" * 64)]),
         (horovod(wheel="f" * 64), [("wheel", "Horovod's wheel", "changed", "e" * 64, "f" * 64)]),
         (horovod(wheel=""), []),
@@ -167,22 +166,20 @@ def horovod(**changed: Any) -> Contents:
         (horovod(variables={}), [("flags", "HOROVOD_WITH_MPI", "removed", "1", "")]),
         (horovod(variables={"HOROVOD_WITH_MPI": "0"}), [("flags", "HOROVOD_WITH_MPI", "changed", "1", "0")]),
         (BUILT._replace(modules={"gcc/9.3.0": "", "cuda/11.8": "b" * 64}),
-         [("modules", "gcc", "down", "gcc/10.2.0", "gcc/9.3.0")]),
+         [("modules", "gcc", "changed", "gcc/10.2.0", "gcc/9.3.0")]),
         (BUILT._replace(modules={"gcc/10.2.0": "c" * 64, "cuda/11.8": ""}),
          [("modules", "gcc", "changed", f"gcc/10.2.0 (sha256 {'b' * 64})", f"gcc/10.2.0 (sha256 {'c' * 64})")]),
         (BUILT._replace(modules={"gcc/10.2.0": "b" * 64, "nccl/2": "", "cuda/11.8": ""}),
          [("modules", "nccl", "added", "", "nccl/2")]),
         (BUILT._replace(toolchain={"compiler": "g++ (GCC) 9.3.0"}),
          [("toolchain", "driver", "removed", "510.1", ""),
-          ("toolchain", "compiler", "down", "g++ (GCC) 10.2.0", "g++ (GCC) 9.3.0")]),
-        (BUILT._replace(toolchain={"compiler": "icpx 10.2.0", "driver": "510.1"}),
-         [("toolchain", "compiler", "changed", "g++ (GCC) 10.2.0", "icpx 10.2.0")]),
+          ("toolchain", "compiler", "changed", "g++ (GCC) 10.2.0", "g++ (GCC) 9.3.0")]),
         (BUILT._replace(toolchain={}), []),
     ],
 )  # fmt: skip
 def test_each_kind_of_change(second: Contents, found: list[tuple[str, ...]]) -> None:
     assert [tuple(each) for each in compare(BUILT, second)] == found
-    turned = {"added": "removed", "removed": "added", "up": "down", "down": "up"}
+    turned = {"added": "removed", "removed": "added"}
     back = [
         (group, subject, turned.get(kind, kind), after, before)
         for group, subject, kind, before, after in found
@@ -212,11 +209,11 @@ def test_it_reads_like_a_change_log() -> None:
         "Packages:\n"
         "  added    wrapt  1\n"
         "  removed  pip  23.2.1\n"
-        "  down     six  1.17.0 -> 1.16.0\n"
+        "  changed  six  1.17.0 -> 1.16.0\n"
         "\n"
         "Modules:\n"
         "  removed  cuda  cuda/11.8\n"
-        "  up       gcc  gcc/10.2.0 -> gcc/11.3.0\n"
+        "  changed  gcc  gcc/10.2.0 -> gcc/11.3.0\n"
         "\n"
         "Wheel:\n"
         "  changed  Horovod's wheel  eeeeeeeeeeee -> ffffffffffff\n"
