@@ -1,6 +1,6 @@
 """List, prune and publish the wheels that builds have compiled.
 
-`publish` makes an index for pip, uv and Poetry, of all wheels or of those of some environments.
+`publish` makes an index for pip and uv, of all wheels or of those of some environments.
 Users of the index do not need hvdenv: on import each wheel checks that it fits the installed
 framework and MPI."""
 

@@ -191,22 +191,11 @@ def copied(channel: Channel, tmp_path: Path) -> Channel:
     return Channel(shutil.copytree(channel.folder, tmp_path / "copied"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "printed"),
-    [
-        (flip, "is not the package that was asked for: its sha256 is"),
-        (lambda data: data[:100], "is not the package that was asked for"),
-        (lambda data: b"<!DOCTYPE html><title>Log in</title>", "It is an HTML page"),
-    ],
-    ids=["flipped", "cut", "html"],
-)
-def test_a_file_of_a_channel_that_changed(
-    copied: Channel, tmp_path: Path, damage: Callable[[bytes], bytes], printed: str
-) -> None:
+def test_a_file_of_a_channel_that_changed(copied: Channel, tmp_path: Path) -> None:
     records = solved(spec_of(copied.url), tmp_path)
-    change(copied.folder / "linux-64/greeter-1.0-0.tar.bz2", damage)
-    spec = {"platform": "linux-64", "explicit": records}
-    assert printed in refused(spec, tmp_path)
+    change(copied.folder / "linux-64/greeter-1.0-0.tar.bz2", flip)
+    printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    assert "is not the package that was asked for: its sha256 is" in printed
 
 
 def test_a_damaged_file_of_an_offline_folder_is_not_used(
@@ -441,35 +430,3 @@ def test_a_program_solves_and_installs(channel: Channel, program: Path, tmp_path
     printed = refused({**spec, "specs": ["greeter 7.*"]}, tmp_path, **variables)
     assert "create failed with exit status 1" in printed
     assert "packages: greeter 7.*" in printed
-
-
-def conda_lock(program: Path, home: Path, *words: str | Path) -> str:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "conda_lock",
-            words[0],
-            "--no-mamba",
-            "--no-micromamba",
-            "--conda",
-            program,
-            *words[1:],
-        ],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "CONDA_PKGS_DIRS": str(home / "pkgs")},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def test_conda_lock_takes_the_file(channel: Channel, program: Path, tmp_path: Path) -> None:
-    file, spec = tmp_path / "conda-lock.yml", spec_of(channel.url)
-    file.write_text(condalock.render(solved(spec, tmp_path), spec))
-    conda_lock(program, tmp_path, "install", "--prefix", tmp_path / "env", file)
-    assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
-    assert (tmp_path / "env/bin/tool").exists()

@@ -252,17 +252,6 @@ def test_an_ordinary_user_mounts_it_and_gains_nothing(
 
 
 @pytest.mark.needs("root")
-def test_root_mounts_it_as_users_do_where_root_may_not_mount(
-    environment: Environment, packed: Packed
-) -> None:
-    """In most containers."""
-    argv = entered(packed, environment, "sh", "-c", WHERE.format(environment.generation(ONE)))
-    content, *_ = output(["setpriv", "--bounding-set=-sys_admin", *argv]).splitlines()
-    assert content == "packed"
-    wait_until(lambda: nothing_is_left(packed), 10)
-
-
-@pytest.mark.needs("root")
 def test_a_host_without_namespaces_says_so_and_runs_without(
     environment: Environment, packed: Packed, place: Path
 ) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""A conda program for tests: as much of ``conda create`` as hvdenv and conda-lock use.
+"""A conda program for tests: as much of ``conda create`` as hvdenv uses.
 
 py-rattler does the work. The program answers as conda does: its answer omits packages that are
 in its package directory, and it trusts packages that were unpacked there.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import os
 import sys
@@ -22,9 +21,8 @@ from rattler.exceptions import SolverError
 
 def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--version", action="version", version="conda 26.9.0")
-    parser.add_argument("command", choices=["create", "info"])
-    flags = "yes quiet json dry-run download-only offline override-channels"
+    parser.add_argument("command", choices=["create"])
+    flags = "yes json dry-run offline override-channels"
     for name in flags.split():
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--prefix", type=Path)
@@ -63,20 +61,13 @@ def record_of(record: rattler.RepoDataRecord) -> dict[str, object]:
 
 
 def fetched(listing: Path, packages: Path) -> list[Path]:
-    """Download the packages of an explicit list, and compare their hashes."""
+    """Copy the files of an explicit list, as conda does with those of file:// URLs."""
     paths = []
     packages.mkdir(parents=True, exist_ok=True)
-    for line in listing.read_text().splitlines():
-        if line[:1] in ("", "#", "@"):
-            continue
-        url, _, md5 = line.partition("#")
-        path = packages / url.rpartition("/")[2]
-        if not path.exists():
-            with urllib.request.urlopen(url) as answer:
-                path.write_bytes(answer.read())
-        if md5 and hashlib.md5(path.read_bytes()).hexdigest() != md5:
-            sys.exit(f"ChecksumMismatchError: {url}")
-        paths.append(path)
+    for url in listing.read_text().splitlines()[1:]:
+        paths.append(packages / url.rpartition("/")[2])
+        with urllib.request.urlopen(url) as answer:
+            paths[-1].write_bytes(answer.read())
     return paths
 
 
@@ -88,23 +79,15 @@ async def install(paths: list[Path], prefix: Path, packages: Path) -> None:
 def main(words: list[str]) -> None:
     options = arguments(words)
     packages = Path(os.environ.get("CONDA_PKGS_DIRS", str(Path.home() / ".conda-packages")))
-    if options.command == "info":
-        print(json.dumps({"pkgs_dirs": [str(packages)], "conda_version": "26.9.0"}))
-        return
     if options.file:
         paths = fetched(options.file, packages)
-        if not options.download_only:
-            asyncio.run(install(paths, options.prefix, packages))
+        asyncio.run(install(paths, options.prefix, packages))
         return
     try:
         records = solve(options)
     except SolverError as error:
         print(json.dumps({"success": False, "message": str(error)}))
         raise SystemExit(1) from None
-    if not options.dry_run:
-        cache = packages / "unpacked"
-        asyncio.run(rattler.install(records, options.prefix, cache, show_progress=False))
-        return
     linked = [{"name": each.name.normalized, "version": str(each.version)} for each in records]
     missing = [each for each in records if not (packages / each.file_name).exists()]
     actions = {"FETCH": [record_of(each) for each in missing], "LINK": linked}
