@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shlex
 from collections.abc import Sequence
 
@@ -119,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         interactive=True,
     )
+    placement.refuse_too_many(name, launch, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     entry = find_entry(request, chosen)
     program = (*entry.words, *found_program(name, launch, chosen, launch.program))
     launch = launch._replace(program=program)

@@ -29,7 +29,7 @@ Date = Annotated[str, Pattern(r"\d{4}-\d\d-\d\d", "a date such as 2026-11-22")]
 RowName = Annotated[str, Pattern(r"[a-z0-9][a-z0-9._-]*", "a name of a-z, 0-9, ., _ and -")]
 Verdict = Literal["pass", "fail", "unproven", "error", "not built"]
 Status = Literal["proven", "built", "failed", "never tried"]
-Kind = Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"]
+Kind = Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel"]
 
 
 class Judged(NamedTuple):

@@ -203,7 +203,7 @@ class Mpi(NamedTuple):
             most releases.
     """
 
-    kind: Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"] = "openmpi"
+    kind: Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel"] = "openmpi"
     version: Version | None = None
     package: Literal["openmpi", "mpich"] | None = None
     cxx: Label | None = None

@@ -17,19 +17,17 @@ from hvdenv.base.schema import decode, parse_toml
 from hvdenv.model import cluster, template
 from hvdenv.sites.hosts import Host
 
-Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
+Kind = Literal["Open MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
 Variables = tuple[tuple[str, str], ...]
 
 _LIBRARIES: dict[str, Kind] = {
     "Open MPI": "Open MPI",
-    "Spectrum": "Spectrum MPI",
     "Intel": "Intel MPI",
     "CRAY MPICH": "Cray MPICH",
     "MVAPICH": "MVAPICH",
     "MPICH": "Hydra",
 }
 _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("Spectrum MPI", re.compile(r"\(IBM Spectrum MPI\) (?P<version>[\d.]+)")),
     ("Open MPI", re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[\d.]+)")),
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.{0,200}?Version (?P<version>[\d.]+)")),
     ("Hydra", re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>[\d.]+)")),
@@ -37,7 +35,6 @@ _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 # Names in recipes.
 MPI_KINDS: dict[str, Kind] = {
     "openmpi": "Open MPI",
-    "spectrum": "Spectrum MPI",
     "intel": "Intel MPI",
     "mpich": "Hydra",
     "mvapich": "MVAPICH",
@@ -309,7 +306,7 @@ def _by_mpi(name: str, launch: Launch) -> Start:
     kind = launch.mpi.kind
     if (name, kind) == ("mpiexec", "Cray MPICH"):
         return _by_template(_TEMPLATES["pals"], launch)
-    if kind in ("Open MPI", "Spectrum MPI"):
+    if kind == "Open MPI":
         env = (*_for_ranks(launch), *_open_mpi_environment(launch))
         return Start((name, *_open_mpi(launch), *launch.program), env)
     if kind in ("Hydra", "MVAPICH", "Intel MPI"):
@@ -342,9 +339,7 @@ def named(name: str, own: Mapping[str, cluster.OwnLauncher]) -> Launcher:
 
 
 def _open_mpi(launch: Launch) -> list[str]:
-    spectrum = launch.mpi.kind == "Spectrum MPI"
-    words = [*_prefix(launch), "-np", str(launch.ranks)]
-    words += [*_mapping(launch), "-bind-to" if spectrum else "--bind-to", "none"]
+    words = [*_prefix(launch), "-np", str(launch.ranks), *_mapping(launch), "--bind-to", "none"]
     for name in _exported(launch, _for_ranks(launch)):
         words += ["-x", name]
     return [*words, *_mca_words(_mca(launch))]
@@ -441,7 +436,7 @@ def _prefix(launch: Launch) -> list[str]:
 
 def puts_mpi_first(name: str, launch: Launch) -> bool:
     """Whether the directory of MPI is first in PATH on other hosts: `mpirun --prefix`."""
-    open_mpi = launch.mpi.kind in ("Open MPI", "Spectrum MPI")
+    open_mpi = launch.mpi.kind == "Open MPI"
     return named(name, launch.settings.launchers).mpirun and open_mpi and bool(_prefix(launch))
 
 

@@ -97,50 +97,32 @@ def place(
         nested=allocation.nested,
     )
     each = recipe.job.ranks_per_node
+    usual = _usual_hosts(each, allocation)
     if requested.hosts:
-        launch = _on_requested_hosts(launch, each, requested, allocation)
-    elif allocation.hosts:
-        launch = _in_allocation(launch, each, requested, allocation)
+        hosts = _requested_hosts(each, requested, usual)
+        every, file = len(hosts), requested.hostfile
+        launch = launch._replace(hosts=filled(hosts, requested.ranks or _room(hosts)), placed=True)
+    elif usual:
+        room, every, file = _room(usual), len(usual), allocation.hostfile
+        hosts = _spread(usual, requested.ranks or room)
+        whole = _room(hosts) == room and all(host.slots for host in allocation.hosts)
+        placed = (allocation.counts_tasks and not whole) or len(hosts) < every
+        launch = launch._replace(hosts=hosts, placed=placed)
     elif allocation.nodes:
         ranks = requested.ranks or allocation.nodes * each
         launch = launch._replace(ranks=ranks, ranks_per_node=min(each, ranks))
+        return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
     else:
         return launch
-    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
-
-
-def _on_requested_hosts(
-    launch: Launch, each: int, requested: Requested, allocation: Allocation
-) -> Launch:
-    """The hosts that the user names, in their order."""
-    every = _requested_hosts(each, requested, allocation)
-    ranks = requested.ranks or _room(every)
-    launch = launch._replace(ranks=ranks, hosts=filled(every, ranks), placed=True)
-    return _with_hostfile(launch, len(every), requested.hostfile, allocation)
-
-
-def _in_allocation(
-    launch: Launch, each: int, requested: Requested, allocation: Allocation
-) -> Launch:
-    """The hosts of the allocation, with ranks spread evenly."""
-    every = _usual_hosts(each, allocation)
-    ranks = requested.ranks or _room(every)
-    hosts = _spread(every, ranks)
-    whole = ranks == _room(every) and all(host.slots for host in allocation.hosts)
-    placed = (allocation.counts_tasks and not whole) or len(hosts) < len(every)
-    launch = launch._replace(ranks=ranks, hosts=hosts, placed=placed)
-    return _with_hostfile(launch, len(every), allocation.hostfile, allocation)
-
-
-def _with_hostfile(launch: Launch, listed: int, file: str, allocation: Allocation) -> Launch:
-    """With the file that lists these hosts, if all of them get the same number of ranks."""
     most = max(host.slots for host in launch.hosts)
-    even = len(launch.hosts) == listed and all(host.slots == most for host in launch.hosts)
-    return launch._replace(
+    even = len(launch.hosts) == every and all(host.slots == most for host in launch.hosts)
+    launch = launch._replace(
+        ranks=_room(launch.hosts),
         hostfile=file if even else "",
         ranks_per_node=most,
         allowed=min(allocation.tasks, default=0),
     )
+    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
 
 
 def _room(hosts: Iterable[Host]) -> int:
@@ -158,14 +140,15 @@ def _usual_hosts(each: int, allocation: Allocation) -> tuple[Host, ...]:
     return tuple(host._replace(slots=usual(host)) for host in allocation.hosts)
 
 
-def _requested_hosts(each: int, requested: Requested, allocation: Allocation) -> tuple[Host, ...]:
-    usual = {short(host.name): host.slots for host in _usual_hosts(each, allocation)}
+def _requested_hosts(each: int, requested: Requested, there: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts that the user names, in their order; ``there`` are those of the allocation."""
+    usual = {short(host.name): host.slots for host in there}
     foreign = [host.name for host in requested.hosts if usual and short(host.name) not in usual]
     if foreign:
         raise UsageError(
             f"{foreign[0]} is not in this allocation",
             where="--hosts",
-            remedy=f"its hosts: {', '.join(host.name for host in allocation.hosts)}",
+            remedy=f"its hosts: {', '.join(host.name for host in there)}",
         )
     hosts, ranks = requested.hosts, requested.ranks or 0
     if not hosts[0].slots:
@@ -184,12 +167,10 @@ def _requested_hosts(each: int, requested: Requested, allocation: Allocation) ->
 
 
 def _spread(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
-    """Ranks on hosts of the allocation, where the scheduler may allow more than usual."""
-    if ranks == _room(hosts):
-        return hosts
-    each = max(-(-ranks // len(hosts)), 1)
-    more = ranks > _room(hosts)
-    return distribute((host._replace(slots=each) if more else host for host in hosts), ranks)
+    """Ranks spread evenly on hosts, where the scheduler may allow more than usual."""
+    if ranks > _room(hosts):
+        hosts = tuple(host._replace(slots=-(-ranks // len(hosts))) for host in hosts)
+    return distribute(hosts, ranks)
 
 
 def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
@@ -223,6 +204,27 @@ def overload(launch: Launch, allocation: Allocation) -> str:
     if not full:
         return ""
     return f"ranks share the processors of {', '.join(full)}, and will be slow: request more, or fewer ranks (-n)"
+
+
+def refuse_too_many(name: str, launch: Launch, files: int) -> None:
+    """Check that mpirun of Open MPI can open the pipes of its ranks: without them, it hangs.
+
+    Args:
+        files: how many a process may open.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    # Measured with mpirun of Open MPI 4.1.8: about 4 for each rank, and 25 of its own.
+    most = (files - 25) // 4
+    by_open_mpi = named(name, launch.settings.launchers).mpirun and launch.mpi.kind == "Open MPI"
+    if by_open_mpi and files >= 0 and launch.per_node > most:
+        raise UsageError(
+            f"mpirun cannot start {launch.per_node} ranks on a host: it may open only {files} files",
+            where="-n",
+            remedy=f"start at most {most}, or first raise the limit:"
+            f" ulimit -n {4 * launch.per_node + 64}",
+        )
 
 
 def refuse_unfit(

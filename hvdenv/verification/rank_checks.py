@@ -265,7 +265,7 @@ def compatible(host: MpiVersion, image: MpiVersion) -> tuple[Status, str]:
     interface of the library alone does not decide.
     """
     # MPICH and MPIs based on it start ranks with Hydra.
-    kind = image.kind if image.kind in ("Open MPI", "Spectrum MPI", "Intel MPI") else "Hydra"
+    kind = image.kind if image.kind in ("Open MPI", "Intel MPI") else "Hydra"
     both = f"{f'{host.kind} {host.version}'.strip()} on the host, {image.kind} {image.version or '?'} in the image"
     if host.kind == "unknown":
         return "unproven", "mpirun does not report which MPI it belongs to"

@@ -360,7 +360,7 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
         (MpiVersion("Open MPI", "5.0.11"), MpiVersion("Open MPI", "4.1.8"), "fail"),
         (MpiVersion("Open MPI", "3.1.3"), MpiVersion("Open MPI", "3.1.2"), "fail"),
         (MpiVersion("Open MPI", "4.1.4"), MpiVersion("Open MPI"), "unproven"),
-        (MpiVersion("Spectrum MPI", "10.3"), MpiVersion("Open MPI", "4.1.8"), "fail"),
+        (MpiVersion("Hydra", "4.0"), MpiVersion("Open MPI", "4.1.8"), "fail"),
         (MpiVersion("Hydra", "4.0"), MpiVersion("Hydra", "5.0"), "pass"),
         (MpiVersion("Intel MPI", "2021.6"), MpiVersion("Hydra", "5.0"), "pass"),
         (MpiVersion("unknown"), MpiVersion("Open MPI", "4.1.8"), "unproven"),
