@@ -5,14 +5,16 @@ looked at.
 """
 
 import re
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from hvdenv.base.errors import StepError
 from hvdenv.base.reading import GIB, RESULT, read_json
-from hvdenv.base.runner import Runner
+from hvdenv.base.runner import Runner, environment
 from hvdenv.building.resolver import MEMORY, Resolver, elsewhere, platform, unanswered
 from hvdenv.building.run_step import attempt
 from hvdenv.locks import compare, condalock
@@ -22,6 +24,9 @@ from hvdenv.plans.resolution import Availability, Resolution
 from hvdenv.plans.step import Progress
 
 _ROUNDS = 12
+PROXY_SECONDS = 5.0
+# Where a proxy's URL names none; also of socks4, socks5h and the like.
+_PROXY_PORTS = {"http": 80, "https": 443, "socks": 1080}
 _LONGEST = 400
 _OUT_OF_MEMORY = (
     f"uv needs more than {MEMORY // GIB} GiB of memory for what the indexes answer; see whether one of"
@@ -58,10 +63,30 @@ def look_up(questions: Questions) -> Availability:
         StepError: a program of hvdenv cannot be started.
     """
     recipe = questions.maker.recipe
+    proxies = _proxies()
     conda, provided = Availability(), frozenset[str]()
     if recipe.python.provider == "conda":
         conda, provided = _conda(questions)
-    return conda | _packages(questions, provided)
+    return proxies | conda | _packages(questions, provided)
+
+
+def _proxies() -> Availability:
+    """Proxies of this shell that do not answer; variables with the same proxy are one."""
+    named: dict[str, list[str]] = {}
+    for name, value in sorted(environment().items()):
+        if re.fullmatch(r"(?i)(https?|all)_proxy", name) and value:
+            named.setdefault(value, []).append(name)
+    dead = set()
+    for value, names in named.items():
+        host: str | None = "not a URL"
+        try:
+            address = urlsplit(value if "//" in value else f"http://{value}")
+            host = address.hostname
+            port = address.port or _PROXY_PORTS.get(address.scheme[:5], 80)
+            socket.create_connection((host or "", port), PROXY_SECONDS).close()
+        except (OSError, ValueError) as error:
+            dead.add(f"{', '.join(names)} ({host}: {error})")
+    return Availability({"proxies_dead": frozenset(dead)} if dead else {})
 
 
 def key_of(recipe: Recipe, package: str) -> str:

@@ -47,6 +47,7 @@ LOOKED_UP: Observables = {
     "job_here": frozenset(),
     "job_refused": frozenset(),
     "plan_refused": frozenset(),
+    "proxies_dead": frozenset(),
     "packages_refused": frozenset(),
     "conda_refused": frozenset(),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -289,3 +290,25 @@ def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
     chain = "no channel\nCaused by: request for (https://x/y)\nCaused by: client error\nCaused by: no such name\nhint"
     assert lookup._first_cause(chain) == "no channel\nrequest for (https://x/y): no such name\nhint"
     assert lookup._first_cause("one\nCaused by: two") == "one\nCaused by: two"
+
+
+def test_proxies_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may be no URL, and has the port of its scheme. It is named without its password."""
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    assert lookup._proxies() == Availability()
+    monkeypatch.setenv("no_proxy", "localhost")
+    for value, said in (
+        ("http://ann:secret@127.0.0.1:9", "HTTP_PROXY (127.0.0.1: "),
+        ("http://[bad", "HTTP_PROXY (not a URL: "),
+    ):
+        monkeypatch.setenv("HTTP_PROXY", value)
+        (dead,) = lookup._proxies().wrong["proxies_dead"]
+        assert dead.startswith(said) and "secret" not in dead
+    connect = mock.Mock()
+    monkeypatch.setattr(socket, "create_connection", connect)
+    ports = {"http://p": 80, "p": 80, "https://p": 443, "socks5h://p": 1080, "p:3128": 3128}
+    for value, port in ports.items():
+        monkeypatch.setenv("HTTP_PROXY", value)
+        assert lookup._proxies() == Availability()
+        assert connect.call_args.args[0] == ("p", port)
