@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -210,29 +210,21 @@ def _acquire(
     """Take the lock; the tokens of those who held it and are gone."""
     deadline = time.monotonic() + wait
     pause = 0.02
-    replaced: list[_Seen] = []
-    if break_lock:
-        # Only what is there before our own announcement: of two builds that take over at the
-        # same time, the later one finds the file of the earlier one, or waits for it.
-        make_folder(path.parent)
-        replaced += _look(path, 0)
-        _remove(replaced)
+    # Only what is there before our own announcement: of two builds that take over at the same time,
+    # the later one finds the file of the earlier one, or waits for it.
+    condemned = {*path.parent.glob(f"{PREFIX}*")} if break_lock else set[Path]()
     while True:
         others = _announce(path, mine)
-        running = [each for each in others if not each.is_gone(stale)]
+        running = [o for o in others if o.path not in condemned and not o.is_gone(stale)]
         if not running:
-            _remove(others)
-            return tuple(each.holder.token for each in (*replaced, *others) if each.holder)
+            for each in others:
+                each.path.unlink(missing_ok=True)
+            return tuple(each.holder.token for each in others if each.holder)
         path.unlink(missing_ok=True)
         if time.monotonic() >= deadline:
             raise running[0].error()
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 1.5, 1.0)
-
-
-def _remove(locks: Iterable[_Seen]) -> None:
-    for each in locks:
-        each.path.unlink(missing_ok=True)
 
 
 def _announce(path: Path, mine: Holder) -> list[_Seen]:

@@ -283,6 +283,23 @@ def test_of_builds_that_take_over_at_the_same_time_one_goes_on(store: Path) -> N
             assert [each.result() for each in going].count(True) == 1
 
 
+def test_a_takeover_that_meets_another_leaves_the_lock_of_the_holder_to_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a lock names the processes of its holder, which the one that takes it over ends."""
+    lock, announce = write_lock(store), prefix_lock._announce
+    other = lock.with_name(f"{PREFIX}{'1' * 32}")
+
+    def announce_together(path: Path, mine: Any) -> Any:
+        other.write_text(json.dumps({**mine._asdict(), "token": "1" * 32}))
+        return announce(path, mine)
+
+    monkeypatch.setattr(prefix_lock, "_announce", announce_together)
+    with pytest.raises(BusyError), hold(store, wait=0, break_lock=True):
+        pass
+    assert {*os.listdir(store)} == {lock.name, other.name}
+
+
 def test_the_store_may_go_while_it_is_held(store: Path) -> None:
     with hold(store, wait=0) as held:
         shutil.rmtree(store)
