@@ -443,25 +443,24 @@ def _lines(text: str) -> list[tuple[int, KeyPath]]:
     return found
 
 
-# No statement of a recipe has so many lines. Without a limit, the time to find the end of one would
-# grow with the square of its lines.
-_STATEMENT_LINES = 400
+# Strings and comments, in which the rest means nothing; and what begins or ends a statement.
+_TOKEN = re.compile(
+    r'''"""(?:\\.?|[^\\])*?(?:"{3,5}|\Z)|"(?:\\.?|[^"\\\n])*"?'''
+    r"""|'{3}.*?(?:'{3,5}|\Z)|'[^'\n]*'?|#[^\n]*|[\[\]{}\n]""",
+    re.DOTALL,
+)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """The statements of a TOML document, each with the line that it begins in.
-
-    A statement ends at the first line break up to which the parser accepts it.
-    """
-    lines, first = text.split("\n"), 0
-    for last in range(1, len(lines) + 1):
-        statement = "\n".join(lines[first:last]).strip()
-        with suppress(ValueError):
-            _parsed(statement)
-            yield first + 1, statement
-            first = last
-        if last - first > _STATEMENT_LINES:
-            return
+    """The statements of a TOML document, each with the line that it begins in."""
+    line, begin, depth = 1, 0, 0
+    for found in _TOKEN.finditer(text + "\n"):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if found[0] == "\n" and depth == 0:
+            statement = text[begin : found.start()]
+            yield line, statement.strip()
+            line += statement.count("\n") + 1
+            begin = found.end()
 
 
 def _keys(statement: str) -> KeyPath:

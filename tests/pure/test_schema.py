@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
@@ -217,6 +218,17 @@ def test_lines_of_inline_tables_and_dotted_keys(path: Path_, line: int) -> None:
         "a = {b = {}}\nc.d = 1\ne.f = 1\ne.g = 2\n[t]\nx = [\n 1,\n]\n[[l]]\ny = 1\n[[l]]\ny = 2\n"
     )
     assert line_of(text, path) == line
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[\n" + f"{'1,' * 20}\n" * 5000 + "]", '"""\n' + f"{'= [ ' * 20}\n" * 5000 + '"""'],
+)
+def test_a_statement_of_many_lines_takes_no_long_time(value: str) -> None:
+    """As in a lock, or in a file that is meant to hold hvdenv up."""
+    started = time.process_time()
+    assert line_of(f"a = {value}\nb = 1\n", ("b",)) == 5003
+    assert time.process_time() - started < 5
 
 
 def test_encode_writes_nan_as_it_is() -> None:
