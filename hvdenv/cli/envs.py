@@ -30,7 +30,8 @@ examples:
 
 prune keeps the active generation and those that processes on this host use. hvdenv cannot see an idle
 shell that sourced activate.sh, but it sees one of `hvdenv shell`.
-The caches of uv and conda grow without limit. While no build runs, you can remove them.
+The caches of uv and conda grow without limit: cache/uv and cache/conda in $HVDENV_HOME (default:
+~/.local/share/hvdenv). While no build runs, you can remove them.
 """
 
 _NAMED = "a name that `hvdenv envs` lists, such as local+torch, or a path with a slash"

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -102,6 +103,28 @@ def test_every_call_is_understood(call: Call, capsys: pytest.CaptureFixture[str]
     recipe = getattr(arguments, "recipe", None)
     if recipe and recipe.islower() and "/" not in recipe and not recipe.endswith(".toml"):
         load_recipe(recipe, variants=arguments.variant, overrides=arguments.overrides)
+
+
+def test_commands_that_messages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their actions and options, in remedies and recipes too; the words after them may be prose."""
+    sources = [
+        *ROOT.glob("hvdenv/**/*.py"),
+        *ROOT.glob("hvdenv/**/*.toml"),
+        *ROOT.glob("recipes/*"),
+    ]
+    calls = {
+        (command, *rest.partition(" -- ")[0].split())
+        for path in sources
+        for command, rest in re.findall(
+            r"\bhvdenv (\w+)((?: [\w./=~<-]+)*)", path.read_text(encoding="utf-8")
+        )
+        if command in COMMANDS
+    }
+    assert len(calls) > 100
+    for words in calls:
+        with suppress(SystemExit):
+            parser().parse_args(words)
+        assert not re.search("invalid choice|unrecognized arguments: --", capsys.readouterr().err)
 
 
 def test_calls_are_found() -> None:
