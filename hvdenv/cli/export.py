@@ -1,7 +1,8 @@
 """Write a bill of materials of an environment: CycloneDX 1.6 in JSON, for audits.
 
-It lists all packages with their hashes, and the source, patches and flags of Horovod. It contains
-no path, user name or host name of this machine."""
+It lists all packages with their hashes, and the source, patches and flags of Horovod, and states
+whether Horovod's published vulnerabilities are open in it (VEX). It contains no path, user name or
+host name of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The contents of an environment as a bill of materials: CycloneDX 1.6 in JSON."""
+"""The contents of an environment as a bill of materials: CycloneDX 1.6 in JSON.
+
+It states (VEX) whether Horovod's published vulnerabilities are open in this environment.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,27 @@ from cyclonedx.model.component import (
     PatchClassification,
     Pedigree,
 )
+from cyclonedx.model.impact_analysis import ImpactAnalysisState
+from cyclonedx.model.vulnerability import (
+    BomTarget,
+    Vulnerability,
+    VulnerabilityAnalysis,
+    VulnerabilitySource,
+)
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
+from packaging.specifiers import SpecifierSet
 
 from hvdenv.locks.packages import Contents, Horovod, Package
 
 # Namespace for serial numbers that are made from digests: any fixed UUID.
 _NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"
+# Horovod's published vulnerabilities, the releases that have them, and the patch that closes them.
+# Source: NVD, and docs/explanation/security.md.
+_VULNERABILITIES = ("CVE-2024-10190", "CVE-2026-31234")
+_VULNERABLE = SpecifierSet(">=0.19,<=0.28.1")
+_CLOSED_BY = "safe-rendezvous"
 
 
 def render(contents: Contents) -> str:
@@ -63,6 +79,7 @@ def _bill(contents: Contents) -> Bom:
     horovod = [_horovod(contents.horovod)] if contents.horovod else []
     bill = Bom(
         components=[*map(_package, contents.packages), *horovod],
+        vulnerabilities=_vulnerabilities(contents.horovod) if contents.horovod else (),
         serial_number=uuid5(UUID(_NAMESPACE), contents.digest),
         metadata=metadata,
     )
@@ -126,6 +143,33 @@ def _pedigree(horovod: Horovod) -> Pedigree:
         ],
         notes="built from source; hashes of the patches and flags of the build are properties",
     )
+
+
+def _vulnerabilities(horovod: Horovod) -> list[Vulnerability]:
+    """What is known of Horovod's vulnerabilities in this environment."""
+    if horovod.version not in _VULNERABLE:
+        return []
+    if digest := horovod.patches.get(_CLOSED_BY):
+        state = ImpactAnalysisState.RESOLVED_WITH_PEDIGREE
+        detail = f"closed by the patch {_CLOSED_BY} (sha256:{digest})"
+    else:
+        state = ImpactAnalysisState.EXPLOITABLE
+        detail = (
+            "open: anyone who reaches the ports of horovodrun --gloo, of elastic jobs or of"
+            " horovod.run() can run code as its user; ranks of mpirun and srun do not use them"
+        )
+    return [
+        Vulnerability(
+            id=name,
+            bom_ref=name,
+            source=VulnerabilitySource(
+                name="NVD", url=XsUri(f"https://nvd.nist.gov/vuln/detail/{name}")
+            ),
+            analysis=VulnerabilityAnalysis(state=state, detail=detail),
+            affects=[BomTarget(ref="horovod")],
+        )
+        for name in _VULNERABILITIES
+    ]
 
 
 def _hashes(sha256: str) -> list[HashType]:

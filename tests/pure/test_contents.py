@@ -107,6 +107,27 @@ def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
     assert contents_of({}, None, "") == contents_of({}, Installed((), {}), "") == Contents()
 
 
+@pytest.mark.parametrize(
+    ("version", "patches", "state"),
+    [
+        ("0.28.1", {"safe-rendezvous": "1" * 64}, "resolved_with_pedigree"),
+        ("0.28.1", {"one": "1" * 64}, "exploitable"),
+        ("0.18.2", {}, ""),
+    ],
+)
+def test_a_bill_answers_for_published_vulnerabilities(
+    version: str, patches: dict[str, str], state: str
+) -> None:
+    text = cyclonedx.render(horovod(version=version, patches=patches))
+    assert problem_of_bill(text) is None
+    found = {
+        (each["id"], each["analysis"]["state"], each["affects"][0]["ref"])
+        for each in json.loads(text).get("vulnerabilities", ())
+    }
+    names = ("CVE-2024-10190", "CVE-2026-31234") if state else ()
+    assert found == {(name, state, "horovod") for name in names}
+
+
 BUILT = Contents(
     recipe="local",
     python="3.11.7",
