@@ -147,11 +147,6 @@ def module_role(name: str) -> str:
     return "PrgEnv" if family.startswith("prgenv-") else family
 
 
-def _request(statement: Statement) -> Iterator[Fact]:
-    options = any(word.startswith("-") for word in statement.words)
-    yield jobs.REQUEST if options else leave("hvdenv submits jobs itself", understood=True)
-
-
 def _export(statement: Statement) -> Iterator[Fact]:
     if not statement.variables:
         yield leave("the page sets its value elsewhere", understood=True)
@@ -176,7 +171,7 @@ class Program(NamedTuple):
 
 _PROGRAMS = {
     "launch": Program("launch", jobs.launch),
-    "request": Program("job", _request),
+    "request": Program("job", jobs.request),
     "module": Program("modules", module),
     "source": Program("modules", source),
     "conda": Program("conda", packages.conda),

@@ -1,8 +1,7 @@
 """What describes a job: the directives of a script, and the commands that start ranks.
 
-Sizes that a script states become values, and so do those that follow by one division: ranks in all by
-nodes or by ranks of a node. Slots and sizes of a whole job are comments, and the draft lists what a
-job lacks.
+Sizes that a script states become values, and so do those that follow by one division, such as ranks in
+all by nodes or by ranks of a node. Slots are comments, and the draft lists what a job lacks.
 """
 
 import re
@@ -19,9 +18,10 @@ from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
 
 _OF_ONE_JOB = "it belongs to one job, not to every job of the recipe"
+_SUBMITS = "hvdenv submits jobs itself"
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
-REQUEST = leave("do all jobs need its options? then set them in [job]")
-_IN_IMAGE = "it runs in an image: set container.image, and what else [container] needs"
+_SLURM = Value(at("scheduler"), "slurm", weight=Weight.INFERRED)
+_IN_IMAGE = leave("it runs in an image: set container.image, and what else [container] needs")
 _INTERACTIVE = "hvdenv shell requests interactive jobs"
 
 
@@ -44,29 +44,43 @@ def directive(statement: Statement) -> Iterator[Fact]:
     except ValueError:
         yield leave("its quotes do not match")
         return
-    read = scheduler in tables()
-    unread = Value((OPTION, scheduler, "unread"), shipped()[scheduler].label)
-    yield from _options(words, scheduler) if read else [unread]
+    yield from _options(words, scheduler)
+
+
+def request(statement: Statement) -> Iterator[Fact]:
+    """Options of Slurm on a command line. Those of a script take precedence."""
+    name, *words = statement.words
+    if name in ("qsub", "bsub"):
+        asks = any(word.startswith("-") for word in words)
+        told = "do all jobs need its options? then set them in [job]"
+        yield leave(told if asks else _SUBMITS, understood=not asks)
+        return
+    yield _SLURM
+    for each in _options(words, "slurm", directive=False):
+        yield each._replace(weight=Weight.INFERRED) if isinstance(each, Value) else each
+    if name != "srun":
+        yield leave(_SUBMITS if name == "sbatch" else _INTERACTIVE, understood=True)
 
 
 def launch(statement: Statement) -> Iterator[Fact]:
     """srun, mpirun, horovodrun and others. Options that recipes have no key for are comments."""
     name, *words = statement.words
     name = name.rpartition("/")[2].removesuffix(".hydra").replace("orterun", "mpirun")
-    if name == "srun":
-        yield Value(at("scheduler"), "slurm", weight=Weight.INFERRED)
     kind = "openmpi" if name in ("mpirun", "mpiexec") else name
     table = {**tables()["launch"], **tables().get(kind, {})}
     table = tables()["slurm"] if name == "srun" else table
     options = split(words, table, program=True)
     started = _started(options.rest)
+    asks = name == "srun" and (started in ("", "shell") or options.all(_INTERACTIVE))
+    if asks or options.all("partition"):
+        yield from request(statement)
+    elif name == "srun":
+        yield _SLURM
     if name not in (*get_args(LauncherName), "horovodrun"):
         yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
     elif options.all("check"):
         yield leave("`hvdenv verify` shows more", understood=True)
-    elif name == "srun" and (started in ("", "shell") or options.all(_INTERACTIVE)):
-        yield REQUEST
-    elif started in ("", "no_ranks"):
+    elif asks or started in ("", "no_ranks"):
         yield leave("it starts no program with Horovod", understood=True)
     else:
         controller = next((each for each in ("mpi", "gloo") if options.all(each)), "")
@@ -80,13 +94,35 @@ def launch(statement: Statement) -> Iterator[Fact]:
                 yield _reason(option, meaning or "recipes have no key for it; is it needed?")
             else:
                 yield from _launch_option(meaning, value)
-        if started == "runtime":
-            yield leave(_IN_IMAGE)
+        yield from _of_hosts(options.last("hosts").split(","), options.last("ranks"))
+        yield from _container(options.rest) if started == "runtime" else ()
+
+
+def _of_hosts(hosts: Sequence[str], ranks: str) -> Iterator[Value]:
+    """Ranks of a node: ``a:4,b:4`` with 8 ranks. With fewer, some hosts have fewer than they could."""
+    slots = {each.partition(":")[2] for each in hosts}
+    if len(slots) == 1 and str(len(hosts) * _number(slot := slots.pop())) == ranks:
+        yield Value((OPTION, "", "launched_per_node"), slot)
 
 
 def _started(words: Sequence[str]) -> str:
     """What a launcher starts: nothing, a program, or a kind of what is no program with Horovod."""
-    return (meaning_of(words[0], "launched") or "program") if words else ""
+    return (meaning_of(words[0].rpartition("/")[2], "launched") or "program") if words else ""
+
+
+def _container(words: Sequence[str]) -> Iterator[Fact]:
+    """singularity and apptainer behind a launcher."""
+    runtime, action, *arguments = *words, "", ""
+    runtime = runtime.rpartition("/")[2]
+    if runtime not in ("singularity", "apptainer") or action not in ("exec", "run"):
+        yield _IN_IMAGE
+        return
+    options = split(arguments, tables()["container"], program=True)
+    yield Value(at("container.runtime"), runtime)
+    yield Value(at("container.image"), (options.rest or (UNKNOWN,))[0])
+    gpus = [each for each in ("nvidia", "rocm") if options.all(each)]
+    yield from (Value(at("container.gpu"), each) for each in gpus)
+    yield from options.reasons
 
 
 # What only a launcher states. It says how large the job is, and nothing else.
@@ -117,33 +153,59 @@ def _reason(option: str, meaning: str) -> Left:
     return leave(told, understood=not meaning.endswith("?"))
 
 
-def _options(words: Sequence[str], scheduler: str) -> Iterator[Fact]:
-    """Options of directives, as they are: their job gives them a meaning."""
-    given = split(words, tables()[scheduler], guess=True).given
+def _options(words: Sequence[str], scheduler: str, *, directive: bool = True) -> Iterator[Fact]:
+    """Options of a batch system, as they are: their job gives them a meaning."""
+    given = split(words, tables()[scheduler], guess=directive, program=not directive).given
     for name, known, value in given:
         # -W of PBS has other values as well.
         meaning = _OF_ONE_JOB if value.startswith("depend=") else known
         if " " in meaning:
             yield _reason(name if len(given) > 1 else "", meaning)
+        elif meaning == "parallel_environment":
+            name, _, slots = value.partition("=")
+            yield Value((OPTION, scheduler, meaning), name)
+            yield Value((OPTION, scheduler, "slots"), f"{slots} slots")
+        elif meaning == "span":
+            yield from _span(value, scheduler)
         elif meaning == "resources":
             for part in value.split(","):
                 yield from (Value((OPTION, scheduler, of), text) for of, text in _resources(part))
-        elif meaning or value:
+        elif meaning or (value and directive):
             yield Value((OPTION, scheduler, meaning or name), value)
         else:
             yield leave(f"{name} has no key in a recipe")
 
 
-_CPUS = "CPUs of each node: set job.cpus_per_rank"
+def _span(text: str, scheduler: str) -> Iterator[Fact]:
+    """-R of LSF."""
+    found = re.fullmatch(r"span\[(ptile|hosts)=(\d+)\]", text)
+    if found:
+        of = "launched_per_node" if found[1] == "ptile" else "nodes"
+        yield Value((OPTION, scheduler, of), found[2])
+        yield leave(
+            "hvdenv requests nodes (-nnodes): docs/how-to/add-a-scheduler.md has other ways"
+        )
+    else:
+        yield leave("does the job need what this states?")
+
+
 _OF_CHUNKS = {
-    "ncpus": _CPUS,
-    "ppn": _CPUS,
+    "ncpus": "cpus_of_node",
+    "ppn": "cpus_of_node",
     "ngpus": "gpus_of_node",
     "gpus": "gpus_of_node",
     "mpiprocs": "ranks_per_node",
     "mem": "memory",
 }
-_OF_RESOURCES = {"walltime": "time", "place": "place"}
+_OF_RESOURCES = {
+    "walltime": "time",
+    "h_rt": "time",
+    "place": "place",
+    "ncpus": "cpus_in_all",
+    "ngpus": "gpus_in_all",
+    # PBS refuses it beside the chunks that hvdenv requests.
+    "mem": "of memory: is it for all nodes? then set job.memory, that of one node",
+}
 
 
 def _resources(part: str) -> Iterator[tuple[str, str]]:
@@ -156,7 +218,7 @@ def _resources(part: str) -> Iterator[tuple[str, str]]:
             of_chunk, _, size = chunk.partition("=")
             known = _OF_CHUNKS.get(of_chunk)
             yield (known, size) if known else ("select", chunk)
-    elif name in ("select", "nodes", "ncpus", "ngpus"):
+    elif name in ("select", "nodes"):
         yield "slots", part
     else:
         yield (_OF_RESOURCES[name], value) if name in _OF_RESOURCES else ("resource", part)
@@ -188,6 +250,8 @@ def job_values(options: Sequence[Value], scheduler: str) -> Iterator[Fact]:
         for read in _value(each, scheduler, size):
             if isinstance(read, Left):
                 yield read._replace(origin=each.origin, table=each.role)
+            elif read.weight == Weight.OPEN and not scheduler:
+                continue  # without one, hvdenv writes no job
             elif read.key == _GPU and not known:
                 told = f"its partition is not stated, whose gpu is {read.value}"
                 yield Left(each.origin, told, table=each.role)
@@ -199,7 +263,7 @@ def job_values(options: Sequence[Value], scheduler: str) -> Iterator[Fact]:
 
 def _size(options: Iterable[Value]) -> Size:
     stated: dict[str, int] = {}
-    for each in options:
+    for each in sorted(options, key=lambda each: -each.weight):
         stated.setdefault(each.key[-1], _number(str(each.value)))
     total = stated.get("tasks") or stated.get("ranks", 0)
     per_node = stated.get("ranks_per_node") or stated.get("launched_per_node") or int(total == 1)
@@ -229,18 +293,45 @@ def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
         yield Value(at("job.requires"), "account", item=True)
     elif meaning.startswith("-"):
         yield _directive(meaning, text)
-    elif meaning in LAUNCHED or meaning in ("tasks", "slots", "unread"):
+    elif meaning in LAUNCHED or meaning in ("tasks", "slots"):
         yield from _ranks(meaning, text, size)
     elif " " in meaning:
         yield leave(f"{text} {meaning}")
     elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
         yield leave(f"the page does not state the value of {'.'.join(key)}")
+    elif meaning in _SHARES:
+        yield from _share(meaning, text, size)
     elif meaning in ("nodes", "ranks_per_node", "cpus_per_rank"):
         yield Value(key, _number(text)) if _number(text) else leave(f"{text!r} is not one number")
     elif reader := _READERS.get(meaning):
         yield from reader(text, scheduler)
     else:
         yield Value(key, text or meaning == "exclusive")
+
+
+# Numbers to divide, and what they are for.
+_SHARES = {
+    "cpus_of_node": ("cpus_per_rank", "CPUs of each node"),
+    "cpus_in_all": ("cpus_per_rank", "CPUs in all"),
+    "gpus_in_all": ("gpus_per_node", "GPUs in all"),
+    "gpus_of_job": ("gpus_per_node", "GPUs of the job"),
+}
+
+
+def _share(meaning: str, text: str, size: Size) -> Iterator[Fact]:
+    key, of = _SHARES[meaning]
+    by = size.per_node if meaning == "cpus_of_node" else size.nodes
+    by *= size.per_node if meaning == "cpus_in_all" else 1
+    share = _divided(_number(text), by)
+    if share:
+        yield Value(at("job", key), share, weight=Weight.INFERRED)
+    else:
+        yield leave(f"{text} {of}: set job.{key}")
+    if of.endswith("in all"):
+        yield leave(
+            "hvdenv requests nodes (select=): docs/how-to/add-a-scheduler.md has other ways"
+        )
+        yield from size.unstated()
 
 
 def _directive(name: str, text: str) -> Value:
@@ -252,10 +343,8 @@ def _directive(name: str, text: str) -> Value:
 def _ranks(meaning: str, text: str, size: Size) -> Iterator[Fact]:
     """Ranks of the whole job, or of a node: what the page does not state follows from them."""
     of_node = meaning == "launched_per_node"
-    if meaning in ("slots", "unread"):
-        sizes = f"{text} in all: set job.nodes, job.ranks_per_node and job.gpus_per_node"
-        unread = f"init reads no options of {text}: set them in [job]"
-        yield leave(sizes if meaning == "slots" else unread)
+    if meaning == "slots":
+        yield leave(f"{text} in all: set job.nodes, job.ranks_per_node and job.gpus_per_node")
         yield from size.unstated()
     elif size.known and _number(text):
         yield Value(at("job.nodes"), size.nodes, weight=Weight.INFERRED)
@@ -269,6 +358,10 @@ def _ranks(meaning: str, text: str, size: Size) -> Iterator[Fact]:
 
 
 def _time(text: str, scheduler: str) -> Iterator[Fact]:
+    unit = {"pbs": 1, "gridengine": 1, "lsf": 60}.get(scheduler)
+    if unit and _number(text):
+        total = _number(text) * unit
+        text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
     if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", text):
         yield Value(at("job.time"), text.zfill(8))
         return

@@ -74,15 +74,17 @@ def read_page(text: str, source: str, lines: Sequence[Lines] = (EVERY_LINE,)) ->
 
 
 class Script(NamedTuple):
-    """A job script of a page.
+    """A job script of a page, or commands that describe a job.
 
     Attributes:
         lines: the first and last one.
+        batch: whether it has directives.
         launches: whether it starts ranks.
         job: what its directives and the ranks that it starts say about a job.
     """
 
     lines: Lines
+    batch: bool
     launches: bool
     job: list[Fact]
 
@@ -131,13 +133,13 @@ class _Reader:
         self._read((each, self._meaning(each, nqsv=nqsv)) for each in resolved)
         read = self.facts[before:]
         self.facts[before:] = [*start, *(each for each in read if each.key[0] != OPTION), *start]
-        if batch:
-            options = [each for each in read if isinstance(each, Value) and each.key[0] == OPTION]
+        options = [each for each in read if isinstance(each, Value) and each.key[0] == OPTION]
+        if batch or options:
             scheduler = next((each.key[1] for each in options if each.key[1]), "")
             launches = any(each.key == _LAUNCHER for each in read)
-            job = list(jobs.job_values(options, scheduler)) if scheduler else []
+            job = list(jobs.job_values(options, scheduler)) if scheduler or not batch else []
             ends = block.line + len(block.lines) - 1
-            self.scripts.append(Script((block.line, ends), launches, job))
+            self.scripts.append(Script((block.line, ends), batch, launches, job))
 
     def _read(self, read: Iterable[tuple[Statement, Iterator[Fact]]]) -> None:
         """Keep what commands mean."""
@@ -248,20 +250,27 @@ def _of_first(
 ) -> list[Fact]:
     """The facts of the first way to an environment, and of one job; the others are left.
 
-    The job is that of the first script that starts ranks, of the first way if it has one.
+    The job is that of the first script that starts ranks, of the first way if it has one. Without a script,
+    it is that of all commands.
     """
     others = _find_others(_parts(facts, blocks), last)
 
     def way(line: int) -> Lines | None:
         return next((lines for lines, _ in others if lines[0] <= line <= lines[1]), None)
 
-    ranked = sorted(scripts, key=lambda each: (bool(way(each.lines[0])), not each.launches))
+    def rank(script: Script) -> tuple[bool, bool, bool]:
+        return not script.batch, bool(way(script.lines[0])), script.batch and not script.launches
+
+    ranked = sorted(scripts, key=rank)
+    best = rank(ranked[0]) if ranked else None
+    chosen = [each for each in ranked if not each.batch and rank(each) == best] or ranked[:1]
     found, left = list[Fact](), list[Left]()
-    for script in ranked[:1]:
+    for script in chosen:
         found += script.job
     first, end = ranked[0].lines if ranked else (0, 0)
     told = "another script of the page describes the job"
-    found += [Left(each.origin, told, True, "job") for more in ranked[1:] for each in more.job]
+    for more in ranked[len(chosen) :]:
+        found += (Left(each.origin, told, True, "job" * more.batch) for each in more.job)
     hints = {lines: _hint(lines, instead, others, last) for lines, instead in others}
     for fact in facts:
         lines = way(fact.origin.line)
@@ -274,14 +283,17 @@ def _of_first(
 
 
 def _parts(facts: Iterable[Fact], blocks: Iterable[tuple[int, Section]]) -> list[Part]:
-    """A part begins with a block, and where another environment is created."""
+    """A part begins with a block, where another environment is created, and with a build for both."""
     parts = [Part(line, section, {}) for line, section in blocks]
+    starts = {each.first for each in parts}
     for each in facts:
         if isinstance(each, Left) or each.weight <= Weight.INFERRED or each.key[0] not in _TABLES:
             continue
         place = bisect_right(parts, each.origin.line, key=lambda part: part.first)
         part = parts[place - 1]
-        if each.key == _CREATES and _CREATES in part.does:
+        again = each.key == _CREATES and _CREATES in part.does
+        common = each.key == BUILD and part.first not in starts and BUILD not in part.does
+        if again or (common and BUILD not in parts[place - 2].does):
             part = Part(each.origin.line, part.section, {})
             parts.insert(place, part)
         part.does.setdefault(each.key, set()).add(str(each.value))

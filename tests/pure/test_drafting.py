@@ -283,19 +283,25 @@ def test_documents_of_the_shipped_recipes(path: Path) -> None:
     document = parse_toml(path.read_text())
     lines = [each["line"] for each in document["command"]]
     deviating = {each["line"] for each in document["command"] if each["covered_by"] == "deviation"}
-    deviating |= {each.document for each in load_recipe(document["recipe"]).recipe.deviations}
     draft = draft_of("\n".join(["#!/bin/bash", *lines]))
     wrong, right = wrong_and_right(draft, document["recipe"], deviating)
-    assert wrong == []
+    assert wrong == DEVIATIONS_OF_RECIPES.get(path.stem, [])
     assert (right, len(draft.choices)) == RIGHT_AND_CHOICES[path.stem]
 
 
+# Other values than the document's, as the recipe's deviations say.
+DEVIATIONS_OF_RECIPES = {
+    "theta": [
+        "job.output = 'results/theta/pytorch_mnist'"
+        " (page:16: #COBALT -A SDL_Workshop -O results/theta/pytorch_mnist)"
+    ]
+}
 # Counted in docs/explanation/measurements.md.
 RIGHT_AND_CHOICES = {
     "alvis": (10, 1),
     "neuron": (33, 1),
-    "singularity": (10, 0),
-    "taurus": (9, 2),
+    "singularity": (15, 0),
+    "taurus": (15, 3),
     "theta": (14, 1),
     "thetagpu": (11, 0),
 }
