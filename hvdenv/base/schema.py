@@ -86,6 +86,7 @@ def decode(
     *,
     lenient: bool = False,
     rewriters: Mapping[Pattern, Rewriter] | None = None,
+    rewritten: bool = False,
 ) -> T:
     """Turn a parsed document into typed data.
 
@@ -95,14 +96,14 @@ def decode(
         lenient: for files that hvdenv writes, perhaps a later version: unknown keys are
             ignored, and texts may have several lines and other control characters.
         rewriters: by the pattern of texts, what to put in their place.
+        rewritten: rewriters have changed texts, which need not fit their patterns any more.
 
     Raises:
         Problem: the value does not fit, with all that is wrong; unknown keys name the nearest
             known one.
     """
-    return typing.cast(
-        T, _Decoder(lenient=lenient, rewriters=rewriters).document(kind, value, path)
-    )
+    decoder = _Decoder(lenient=lenient, rewriters=rewriters, rewritten=rewritten)
+    return typing.cast(T, decoder.document(kind, value, path))
 
 
 def check_part(kind: Any, value: object) -> None:
@@ -127,9 +128,11 @@ class _Decoder:
         whole: bool = True,
         lenient: bool = False,
         rewriters: Mapping[Pattern, Rewriter] | None = None,
+        rewritten: bool = False,
     ) -> None:
         self.whole = whole
         self.lenient = lenient
+        self.rewritten = rewritten
         self.rewriters = rewriters or {}
         self.named: set[KeyPath] = set()  # values under names that users choose
         self.problems: list[Problem] = []
@@ -266,7 +269,7 @@ class _Decoder:
     def matching(self, value: object, pattern: Pattern, path: KeyPath) -> object:
         if value is None:
             return None
-        if not re.fullmatch(pattern.regex, str(value)):
+        if not self.rewritten and not re.fullmatch(pattern.regex, str(value)):
             self.refuse(path, f"expected {pattern.meaning}, found {_shown(value)}")
         elif pattern in self.rewriters:
             return self.rewriters[pattern](str(value), path)

@@ -389,7 +389,8 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
         return text
 
     kinds = (Folder, ModuleFolder, Links, Url, GitUrl, Channel)
-    decode(Recipe, encode(recipe), rewriters={get_args(kind)[1]: note for kind in kinds})
+    rewriters = {get_args(kind)[1]: note for kind in kinds}
+    decode(Recipe, encode(recipe), rewriters=rewriters, rewritten=True)
     for key, text in found:
         path = text if text[0] in "/$" else _local(text)
         if path and not key.startswith(_NOT_EXECUTED):

@@ -16,7 +16,7 @@ from hvdenv.base.errors import RecipeError, UsageError
 from hvdenv.base.schema import Problem, check_part, json_schema
 from hvdenv.model.cluster import JobOf
 from hvdenv.model.layers import load_recipe
-from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.model.recipe_files import shipped_recipes
 from hvdenv.session.recipe import User, expand, planned_environment
 from hvdenv.session.request import Gate, Request
@@ -474,6 +474,16 @@ def test_folders_are_expanded_in_one_pass_and_nothing_else() -> None:
         "modules.use[1]": "$SCRATCH",
     }
     assert found.notes == recipe.notes
+
+
+@pytest.mark.parametrize("name", ["DOM\\ann", "ann@site.example", "müller"])
+def test_directories_of_any_user_are_judged(name: str) -> None:
+    recipe = load_recipe(
+        "neuron",
+        overrides=["modules.init='/apps/{user}/init.sh'", "job.output='/o/{user}-%j'"],
+    ).recipe
+    found, _ = expand(Recipe, recipe, User(name, {}))
+    assert ("modules.init", f"/apps/{name}/init.sh") in executed_paths(found)
 
 
 @pytest.mark.parametrize(
