@@ -312,6 +312,7 @@ def write_record(state: State, _: Step, __: str) -> Done:
     generation = state.plan.generation
     with reporting(generation, inside=True):
         sync_tree(generation)
+    state.held.check()  # the flush may take minutes
     identity = generation.name
     generations.write_record(state.environment.record(identity), record)
     generations.switch(state.environment, identity)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvdenv.base.command import Command
-from hvdenv.base.errors import HvdenvError, LockError, StepError
-from hvdenv.base.places import Places
-from hvdenv.building import copied
+from hvdenv.base.errors import BusyError, HvdenvError, LockError, StepError
+from hvdenv.base.places import Places, sync_tree
+from hvdenv.building import copied, effects
 from hvdenv.building.engine import build
 from hvdenv.building.state import BuildRequest, Built, already_built
 from hvdenv.building.wheelcache import key, names, own, store
@@ -140,6 +140,7 @@ class Site(NamedTuple):
         self,
         *,
         rebuild: bool = False,
+        break_lock: bool = False,
         home: Path | None = None,
         recorder: Recorder | None = None,
         **request: Any,
@@ -151,7 +152,8 @@ class Site(NamedTuple):
             return present, recorder
         asked = BuildRequest(plan=self.plan, resolved={}, facts=self.facts, findings=(), **request)
         places = Places(home or self.home)
-        return build(asked, self.environment, places, recorder, rebuild=rebuild), recorder
+        words = {"rebuild": rebuild, "break_lock": break_lock}
+        return build(asked, self.environment, places, recorder, **words), recorder
 
     def fails(self, switch: str, match: str, **more: Any) -> HvdenvError:
         """Build with a switch on, by which a step fails."""
@@ -193,6 +195,23 @@ def test_what_a_failed_build_left_is_removed_by_the_next(site: Site) -> None:
     assert rebuilt.generation.name == f"{built.generation.name}-2"
     assert (built.generation / "used").exists()
     assert site.environment.active() == rebuilt.generation.name
+
+
+def test_a_build_that_is_taken_over_at_its_end_leaves_the_other_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, taken = sync_tree, list[Built]()
+
+    def sync_while_another_takes_over(folder: Path) -> None:
+        sync(folder)
+        monkeypatch.setattr(effects, "sync_tree", sync)
+        taken.append(site.build(break_lock=True)[0])
+
+    monkeypatch.setattr(effects, "sync_tree", sync_while_another_takes_over)
+    with pytest.raises(BusyError, match="removed the lock"):
+        site.build()
+    assert site.environment.generation(site.environment.active()) == taken[0].generation
+    assert [*site.environment.records()] == [taken[0].generation.name]
 
 
 @pytest.mark.parametrize(
