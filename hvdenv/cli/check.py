@@ -28,12 +28,11 @@ from hvdenv.knowledge.combinations import (
     combination_of,
     summary,
 )
-from hvdenv.knowledge.rules import Rule
+from hvdenv.knowledge.rules import Edit, Rule
 from hvdenv.model.cluster import Modules
 from hvdenv.plans.plan import choose_versions
 from hvdenv.plans.resolution import Availability
 from hvdenv.session.judge import (
-    Suggestion,
     blocking_rules,
     judge_recipe,
     plan_refused,
@@ -57,7 +56,6 @@ examples:
   hvdenv check local
   hvdenv check local --python 3.12 --json
   hvdenv check local --facts compute-node.json
-  hvdenv check ./mine.toml                          also shows the remedy as a diff
   hvdenv check ./mine.toml --offline                without package indexes and conda channels
 
 `make docs` in a checkout writes a page of all rules. --allow RULE continues although a rule blocks.
@@ -82,7 +80,7 @@ class Checked(NamedTuple):
     prepared: Prepared
     answer: Availability
     rules: tuple[Rule, ...]
-    suggestion: Suggestion
+    suggested: dict[str, Edit]
     modules: ModulesHere | None
     unseen: str
     tried: tuple[Combination, Answer] | None
@@ -118,7 +116,7 @@ def _checked(arguments: argparse.Namespace) -> Checked:
         prepared=prepared,
         answer=answer,
         rules=rules,
-        suggestion=suggest(request, prepared, rules, answer.wrong),
+        suggested=suggest(request, prepared, rules, answer.wrong),
         modules=modules,
         unseen=unseen,
         tried=_tried(prepared),
@@ -126,19 +124,17 @@ def _checked(arguments: argparse.Namespace) -> Checked:
 
 
 def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
-    change = found.suggestion.change
     return {
         "facts": found.prepared.facts.origin,
         "python": found.prepared.python.path,
         "findings": [
             {
                 **{key: value for key, value in encode(rule).items() if key != "edits"},
-                "edit": found.suggestion.edits.get(rule.id, {}),
+                "edit": found.suggested.get(rule.id, {}),
                 "allowed": rule.id in allowed,
             }
             for rule in found.rules
         ],
-        **({"change": change.document()} if change else {}),
         **({"modules": encode(found.modules)} if found.modules else {}),
         **({"modules_not_examined": found.unseen} if found.unseen else {}),
         **({"combination": encode(found.tried[1])} if found.tried else {}),
@@ -149,13 +145,11 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
 
 def _lines(found: Checked, blocked: bool) -> Iterator[str]:
     facts, python, resolved = found.prepared.facts, found.prepared.python, found.prepared.resolved
-    change = found.suggestion.change
     place = "for" if found.prepared.foreign else "on"
     yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
-    yield from (told(rule, resolved, found.suggestion) for rule in found.rules)
+    yield from (told(rule, resolved, found.suggested) for rule in found.rules)
     yield from summary(*found.tried) if found.tried else ()
     yield from _told_modules(found.modules) if found.modules else ()
-    yield from change.lines("Suggested recipe changes") if change else ()
     unseen = (f"modules of the recipe: {found.unseen}",) if found.unseen else ()
     yield from (f"looked up: {each}" for each in found.answer.looked_up)
     not_looked_up = (*found.answer.not_looked_up, *unseen)

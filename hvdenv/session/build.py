@@ -45,8 +45,8 @@ def _refuse(request: Request, prepared: Prepared) -> tuple[tuple[Rule, ...], Loa
         The rules that apply, and what the modules set.
     """
     rules = judge_recipe(prepared)
-    suggestion = suggest(request, prepared, rules)
-    refuse_blocked(rules, request.allow, prepared.resolved, suggestion, quiet=request.quiet)
+    suggested = suggest(request, prepared, rules)
+    refuse_blocked(rules, request.allow, prepared.resolved, suggested, quiet=request.quiet)
     return rules, try_modules(prepared.resolved.recipe, Runner())
 
 

@@ -4,22 +4,19 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from hvdenv.base.errors import HvdenvError, IncompatibleError, UsageError
 from hvdenv.base.runner import Runner, environment
-from hvdenv.base.schema import nearest
+from hvdenv.base.schema import Table, encode, nearest, parse_toml
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.observables import observables
-from hvdenv.knowledge.remedies import Change, propose
-from hvdenv.knowledge.rules import KEYS, Rule, all_rules, judge
+from hvdenv.knowledge.rules import KEYS, Edit, Rule, all_rules, judge
 from hvdenv.model.cluster import Job
-from hvdenv.model.layers import Resolved
-from hvdenv.model.recipe import executed_paths
+from hvdenv.model.layers import Resolved, decode_whole
+from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.plans.plan import choose_versions
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, choose_python
-from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
 from hvdenv.sites.batch import own_job, refusals
 
@@ -106,32 +103,19 @@ def _places(rule: Rule, resolved: Resolved) -> str:
     return ", ".join(place for place in places if place not in rule.message)
 
 
-class Suggestion(NamedTuple):
-    """What to change in a recipe so that fewer rules apply.
-
-    Attributes:
-        edits: by the id of a rule, the one of its edits that helps.
-    """
-
-    change: Change | None
-    edits: dict[str, dict[str, str]]
-
-
-class _Trial(NamedTuple):
-    """A recipe with edits, and the rules that apply to it."""
-
-    edits: dict[str, str]
-    rules: tuple[Rule, ...]
-
-    @property
-    def ids(self) -> set[str]:
-        return {rule.id for rule in self.rules}
-
-    def helps(self, rule: Rule, before: "_Trial") -> bool:
-        """Whether a rule no longer applies, and no other as bad does that did not before."""
-        bad = ("block",) if rule.severity == "block" else ("block", "warn")
-        new = [each for each in self.rules if each.severity in bad and each.id not in before.ids]
-        return rule.id not in self.ids and not new
+def edited(recipe: Recipe, edits: Mapping[str, str]) -> Recipe | None:
+    """The recipe with values for keys, as TOML, and without the keys whose value is empty; None if it is none."""
+    document: Table = encode(recipe)
+    for key, value in edits.items():
+        *parents, last = key.split(".")
+        table = document
+        for parent in parents:
+            table = table.setdefault(parent, {}) if value else table.get(parent, {})
+        table.pop(last, None)
+        if value:
+            table[last] = parse_toml(f"value = {value}")["value"]
+    changed, wrong = decode_whole(document)
+    return None if wrong else changed
 
 
 def suggest(
@@ -139,56 +123,72 @@ def suggest(
     prepared: Prepared,
     rules: Sequence[Rule],
     wrong: Mapping[str, frozenset[str]] = MappingProxyType({}),
-) -> Suggestion:
-    """Try the edits of rules on the recipe, one after the other, and keep those after which fewer apply.
+) -> dict[str, Edit]:
+    """By the id of a rule, the one of its edits that helps, after those of the rules before it.
 
-    Those of notes are tried, but are no part of the change.
+    An edit helps if its rule no longer applies, and no other as bad does that did not before.
     """
-    resolved = prepared.resolved
-
-    def attempt(edits: dict[str, str]) -> _Trial | None:
-        change = propose(resolved, edits)
-        options = (*request.overrides, *change.options)
-        changed = request._replace(overrides=options, quiet=True)
-        if change.after and not change.file:
-            changed = changed._replace(recipe=f"./{resolved.recipe.name}-changed.toml")
-        try:
-            after = open_recipe(changed, change.after or None)
-            python = choose_python(after, prepared.facts, Runner(), request.python)
-        except HvdenvError:
-            return None
-        return _Trial(edits, judge_recipe(prepared._replace(resolved=after, python=python), wrong))
-
-    end = _Trial({}, tuple(rules))
-    helping: dict[str, dict[str, str]] = {}
+    edits: Edit = {}
+    now, helping = tuple(rules), dict[str, Edit]()
     for rule in (rule for rule in rules if rule.edits):
-        if rule.id not in end.ids:  # an earlier edit was enough
-            continue
-        for edit in rule.edits:
-            trial = attempt({**end.edits, **edit})
-            if trial and trial.helps(rule, end):
-                helping[rule.id] = edit
-                end = end if rule.severity == "note" else trial
-                break
-    change = propose(resolved, end.edits) if end.edits else None
-    return Suggestion(change, helping)
+        before = {each.id for each in now}
+        bad = ("block",) if rule.severity == "block" else ("block", "warn")
+        for edit in rule.edits if rule.id in before else ():
+            after = judge_edited(request, prepared, {**edits, **edit}, wrong)
+            new = {each.id for each in after or () if each.severity in bad} - before
+            if after is None or new or any(each.id == rule.id for each in after):
+                continue
+            helping[rule.id] = edit
+            if rule.severity != "note":
+                edits, now = {**edits, **edit}, after
+            break
+    return helping
 
 
-def told(rule: Rule, resolved: Resolved | None = None, suggestion: Suggestion | None = None) -> str:
+def judge_edited(
+    request: Request, prepared: Prepared, edits: Edit, wrong: Mapping[str, frozenset[str]]
+) -> tuple[Rule, ...] | None:
+    """The rules that apply after edits; None if there is no such recipe, or no Python for it."""
+    recipe = edited(prepared.resolved.recipe, edits)
+    if recipe is None:
+        return None
+    resolved = prepared.resolved._replace(recipe=recipe)
+    try:
+        python = choose_python(resolved, prepared.facts, Runner(), request.python)
+        return judge_recipe(prepared._replace(resolved=resolved, python=python), wrong)
+    except HvdenvError:
+        return None
+
+
+def told(
+    rule: Rule,
+    resolved: Resolved | None = None,
+    suggested: Mapping[str, Edit] | None = None,
+) -> str:
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
         lines.append(f"  symptom: {rule.symptom}")
     if resolved and (places := _places(rule, resolved)):
         lines.append(f"  where: {places}")
     lines.append(f"  what to do: {rule.remedy}")
-    edit = suggestion.edits.get(rule.id, {}) if suggestion else rule.only_edit()
-    for key, value in edit.items():
-        if resolved and not value and key not in resolved.setters:
-            continue
-        lines.append(
-            f"    in the recipe: {key} = {value}" if value else f"    remove from the recipe: {key}"
-        )
+    edit = rule.only_edit() if suggested is None else suggested.get(rule.id, {})
+    lines += [
+        f"    {each}" for key, value in edit.items() for each in _change(key, value, resolved)
+    ]
     return "\n".join([*lines, f"  source: {rule.source} ({rule.certainty})"])
+
+
+def _change(key: str, value: str, resolved: Resolved | None) -> Iterator[str]:
+    """What to write into a recipe, or to remove from it, if it or one below it sets the key."""
+    if value:
+        yield f"in the recipe: {key} = {value}"
+        return
+    setters = resolved.setters if resolved else {}
+    found = [layer for each, layer in setters.items() if f"{each}.".startswith(f"{key}.")]
+    if found and found[0].name.startswith("recipe "):  # one below it
+        yield f'in the recipe: without = ["{key}"]'
+    elif found or not resolved:
+        yield f"remove from the recipe: {key}"
 
 
 def refuse_unknown(allowed: Sequence[str]) -> None:
@@ -210,7 +210,7 @@ def refuse_blocked(
     rules: Sequence[Rule],
     allowed: Sequence[str],
     resolved: Resolved | None = None,
-    suggestion: Suggestion | None = None,
+    suggested: Mapping[str, Edit] | None = None,
     *,
     quiet: bool,
 ) -> None:
@@ -218,11 +218,11 @@ def refuse_blocked(
     refuse_unknown(allowed)
     for rule in rules:
         if rule.severity == "warn" and not quiet:
-            report(told(rule, resolved, suggestion))
+            report(told(rule, resolved, suggested))
     if blocking := blocking_rules(rules, allowed):
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,
-            detail="\n".join(told(rule, resolved, suggestion) for rule in blocking),
+            detail="\n".join(told(rule, resolved, suggested) for rule in blocking),
             remedy="follow the remedies above; to build anyway: "
             + " ".join(f"--allow {rule.id}" for rule in blocking),
         )
