@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -218,6 +219,38 @@ def test_a_cpu_index_that_does_not_answer_costs_seconds_and_is_left_out(tmp_path
         assert printed.count("hvdenv: no answer from ") == 2
         assert (tmp_path / program / "tiny.py").exists()
         assert time.monotonic() - started < 60  # pip itself would wait for minutes
+
+
+def test_a_silent_index_stops_uv_unless_hashes_decide_and_the_files_are_here(
+    tmp_path: Path,
+) -> None:
+    wheel = package(tmp_path / "good/tiny", "tiny")
+    digest = sha256(wheel.read_bytes()).hexdigest()
+    (listed := tmp_path / "wheels.txt").write_text(f"tiny===1.0 --hash=sha256:{digest}\n")
+    hashed, target = ("--require-hashes", "--requirement", str(listed)), tmp_path / "to"
+
+    def install(index: str, *words: str, **given: str) -> bool:
+        install = ("--", "install", "--reinstall", "--target", str(target), *words)
+        given |= {"PIP_INDEX_URL": index, "UV_HTTP_RETRIES": "0"}
+        given.setdefault("UV_CACHE_DIR", str(tmp_path / "cache"))
+        code, printed = run_step("uv_pip.py", *install, path=None, **given)
+        assert (code == 0) == (target / "tiny.py").exists(), printed
+        assert code == 0 or "Failed to fetch" in printed
+        shutil.rmtree(target, ignore_errors=True)
+        return code == 0
+
+    with served(tmp_path / "good") as good:
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+            assert not install(good.url, *hashed, **{name: closed_port()})
+        assert install(good.url, *hashed)
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+            assert install(good.url, *hashed, **{name: closed_port()})
+            assert not install(good.url, "tiny", **{name: closed_port()})
+    assert install(good.url, *hashed)
+    assert not install(good.url, "tiny")
+    empty = {"UV_CACHE_DIR": str(tmp_path / "empty")}
+    assert not install(good.url, *hashed, **empty)
+    assert install(good.url, *hashed, **empty, PIP_FIND_LINKS=str(wheel.parent))
 
 
 def test_a_cpu_index_is_asked_with_the_proxy_of_pip() -> None:
