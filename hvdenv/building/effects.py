@@ -25,13 +25,12 @@ from hvdenv.base.runner import Runner
 from hvdenv.base.schema import Table, encode
 from hvdenv.building import wheelcache
 from hvdenv.building.resolver import PythonPlatform, Resolver, all_hashes, here
-from hvdenv.building.state import LOGS, Done, Record, State, drift
+from hvdenv.building.state import LOGS, Done, Record, State
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version, with_modules
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installed import damaged_files
 from hvdenv.locks import compare, pypi
-from hvdenv.locks.lockfile import Locked
 from hvdenv.locks.record import Additions, GenerationRecord, LockUse
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
@@ -355,17 +354,7 @@ def _contents(state: State) -> GenerationRecord:
     record = record._replace(observed=_observed(state, record))
     if "stack" not in recorded:  # Horovod is the site's: nothing was compared before
         state.refuse_drift(record)
-    return record._replace(lock=_lock_use(state, plan.locked, record)) if plan.locked else record
-
-
-def _lock_use(state: State, locked: Locked, record: GenerationRecord) -> LockUse:
-    differences = drift(locked, record)
-    for each in differences:
-        state.progress.note(f"drift from the lock: {each}")
-    return LockUse(
-        digest=locked.digest,
-        drift=tuple(encode(each) for each in differences),
-    )
+    return record._replace(lock=LockUse(plan.locked.digest) if plan.locked else None)
 
 
 def _observed(state: State, record: GenerationRecord) -> Table | None:

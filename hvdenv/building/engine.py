@@ -22,11 +22,10 @@ from hvdenv.base.runner import end_marked, environment
 from hvdenv.base.schema import Problem, decode
 from hvdenv.building import copied, effects
 from hvdenv.building.run_step import attempt
-from hvdenv.building.state import LOGS, BuildRequest, Built, Done, State, drift, refused_drift
+from hvdenv.building.state import LOGS, BuildRequest, Built, Done, State, refused_drift
 from hvdenv.environments import generations, prefix_lock, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step
-from hvdenv.locks.compare import LockDifference
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.observe import space
 from hvdenv.plans.plan import Plan
@@ -76,15 +75,11 @@ def build(
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
                 _run(state, copies=not rebuild)
-    differences: tuple[LockDifference, ...] = ()
-    if locked := request.plan.locked:
-        differences = drift(locked, generations.read_record(environment.record(identity)))
     return Built(
         prefix=environment.prefix,
         generation=environment.generation(identity),
         changed=True,
         seconds=time.monotonic() - started,
-        drift=differences,
     )
 
 
@@ -102,8 +97,6 @@ def _switch_back(
             generations.switch(environment, identity)
             registry.register(places, environment, found.recipe, found.variants)
             progress.note(f"generation {identity} is of this plan: the prefix points to it again")
-            for each in drift(plan.locked, found):
-                progress.note(f"drift from the lock: {each}")
             return identity
     return ""
 

@@ -33,7 +33,6 @@ class Built(NamedTuple):
     generation: Path
     changed: bool
     seconds: float
-    drift: tuple[compare.LockDifference, ...] = ()
 
 
 def already_built(environment: Environment, plan: Plan) -> Built | None:
@@ -60,21 +59,15 @@ def already_built(environment: Environment, plan: Plan) -> Built | None:
         generation=environment.generation(active),
         changed=False,
         seconds=0.0,
-        drift=drift(plan.locked, found),
     )
 
 
-def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.LockDifference, ...]:
-    """How a build differs from the one that filled in the lock."""
-    if locked is None or locked.lock.built is None:
-        return ()
-    return compare.drift(locked.lock.built, compare.built_with(record))
-
-
 def refused_drift(locked: Locked | None, record: GenerationRecord) -> LockError | None:
-    """The error if a rule makes a difference an error."""
-    refused = [each for each in drift(locked, record) if each.severity == "error"]
-    if not (locked and refused):
+    """The error if a build differs from the one that filled in the lock."""
+    if locked is None or locked.lock.built is None:
+        return None
+    refused = [*compare.drift(locked.lock.built, compare.built_with(record))]
+    if not refused:
         return None
     return LockError(
         "this machine differs from the one that the lock was made on",
@@ -163,7 +156,7 @@ class State:
         """Stop if this build, as far as it is known, differs from the one that filled in the lock.
 
         Raises:
-            LockError: a rule makes a difference an error.
+            LockError: it differs.
         """
         if refused := refused_drift(self.plan.locked, record):
             raise refused

@@ -17,7 +17,6 @@ from hvdenv.model.observe import complete
 from hvdenv.model.recipe import provided_by_modules
 from hvdenv.session.chosen import command_for
 from hvdenv.session.job import run_there
-from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, describe, prepare
 from hvdenv.session.recipe import open_recipe
 
@@ -74,9 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         built = build_prepared(
             request, prepared, plan, rebuild=arguments.rebuild, take_over=arguments.take_over
         )
-    elif not arguments.quiet:
-        for each in built.drift:
-            report(f"drift from the lock: {each}")
     in_job = " --where compute" if resolved.recipe.dialect else ""
     give(
         arguments,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv.base.schema import encode
 from hvdenv.locks import condalock, pypi
@@ -25,13 +25,12 @@ class LockDifference(NamedTuple):
     Attributes:
         name: which, such as ``horovod.variables.HOROVOD_WITH_MPI``.
         locked: in the lock; empty if it has none.
-        severity: for drift: whether the build stops.
+        reason: why a build must not differ in it.
     """
 
     name: str
     locked: str
     found: str
-    severity: Literal["note", "error"] = "error"
     reason: str = ""
 
     def __str__(self) -> str:
@@ -158,10 +157,6 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, ", ".join(value) if isinstance(value, list) else str(value)
 
 
-# What is compared besides modules: fields of BuiltWith.
-_DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
-
-
 def built_with(record: GenerationRecord) -> BuiltWith:
     """What a lock keeps of a build, from as much of the record as is known."""
     contents = from_record(record, None, "")
@@ -179,36 +174,21 @@ def built_with(record: GenerationRecord) -> BuiltWith:
     )
 
 
-def drift(locked: BuiltWith, found: BuiltWith) -> tuple[LockDifference, ...]:
-    """How a build differs from the one recorded in the lock. Unknown values are not compared."""
-    differences = [
-        _judged(name, before, now)
-        for name in _DRIFTS
-        if (before := getattr(locked, name)) and (now := getattr(found, name)) and before != now
-    ]
-    return (*differences, *_modules(locked.modules, found.modules))
-
-
-def _judged(name: str, locked: str, found: str) -> LockDifference:
-    reason = ""
-    if name == "compiler" and _vendor(locked) != _vendor(found):
-        reason = "another compiler may have another C++ ABI"
-    if name in ("mpi", "nvcc") and _series(locked) != _series(found):
-        reason = "Horovod is bound to the implementation and its series (major.minor)"
-    return LockDifference(
-        name=name, locked=locked, found=found, severity="error" if reason else "note", reason=reason
-    )
-
-
-def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[LockDifference]:
-    for name in [*sorted(locked.keys() - found.keys()), *sorted(found.keys() - locked.keys())]:
-        states = ("loaded", "") if name in locked else ("", "loaded")
-        yield LockDifference(
-            f"modules.{name}", *states, "error", "the module system chose another module"
-        )
-    for name in sorted(locked.keys() & found.keys()):
-        if locked[name] and found[name] and locked[name] != found[name]:
-            yield LockDifference(f"modules.{name}", locked[name][:12], found[name][:12], "note")
+def drift(locked: BuiltWith, found: BuiltWith) -> Iterator[LockDifference]:
+    """What a build must not have other than the one recorded in the lock. Unknown values are not compared."""
+    bound = "Horovod is bound to the implementation and its series (major.minor)"
+    for name, kind, reason in (
+        ("compiler", _vendor, "another compiler may have another C++ ABI"),
+        ("mpi", _series, bound),
+        ("nvcc", _series, bound),
+    ):
+        before, now = getattr(locked, name), getattr(found, name)
+        if before and now and kind(before) != kind(now):
+            yield LockDifference(name, before, now, reason)
+    for name in sorted(locked.modules.keys() ^ found.modules.keys()):
+        states = ("loaded", "") if name in locked.modules else ("", "loaded")
+        reason = "the module system chose another module"
+        yield LockDifference(f"modules.{name}", *states, reason)
 
 
 def _vendor(version: str) -> str:
@@ -217,7 +197,7 @@ def _vendor(version: str) -> str:
     return next((name for word, name in known.items() if word in version.lower()), "GCC")
 
 
-def _series(text: str) -> tuple[str, str]:
+def _series(text: str) -> str:
     """Name and major.minor in the version text of a program."""
     version = (re.findall(r"(?<![0-9])[0-9]+(?:\.[0-9]+)+", text) or [""])[-1]
-    return re.sub(r"[0-9].*", "", text), ".".join(version.split(".")[:2])
+    return re.sub(r"[0-9].*", "", text) + ".".join(version.split(".")[:2])

@@ -6,10 +6,9 @@ from hvdenv.base.schema import Table
 
 
 class LockUse(NamedTuple):
-    """The lock of a build: its digest, and the drift from it."""
+    """The lock of a build."""
 
     digest: str = ""
-    drift: tuple[dict[str, str], ...] = ()
 
 
 class Additions(NamedTuple):

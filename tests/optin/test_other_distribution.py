@@ -87,11 +87,5 @@ def test_a_lock_of_another_distribution_builds_and_works(trixie: Path, home: Pat
     assert made, f"{LOCKED / MAIN} was not filled in by a build"
     built = there(trixie, home, "build", "local", "--locked")
     assert built.returncode == 0, built.stderr
-    record = json.loads((home / "trixie/envs/local/hvdenv.json").read_text())
-    drift = {each["name"]: each for each in record["lock"]["drift"]}
-    assert drift["compiler"]["severity"] == "note"
-    assert drift["compiler"]["locked"] == made.compiler
-    assert "glibc" in drift
-    assert "drift from the lock: compiler" in built.stderr
     judged = there(trixie, home, "verify", "local", "--quick", "--json")
     assert json.loads(judged.stdout)["verdict"] == "pass", judged.stdout

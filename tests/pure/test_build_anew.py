@@ -359,19 +359,6 @@ def test_a_drift_that_is_an_error_stops_the_build(site: Site) -> None:
     assert without.build()[0].generation == first.generation
 
 
-def test_a_build_with_nothing_to_do_tells_the_drift(site: Site) -> None:
-    site = of_a_lock(site, present=True)
-    with_lock_of(site, None).build()
-    drifted = with_lock_of(site, BuiltWith("0.1.0", "3.11.9"))
-    built, _ = drifted.build()
-    assert not built.changed
-    assert [str(each) for each in built.drift] == ["python: 3.11.9 in the lock, 3.11.0 here"]
-    # Nor does it keep quiet where the prefix pointed elsewhere meanwhile.
-    site.environment.prefix.unlink()
-    built, _ = drifted.build()
-    assert [each.name for each in built.drift] == ["python"]
-
-
 @pytest.mark.parametrize(
     ("line", "report"),
     [

@@ -349,35 +349,28 @@ def test_whether_a_lock_has_what_is_asked_for(requirement: str, problem: str) ->
     ("change", "expected"),
     [
         ({}, []),
-        ({"compiler": "g++ (Debian 12.3.0-1) 12.3.0"}, ["compiler note"]),
-        (
-            {"compiler": "x86_64-conda-linux-gnu-c++ (conda-forge gcc 12.4.0-0) 12.4.0"},
-            ["compiler note"],
-        ),
-        ({"compiler": "g++ (SUSE Linux) 13.2.1 20240206 [revision 1.2]"}, ["compiler note"]),
-        ({"compiler": "Ubuntu clang version 14.0.0-1ubuntu1.1"}, ["compiler error"]),
-        ({"mpi": "Open MPI 4.1.6"}, ["mpi note"]),
-        ({"mpi": "Open MPI 5.0.8"}, ["mpi error"]),
-        ({"mpi": "Open MPI 4.0.8"}, ["mpi error"]),
-        ({"mpi": "MPICH 4.1.8"}, ["mpi error"]),
-        ({"glibc": "2.28"}, ["glibc note"]),
-        ({"python": "3.11.9"}, ["python note"]),
-        ({"wheel": "b" * 64}, ["wheel note"]),
-        ({"wheel": "", "glibc": "", "driver": "535.1"}, []),
+        ({"compiler": "x86_64-conda-linux-gnu-c++ (conda-forge gcc 12.4.0-0) 12.4.0"}, []),
+        ({"compiler": "g++ (SUSE Linux) 13.2.1 20240206 [revision 1.2]"}, []),
+        ({"compiler": "Ubuntu clang version 14.0.0-1ubuntu1.1"}, ["compiler"]),
+        ({"mpi": "Open MPI 4.1.6"}, []),
+        ({"mpi": "Open MPI 5.0.8"}, ["mpi"]),
+        ({"mpi": "Open MPI 4.0.8"}, ["mpi"]),
+        ({"mpi": "MPICH 4.1.8"}, ["mpi"]),
+        ({"mpi": "", "glibc": "2.28", "python": "3.11.9", "wheel": "b" * 64}, []),
         (
             {"modules": {"gcc/12": "b" * 64, "cuda/12.0": "", "cmake/3": "c" * 64}},
-            ["modules.cuda/11.8 error", "modules.cuda/12.0 error", "modules.gcc/12 note"],
+            ["modules.cuda/11.8", "modules.cuda/12.0"],
         ),
     ],
 )
-def test_drift_is_an_error_only_where_a_rule_says_so(
+def test_a_build_that_must_not_differ_from_the_one_in_the_lock(
     change: dict[str, Any], expected: list[str]
 ) -> None:
     modules = {"gcc/12": "a" * 64, "cuda/11.8": "", "cmake/3": "c" * 64}
     was = BUILT._replace(modules=modules)
-    found = drift(was, was._replace(**change))
-    assert [f"{each.name} {each.severity}" for each in found] == expected
-    assert all(bool(each.reason) == (each.severity == "error") for each in found)
+    found = [*drift(was, was._replace(**change))]
+    assert [each.name for each in found] == expected
+    assert all(each.reason for each in found)
 
 
 def test_what_a_lock_keeps_of_a_build() -> None:
