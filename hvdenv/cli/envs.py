@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvdenv.base.errors import HvdenvError, UsageError
@@ -93,7 +93,7 @@ def _remove(arguments: argparse.Namespace, places: Places) -> None:
         print(f"{target.prefix}: nothing was left of it; `hvdenv envs` no longer lists it")
         return
     cleared = prune.remove(target, force=arguments.force)
-    _report(target, cleared, {}, "removed")
+    _report(target, cleared, "removed")
     if not (cleared.removed or cleared.kept):  # a removal that was interrupted
         print(f"removed what was left of {target.prefix}")
     registry.forget(places, target)
@@ -113,7 +113,6 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
         chosen = [each for each in known if os.path.lexists(each.store)]
     removed = 0
     for target in chosen:
-        found = {each.generation: each for each in registry.list_generations(target)}
         remains = target.remains()
         try:
             cleared = prune.prune(target, keep=keep, before=before, dry_run=arguments.dry_run)
@@ -125,19 +124,15 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
         left = () if arguments.dry_run else target.remains()
         gone = [each for each in remains if each not in left]
         cleared = cleared._replace(removed=(*cleared.removed, *gone))
-        _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
+        _report(target, cleared, "would remove" if arguments.dry_run else "removed")
         removed += len(cleared.removed)
     if not removed:
         print("nothing to remove")
 
 
-def _report(
-    target: Environment, cleared: Cleared, found: Mapping[str, Generation], verb: str
-) -> None:
+def _report(target: Environment, cleared: Cleared, verb: str) -> None:
     for identity in cleared.removed:
-        known = found.get(identity)
-        details = f" ({_size(known)})" if known else ""
-        print(f"{verb} {target.prefix}: {identity}{details}")
+        print(f"{verb} {target.prefix}: {identity}")
     for identity, reason in cleared.kept:
         report(f"kept {target.prefix}: {identity}: {reason}")
 
@@ -166,15 +161,17 @@ def _print_environment(listed: ListedEnvironment, sizes: Sequence[Generation]) -
     print(f"{name}  {listed.state}  {listed.prefix}")
     for each in sizes:
         added = f"; added: {', '.join(each.added)}" if each.added else ""
-        print(f"    {each.generation}  {each.state}: {_size(each)}{added}")
+        print(f"    {each.generation}  {each.state}{_size(each)}{added}")
     if len(sizes) > 1:
         size, files = sum(each.bytes for each in sizes), sum(each.files for each in sizes)
         print(f"    total: {_bytes(size)}, {files} files")
 
 
 def _size(generation: Generation) -> str:
-    built = f", built {generation.created[:10]}" if generation.created else ""
-    return f"{_bytes(generation.bytes)}, {generation.files} files{built}"
+    if not generation.created:
+        return ""
+    size = f": {_bytes(generation.bytes)}, {generation.files} files"
+    return f"{size}, built {generation.created[:10]}"
 
 
 def _bytes(number: int) -> str:

@@ -1,13 +1,8 @@
-"""Which environments there are, in HVDENV_HOME or registered, and their size.
-
-The size of a complete generation is in its record; only unfinished ones are walked.
-"""
+"""Which environments there are, in HVDENV_HOME or registered, and the size of their generations."""
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -141,40 +136,21 @@ def _registered(places: Places, environment: Environment) -> Path:
 GenerationState = Literal["active", "complete", "unfinished", "damaged"]
 
 
-class Size(NamedTuple):
-    """Bytes of files, and the number of files and links."""
-
-    bytes: int
-    files: int
-
-
 class Generation(NamedTuple):
     """One generation of an environment.
 
     Attributes:
         state: ``damaged`` has no readable record; ``unfinished`` is a build or a removal.
         created: when it was finished, in UTC; empty for others.
+        bytes, files: of a complete one, from its record.
     """
 
     generation: str
     state: GenerationState
     created: str
-    bytes: int
-    files: int
+    bytes: int = 0
+    files: int = 0
     added: tuple[str, ...] = ()
-
-
-def measure(folder: Path) -> Size:
-    """Size of what is in a directory; links are not followed, and unreadable directories are left out."""
-    size = files = 0
-    for where, folders, names in os.walk(folder):
-        paths = [os.path.join(where, name) for name in (*folders, *names)]
-        for path in paths:
-            with suppress(OSError):
-                found = os.lstat(path)
-                files += not stat.S_ISDIR(found.st_mode)
-                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return Size(size, files)
 
 
 def list_generations(environment: Environment) -> tuple[Generation, ...]:
@@ -189,6 +165,6 @@ def list_generations(environment: Environment) -> tuple[Generation, ...]:
         else:
             is_damaged = identity in environment.identities() and not environment.begun(identity)
             state = "damaged" if is_damaged else "unfinished"
-            one = Generation(identity, state, "", *measure(environment.generation(identity)))
+            one = Generation(identity, state, "")
         found.append(one)
     return tuple(sorted(found, key=lambda one: (one.created, one.generation), reverse=True))

@@ -31,11 +31,10 @@ CONDA_ENV = (
     "conda_rattler.py",
     "conda_program.py",
     "digest.py",
-    "index_page.py",
     "pip_sources.py",
 )
 # The programs that install, with those that they import.
-_UV_PROGRAMS = ("uv_pip.py", "index_page.py", "pip_sources.py")
+_UV_PROGRAMS = ("uv_pip.py", "pip_sources.py")
 _PIP_PROGRAMS = ("pip_install.py", "pip_sources.py")
 # Below it, uv installs nothing.
 UV_PYTHON = (3, 8)

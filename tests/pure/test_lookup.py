@@ -31,7 +31,7 @@ from tests.support.commands import Hvdenv
 from tests.support.files import write
 from tests.support.standalone import load
 
-pip_sources, uv_pip, index_page = map(load, ("pip_sources", "uv_pip", "index_page"))
+pip_sources, uv_pip = map(load, ("pip_sources", "uv_pip"))
 
 FAILED = "error: No solution found when resolving dependencies\n  cause: "
 CONCLUDED = "we can conclude that your requirements are unsatisfiable."
@@ -254,9 +254,9 @@ def test_the_password_of_an_index_is_sent_but_not_part_of_the_address(
     request = found.request_of("http://127.0.0.1:9/simple")
     assert request.full_url == "http://127.0.0.1:9/simple"
     assert request.unredirected_hdrs["Authorization"] == "Basic YWxpY2U6aHVudGVyIzI="
-    index_page.main("tiny", url, "http://alice:hunter2@[bad/simple")
-    with mock.patch.object(index_page, "read", return_value="<title>Log in</title>"):
-        index_page.main("tiny", url)
+    pip_sources.report_other_pages("tiny", url, "http://alice:hunter2@[bad/simple")
+    with mock.patch.object(pip_sources, "read_page", return_value="<title>Log in</title>"):
+        pip_sources.report_other_pages("tiny", url)
     printed = capsys.readouterr().out
     assert printed.startswith("hvdenv: http://127.0.0.1:9/simple answers")
     assert "hunter" not in printed

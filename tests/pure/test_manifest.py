@@ -179,22 +179,17 @@ def site(tmp_path: Path) -> Path:
         ("two.py", b"two", ""),  # and files of two packages pass
         ("two.py", None, "two-1.0: two.py is missing"),
         ("two.py", b"\0\0\0", "two-1.0: two.py has other content than its RECORD states"),
-        ("../../bin/one", b"#", "one-1.0: ../../bin/one has 1 bytes instead of 2"),
+        ("../../bin/one", b"#", "one-1.0: ../../bin/one has other content than its RECORD states"),
         ("two-1.0.dist-info/RECORD", None, "two-1.0: two-1.0.dist-info/RECORD is missing"),
         ("one-1.0.dist-info/METADATA", None, "one-1.0: one-1.0.dist-info/METADATA is missing"),
         ("two-1.0.dist-info/RECORD", b"two.py\n", "two-1.0: two-1.0.dist-info/RECORD is damaged"),
         ("two-1.0.dist-info/RECORD", b"", "two-1.0: two-1.0.dist-info/RECORD is empty"),
-        (
-            "one-1.0.dist-info/RECORD",
-            b"../../lib/site-packages/one/a.py,,2\n",
-            "one-1.0: ../../lib/site-packages/one/a.py has 1 bytes instead of 2",
-        ),
     ],
 )
 def test_half_installed_packages_are_named(
     site: Path, tmp_path: Path, path: str, content: bytes | None, problem: str
 ) -> None:
-    # As packages of conda make links for libraries with several names: compared by size.
+    # As packages of conda make links for libraries with several names.
     (site / "shared.py").rename(site / "real.py")
     (site / "shared.py").symlink_to("real.py")
     if content is None:
@@ -203,7 +198,6 @@ def test_half_installed_packages_are_named(
         (site / path).write_bytes(content)
     hashes = write(tmp_path).hashes(tmp_path)
     assert str(site / "real.py") in hashes
-    by_size, by_hash = damaged_files(site, {}), damaged_files(site, hashes)
+    found = damaged_files(site, hashes)
     # Where one RECORD is gone, files of both packages are those of the other.
-    assert [each[: len(problem)] for each in by_hash[:1]] == ([problem] if problem else [])
-    assert by_size == ([] if "other content" in problem else by_hash)
+    assert [each[: len(problem)] for each in found[:1]] == ([problem] if problem else [])

@@ -11,7 +11,6 @@ import pytest
 from hvdenv.base.places import Places, find_places
 from hvdenv.environments import generations, prefix_lock, prune, registry
 from hvdenv.environments.generations import Environment, at
-from hvdenv.environments.registry import Size, measure
 from tests.support.commands import Hvdenv
 from tests.support.environments import ONE, THREE, TWO, build, build_active, local
 from tests.support.files import write
@@ -96,18 +95,7 @@ def test_records_say_what_complete_ones_take(environment: Environment) -> None:
     states = {"1": "complete", "2": "complete", "3": "active", "4": "unfinished", "5": "damaged"}
     assert {name[0]: each.state for name, each in found.items()} == states
     assert [(found[each].bytes, found[each].files) for each in (ONE, THREE)] == [(10, 2)] * 2
-    unfinished = found["4" * 12]
-    marker = (environment.generation("4" * 12) / generations.MARKER).stat().st_size
-    assert (unfinished.bytes, unfinished.files) == (5 + marker, 2)
     assert list(found)[:3] == [THREE, TWO, ONE]
-
-
-def test_counting(tmp_path: Path) -> None:
-    write(tmp_path / "a/b/file", "x" * 7)
-    for name, target in (("loop", str(tmp_path)), ("out", "/usr/lib"), ("gone", "nowhere")):
-        (tmp_path / "a" / name).symlink_to(target)
-    assert measure(tmp_path) == Size(7, 4)
-    assert measure(tmp_path / "none") == Size(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +142,9 @@ def test_an_environment_that_somebody_deleted(
     assert held.identities() == [ONE]
     (held.store / ONE).rename(held.store / ".removed-1")  # as if remove was killed
     write(held.store / ".removed-1/file", "x" * 300_000)
-    state = f"held  incomplete  {held.prefix}\n    .removed-1  unfinished: 0.3 MB, 2 files"
+    state = f"held  incomplete  {held.prefix}\n    .removed-1  unfinished\n"
     assert state in hvdenv("envs").out
-    assert ".removed-1 (0.3 MB" in hvdenv("envs", "prune", str(held.prefix)).out
+    assert f"{held.prefix}: .removed-1\n" in hvdenv("envs", "prune", str(held.prefix)).out
     (held.store / ".removed-1").mkdir()
     assert "removed what was left of" in hvdenv("envs", "remove", str(held.prefix)).out
     assert not held.store.exists()

@@ -516,7 +516,6 @@ _shtab_hvdenv_wheels_prune_defaults_added=0
 _shtab_hvdenv_wheels_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--dry-run[print which wheels would be published, and change nothing]"
   ":directory of the index:"
   "(*)::only wheels of these environments, such as local\+torch\; \`hvdenv envs\` lists them:"
 )

@@ -23,7 +23,7 @@ from conda_spec import (
     say,
     virtual_packages,
 )
-from index_page import other_page
+from pip_sources import other_page
 from rattler import exceptions as problems
 from rattler.package_streaming import download_to_path
 

@@ -6,6 +6,7 @@ Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 import argparse
 import base64
 import configparser
+import html
 import html.parser
 import http.client
 import math
@@ -26,6 +27,10 @@ YES, NO = ("1", "y", "yes", "t", "true", "on"), ("0", "n", "no", "f", "false", "
 UNUSABLE = "hvdenv: pip's configuration cannot be used: %s: %s"
 # How long an index of CPU builds may take to answer.
 SECONDS = 3
+# How long an index may take to show what it answers with, and what of that is read.
+PAGE_SECONDS, LARGEST_PAGE = 5, 1 << 20
+FILE = re.compile(r"""href=["']?[^"'>=\s]+\.(whl|tar\.gz|tar\.bz2|zip|egg)\b""", re.IGNORECASE)
+TITLE = re.compile(r"<title[^<>]*>(.{0,200}?)</title>", re.IGNORECASE | re.DOTALL)
 # Of opening and reading an address.
 FAILURES = (OSError, ValueError, http.client.HTTPException)
 
@@ -298,3 +303,33 @@ def file_name(url: str) -> str:
 def without_password(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def other_page(url: str) -> Optional[str]:
+    """ ": TITLE" or "" if a URL answers with a page that is no index, such as a login page; else None."""
+    text = read_page(url)
+    found = TITLE.search(text)
+    title = " ".join(html.unescape(found.group(1)).split()) if found else ""
+    # An index links to a package, or has this title and no packages.
+    if FILE.search(text) or title.startswith("Links for") or not text.lstrip().startswith("<"):
+        return None
+    return title and ": " + title[:80]
+
+
+def read_page(url: str) -> str:
+    """The beginning of a page; empty without an answer."""
+    try:
+        sources = Sources(parser_of_sources().parse_args([]))
+        with sources.open(url, PAGE_SECONDS) as answer:
+            return str(answer.read(LARGEST_PAGE).decode("utf-8", "replace"))
+    except (SystemExit, *FAILURES):
+        return ""
+
+
+def report_other_pages(package: str, *indexes: str) -> None:
+    """Print which indexes answer with a page that is none: pip only says that it found no version."""
+    for index in indexes:
+        title = other_page("%s/%s/" % (index.rstrip("/"), re.sub(r"[-_.]+", "-", package).lower()))
+        if title is not None:
+            said = "hvdenv: %s answers with a page that is no package index%s"
+            print(said % (without_password(index), title))

@@ -20,8 +20,7 @@ from typing import Dict, List
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import index_page
-from pip_sources import Sources, file_url, parser_of_sources
+from pip_sources import Sources, file_url, parser_of_sources, report_other_pages
 from uv import find_uv_bin
 
 # What uv did not find.
@@ -114,7 +113,8 @@ def main(arguments: List[str]) -> int:
         if HASHED in words and version:
             print("hvdenv: no index has exactly %s===%s" % (name, version))
         # uv does not say that it read the login page of a network.
-        index_page.main(name, *(each for each in sources.indexes if not each.startswith("file:")))
+        remote = (each for each in sources.indexes if not each.startswith("file:"))
+        report_other_pages(name, *remote)
     return status
 
 
