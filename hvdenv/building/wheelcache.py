@@ -112,14 +112,6 @@ class Listed(NamedTuple):
     used: str | None = None
 
 
-class Kept(NamedTuple):
-    """An entry that is kept or deleted; ``since``: its last use, in UTC."""
-
-    path: Path
-    bytes: int
-    since: str
-
-
 class NotUsedError(Exception):
     """Why an existing entry is not used."""
 
@@ -331,7 +323,7 @@ def prune(
     oldest: str = "",
     spared: str = "",
     thorough: bool = False,
-) -> list[tuple[Kept, bool]]:
+) -> list[tuple[Listed, bool]]:
     """Remove unusable and least recently used entries of the user's own cache.
 
     Args:
@@ -343,25 +335,21 @@ def prune(
     Returns:
         the entries, and whether each could be removed.
     """
-    good, going = list[Kept](), list[Kept]()
-    for name in names(cache):
-        entry = describe(cache, name, thorough=thorough)
-        kept = Kept(cache.entry(name), entry.bytes, entry.used or entry.created)
-        if name == spared:
-            largest = largest and largest - entry.bytes
-        else:
-            (going if entry.problem else good).append(kept)
-    total = 0
-    for kept in sorted(good, key=lambda each: each.since, reverse=True):
-        total += kept.bytes
-        if kept.since < oldest or (largest is not None and total > largest):
-            going.append(kept)
+    entries = [describe(cache, name, thorough=thorough) for name in names(cache)]
+    # The one to keep counts first.
+    entries.sort(key=lambda each: (each.key == spared, each.used or ""), reverse=True)
+    going, total = [], 0
+    for each in entries:
+        total += 0 if each.problem else each.bytes
+        too_much = largest is not None and total > largest
+        if each.key != spared and (each.problem or too_much or (each.used or "") < oldest):
+            going.append(each)
     before = time.time() - LEFT_ALONE_SECONDS
     for path in cache.folder.glob(".*"):  # what killed processes left
         with suppress(OSError):
             if path.lstat().st_mtime < before:
                 _delete(path)
-    return [(each, _delete(each.path)) for each in going]
+    return [(each, _delete(cache.entry(each.key))) for each in going]
 
 
 def _delete(path: Path) -> bool:

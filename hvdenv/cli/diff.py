@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv.base.masking import print_coloured
 from hvdenv.base.places import find_places
-from hvdenv.cli.options import add, add_options, is_coloured
+from hvdenv.cli.options import add, add_options
 from hvdenv.environments import installed
 from hvdenv.locks import difference
 from hvdenv.session.output import print_json, report
@@ -35,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "environment: a name, prefix or directory; @GENERATION may follow",
     )
     add(parser, "second B", "what to compare it with, written the same way")
-    add_options(parser, "json", "color")
+    add_options(parser, "json")
     add(parser, "--exit-code", "exit with 1 if they differ")
 
 
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**names, **difference.document(found)})
     else:
         print(f"{first.label} -> {second.label}: {'they differ' if found else 'the same'}")
-        print_coloured(difference.render(found, colour=is_coloured(arguments)))
+        print(difference.render(found), end="")
         for each in (first, second):
             if not each.contents.recipe:
                 report(f"{each.label}: not by hvdenv; only packages were compared")

@@ -7,14 +7,13 @@ framework and MPI."""
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hvdenv.base.errors import StepError, UsageError
 from hvdenv.base.masking import plain
 from hvdenv.base.places import find_places
-from hvdenv.building import index, wheelcache
+from hvdenv.building import published, wheelcache
 from hvdenv.building.published import CheckedWheel, Unpublished
 from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
 from hvdenv.cli.options import add, add_action, add_options, age, time_ago
@@ -35,8 +34,6 @@ examples:
 $HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
 """
 
-_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -46,15 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(prune, "site")
     add(
         prune,
-        "--max-size SIZE",
-        "remove wheels until the cache is this small, such as 500MB or 2GB (default, without"
-        " --older-than: places.wheels.own_gb)",
-        type=_size,
-    )
-    add(
-        prune,
         "--older-than AGE",
-        "remove wheels not used for this long, such as 90d or 8w",
+        "remove wheels not used for this long, such as 90d or 8w (default: the least recently used"
+        " ones beyond places.wheels.own_gb)",
         type=age,
     )
     publish = add_action(actions, "publish", "add compiled wheels to an index")
@@ -67,14 +58,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
     )
-
-
-def _size(text: str) -> float:
-    """Bytes that are meant by 500MB, 2G or 1.5TB."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)B?", text.upper())
-    if not match or (float(match[1]) and text[-1].isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 2GB")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -141,20 +124,19 @@ def _show(entry: Listed) -> None:
 
 def _prune(arguments: argparse.Namespace) -> int:
     """Remove wheels of the user's own cache."""
-    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
-    if largest is None and not oldest:
-        largest = shared_wheels(site_file(arguments.site)).own_gb * 1e9
+    oldest, wheels = time_ago(arguments.older_than), shared_wheels(site_file(arguments.site))
+    largest = None if oldest else wheels.own_gb * 1e9
     own = wheelcache.own(find_places())
     gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
     for each, is_removed in gone:
         verb = "removed" if is_removed else "kept (no permission)"
-        print(f"{verb} {each.path.name[:12]}, {each.bytes / 1e6:.1f} MB")
+        print(f"{verb} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
     return 0 if all(is_removed for _, is_removed in gone) else 5
 
 
 def _publish(arguments: argparse.Namespace) -> int:
     entries, count = _entries(arguments), 0
-    target = index.prepare(arguments.folder)
+    target = published.prepare(arguments.folder)
     with TemporaryDirectory() as folder:
         for name, cache in sorted(entries.items()):
             try:
@@ -163,7 +145,7 @@ def _publish(arguments: argparse.Namespace) -> int:
                     continue
                 source = CheckedWheel(record, Path(folder) / "wheel")
                 wheelcache.check(cache, record, source.wheel)
-                file, is_new = index.add(target, source)
+                file, is_new = published.publish(target, source)
                 print(f"{'published' if is_new else 'unchanged'} {file}")
                 count += 1
             except (NotUsedError, Unpublished) as error:
@@ -174,7 +156,7 @@ def _publish(arguments: argparse.Namespace) -> int:
             remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
             " compiles a wheel again",
         )
-    listed = index.write_pages(target)
+    listed = published.write_pages(target)
     print(f"{listed} wheel{'s' * (listed != 1)} in the index {target.absolute().as_uri()}")
     return 0
 

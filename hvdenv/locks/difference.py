@@ -13,7 +13,6 @@ Kind = Literal["added", "removed", "changed"]
 # In the order in which people read them.
 KINDS: tuple[Kind, ...] = ("added", "removed", "changed")
 
-_COLOURS: dict[Kind, str] = {"added": "32", "removed": "31"}
 _SHORT = 12
 T = TypeVar("T")
 
@@ -132,10 +131,10 @@ def _differences(
         yield Difference(group=group, subject=subject, kind=kind, before=old, after=new)
 
 
-def render(found: tuple[Difference, ...], *, colour: bool = False) -> str:
+def render(found: tuple[Difference, ...]) -> str:
     lines: list[str] = []
     for group, each in groupby(found, key=lambda one: one.group):
-        lines += ["", f"{group.capitalize()}:", *(_line(one, colour) for one in each)]
+        lines += ["", f"{group.capitalize()}:", *map(_line, each)]
     return "\n".join(lines[1:]) + "\n" if lines else ""
 
 
@@ -147,15 +146,12 @@ def document(found: tuple[Difference, ...]) -> dict[str, object]:
     }
 
 
-def _line(change: Difference, colour: bool) -> str:
+def _line(change: Difference) -> str:
     one, two = _short(change.before), _short(change.after)
     if one == two:  # they differ after the cut
         one, two = change.before, change.after
     values = {"added": two, "removed": one}.get(change.kind, f"{one} -> {two}")
-    code = _COLOURS.get(change.kind, "")
-    word = f"{change.kind:8}"
-    word = f"\x1b[{code}m{word}\x1b[0m" if colour and code else word
-    return f"  {word} {plain(change.subject)}  {plain(values)}"
+    return f"  {change.kind:8} {plain(change.subject)}  {plain(values)}"
 
 
 def _short(text: str) -> str:

@@ -29,8 +29,7 @@ CONDA_ENV = (
     "conda_env.py",
     "conda_spec.py",
     "conda_rattler.py",
-    "conda_program.py",
-    "digest.py",
+    "archives.py",
     "pip_sources.py",
 )
 # The programs that install, with those that they import.
@@ -571,7 +570,7 @@ class Steps(NamedTuple):
         listed = TextFile(self.build / "files.json", json.dumps(files, indent=1) + "\n")
         words = (str(self.build / "get_files.py"), *self.sources, str(listed.path), str(to))
         command = self._command(python, *words, env=self._sparing(()))
-        return (*self._programs("get_files.py", "pip_sources.py", "digest.py"), listed), command
+        return (*self._programs("get_files.py", "pip_sources.py", "archives.py"), listed), command
 
     def nccl(self) -> Step:
         folder = self.build / "nccl"

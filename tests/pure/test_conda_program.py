@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-conda_program, conda_spec = map(load, ("conda_program", "conda_spec"))
+conda_env, conda_spec = map(load, ("conda_env", "conda_spec"))
 
 
 def run(
@@ -63,7 +63,7 @@ def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
 
 
 def test_what_a_conda_program_sees() -> None:
-    assert conda_program.variables_of(SPEC, "/work/unpacked") == {
+    assert conda_env.variables_of(SPEC, "/work/unpacked") == {
         "CONDA_OVERRIDE_CUDA": "11.4",
         "CONDA_OVERRIDE_GLIBC": "2.17",
         "CONDA_OVERRIDE_LINUX": "3.10",
@@ -76,7 +76,7 @@ def test_what_a_conda_program_sees() -> None:
         "MAMBA_CHANNEL_PRIORITY": "strict",
         "CONDA_PKGS_DIRS": "/work/unpacked",
     }
-    without = conda_program.variables_of({**SPEC, "virtual": {}}, "")
+    without = conda_env.variables_of({**SPEC, "virtual": {}}, "")
     assert without["CONDA_OVERRIDE_CUDA"] == ""
 
 
@@ -86,7 +86,7 @@ def test_which_conda_program(tmp_path: Path) -> None:
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
 
     def find(path: str, **variables: str) -> object:
-        return conda_program.find_program({"PATH": path, **variables})
+        return conda_env.find_program({"PATH": path, **variables})
 
     assert find(f"{two}:{one}") == f"{one}/micromamba"
     assert find(two) == f"{two}/mamba"

@@ -19,7 +19,6 @@ import pytest
 
 from hvdenv.base.places import find_places
 from hvdenv.base.reading import WHEEL, hash_file
-from hvdenv.building import index as indexing
 from hvdenv.building import published, wheelcache
 from hvdenv.building.wheelcache import own, store
 from hvdenv.cli.main import main
@@ -222,7 +221,7 @@ def test_a_page_never_takes_over_the_hash_of_a_wheel_that_was_changed(index: Ind
     wheel.write_bytes(b"")
     for other in ("torch-1-py3-none-any.whl", "no.whl", f".{wheel.name}"):
         wheel.with_name(other).touch()
-    assert indexing.write_pages(index.folder) == 1
+    assert published.write_pages(index.folder) == 1
     assert index.listed == before
     wheel.unlink()
     index.publish()
@@ -295,7 +294,7 @@ def test_temporary_files_of_killed_publishers_are_removed(index: Index) -> None:
 def test_readers_never_see_half_an_index(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before any write, the pages still list only complete files."""
     index.keep(mpi="HYDRA build details: Version: 4.3.2 Release")
-    place, left = indexing._place, [0]
+    place, left = published._place, [0]
 
     def limited(path: Path, text: Iterable[bytes]) -> None:
         if not left[0]:
@@ -303,7 +302,7 @@ def test_readers_never_see_half_an_index(index: Index, monkeypatch: pytest.Monke
         left[0] -= 1
         place(path, text)
 
-    monkeypatch.setattr(indexing, "_place", limited)
+    monkeypatch.setattr(published, "_place", limited)
     for most in range(10):
         left[0] = most
         ended = main(["wheels", "publish", str(index.folder)])

@@ -239,7 +239,7 @@ def test_a_cache_is_kept_small(shelf: Shelf) -> None:
         os.utime(entry, (number, number))
     assert shelf.take(shelf.own, inputs={"number": 0}).entry == entries[0]
     gone = prune(shelf.own, largest=12_000, spared=entries[1].name)
-    assert [(each.path, is_removed) for each, is_removed in gone] == [(entries[2], True)]
+    assert [(each.key, is_removed) for each, is_removed in gone] == [(entries[2].name, True)]
     assert names(shelf.own) == sorted(entry.name for entry in entries[:2])
 
 
@@ -286,36 +286,13 @@ def test_list(used: Cache, shelf: Shelf, hvdenv: Hvdenv) -> None:
     assert describe(used, key({})).problem == "it is gone"
 
 
-@pytest.mark.parametrize(
-    ("words", "stay"),
-    [
-        ((), [0, 1, 2]),
-        (("--max-size", "3MB"), [0, 1, 2]),
-        (("--max-size", "2.1M"), [1, 2]),
-        (("--max-size", "1.999mb"), [2]),
-        (("--max-size", "0"), []),
-        (("--max-size", "1TB"), [0, 1, 2]),
-        (("--older-than", "99999"), [0, 1, 2]),
-        (("--older-than", "1000"), []),
-        (("--max-size", "2.1M", "--older-than", "99999"), [1, 2]),
-    ],
-)
-def test_prune(used: Cache, words: tuple[str, ...], stay: list[int], hvdenv: Hvdenv) -> None:
-    hvdenv("wheels", "prune", *words)
+@pytest.mark.parametrize(("age", "stay"), [("99999", [0, 1, 2]), ("1000", [])])
+def test_prune(used: Cache, age: str, stay: list[int], hvdenv: Hvdenv) -> None:
+    hvdenv("wheels", "prune")
+    assert left(used) == [0, 1, 2]
+    hvdenv("wheels", "prune", "--older-than", age)
     assert left(used) == stay
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--max-size", "many"),
-        ("--max-size", "5"),
-        ("--max-size", "-1"),
-        ("--older-than", "nan"),
-    ],
-)
-def test_sizes_and_ages_that_are_none(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
-    hvdenv("wheels", "prune", *words, code=2)
+    assert "is not an age" in hvdenv("wheels", "prune", "--older-than", "nan", code=2).err
 
 
 def test_prune_of_what_cannot_be_used(used: Cache, hvdenv: Hvdenv) -> None:

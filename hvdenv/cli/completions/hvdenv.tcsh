@@ -17,7 +17,7 @@ complete hvdenv \
         'c/--format=/(text bash)/' \
         'c/--format=/(lua tcl)/' \
         'c/--format=/(singularity docker)/' \
-        'c/--/(account allow bench bench-time check clean color comment controller cpus-per-rank detach dry-run exit-code export facts fetched follow force format framework from generation gpus-per-node help here hostfile hosts html image json junit keep launcher lines lock locked lockfiles max-size name no-image nodes offline older-than operation output partition platform prefix program-only python quick quiet ranks ranks-per-node rebuild report schema set site steps submit take-over time timeout to trust update upgrade variant verbose version where)/' \
+        'c/--/(account allow bench bench-time check clean color comment controller cpus-per-rank detach dry-run exit-code export facts fetched follow force format framework from generation gpus-per-node help here hostfile hosts html image json junit keep launcher lines lock locked lockfiles name no-image nodes offline older-than operation output partition platform prefix program-only python quick quiet ranks ranks-per-node rebuild report schema set site steps submit take-over time timeout to trust update upgrade variant verbose version where)/' \
         'c/-/(- h n o q v x)/' \
         'n/--color/(auto always never)/' \
         'n/--where/(here compute)/' \

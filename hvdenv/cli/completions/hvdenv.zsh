@@ -137,7 +137,6 @@ _shtab_hvdenv_container_defaults_added=0
 _shtab_hvdenv_diff_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[print the result as JSON, and nothing else, on standard output]"
-  "--color[color]:color:(auto always never)"
   "--exit-code[exit with 1 if they differ]"
   ":environment\: a name, prefix or directory\; \@GENERATION may follow:"
   ":what to compare it with, written the same way:"
@@ -506,8 +505,7 @@ _shtab_hvdenv_wheels_list_defaults_added=0
 _shtab_hvdenv_wheels_prune_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--max-size[remove wheels until the cache is this small, such as 500MB or 2GB (default, without --older-than\: places.wheels.own_gb)]:SIZE:"
-  "--older-than[remove wheels not used for this long, such as 90d or 8w]:AGE:"
+  "--older-than[remove wheels not used for this long, such as 90d or 8w (default\: the least recently used ones beyond places.wheels.own_gb)]:AGE:"
 )
 
 # guard to ensure default positional specs are added only once per session

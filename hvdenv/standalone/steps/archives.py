@@ -1,9 +1,10 @@
-"""Read archives in blocks, within one limit: a megabyte can unpack to a terabyte.
+"""Read files and archives in blocks, within one limit: a megabyte can unpack to a terabyte.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 """
 
 import gzip
+import hashlib
 import tarfile
 import zipfile
 from contextlib import contextmanager
@@ -15,6 +16,15 @@ MOST_BYTES, MOST_MEMBERS = 1 << 30, 50000
 MOST_LISTED = 8 << 20
 BLOCK = 1 << 20
 _END, _END_SIZE, _LOCATOR, _LOCATOR_SIZE = b"PK\5\6", 22, b"PK\6\7", 20
+
+
+def sha256_of(path: str) -> str:
+    """The sha256 of a file."""
+    found = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(BLOCK), b""):
+            found.update(block)
+    return found.hexdigest()
 
 
 class ArchiveError(ValueError):

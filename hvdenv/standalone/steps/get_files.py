@@ -17,7 +17,7 @@ from typing import Dict, Iterator, List
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from digest import sha256_of
+from archives import sha256_of
 from pip_sources import FAILURES, Sources, file_name, parser_of_sources, without_password
 
 File = Dict[str, str]

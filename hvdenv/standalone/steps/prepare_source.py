@@ -18,8 +18,7 @@ from typing import Any, Dict, NoReturn
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from archives import ArchiveError, members, opened_tar
-from digest import sha256_of
+from archives import ArchiveError, members, opened_tar, sha256_of
 
 
 def fail(message: str) -> NoReturn:
