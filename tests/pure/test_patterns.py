@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvdenv.base.schema import Problem, decode
-from hvdenv.building import published
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.logs import AFTER, BEFORE
@@ -56,7 +55,6 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images.py", "each.pattern"): lambda: [each.pattern for each in images.DISTRIBUTIONS],
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
-    ("building/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("base/schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
     ("model/dialect.py", "pattern"): list,  # compiled only
