@@ -59,12 +59,9 @@ _MPI = {
     "Hydra": ("mpich", "MPICH", "mpich"),
     "Intel MPI": ("impi", "Intel MPI", ""),
 }
-_GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
 _LINKED = re.compile(rb"\0(libmpi[a-z_]{0,20}\.so[.0-9]{0,20})(?=\0)")
 # More than the longest match of a pattern above.
 _OVERLAP = 64
-# Of Open MPI 3 and newer; those before have names of their own, or that of the MPICH ABI.
-_OPEN_MPI = "libmpi.so.40"
 
 
 class Unpublished(Exception):
@@ -110,13 +107,11 @@ class Mpi(NamedTuple):
 
     Attributes:
         library: the file name that the extension is linked to.
-        open_mpi: whether it is Open MPI, rather than one with the MPICH ABI.
         package: as a requirement of pip; empty where modules provide it.
     """
 
     name: str
     library: str
-    open_mpi: bool
     package: str
 
 
@@ -127,14 +122,12 @@ class CompiledFor(NamedTuple):
         version: of the wheel, with its local label.
         mpi: None for a wheel without MPI.
         cuda: version of the CUDA toolkit; empty for CPUs.
-        glibc: the oldest that has the symbols which the extensions use.
     """
 
     version: str
     frameworks: dict[str, Framework]
     mpi: Mpi | None
     cuda: str
-    glibc: str
     run_path: tuple[str, ...]
 
 
@@ -150,7 +143,6 @@ class Symbols(NamedTuple):
 
     cxx11: bool
     mpi: bytes
-    glibc: frozenset[bytes]
 
 
 # What reading an archive raises. A RuntimeError is one that is encrypted, or JSON that is nested
@@ -191,7 +183,6 @@ def compiled_for(source: CheckedWheel) -> CompiledFor:
         frameworks=frameworks,
         mpi=mpi,
         cuda=cuda,
-        glibc=_glibc(symbol for each in found for symbol in each.glibc),
         run_path=tuple(filter(None, inputs.variables.get("HVDENV_INSTALL_RPATH", "").split(":"))),
     )
 
@@ -220,13 +211,12 @@ def _opened(
 
 
 def _symbols(library: Iterable[bytes]) -> Symbols:
-    found, rest = Symbols(False, b"", frozenset()), b""
+    found, rest = Symbols(False, b""), b""
     for block in library:
         part = rest + block
         found = Symbols(
             found.cxx11 or b"__cxx11" in part,
             found.mpi or next(iter(_LINKED.findall(part)), b""),
-            found.glibc.union(_GLIBC.findall(part)),
         )
         rest = part[-_OVERLAP:]
     return found
@@ -237,13 +227,12 @@ def _mpi(inputs: WheelInputs, linked: bytes) -> tuple[str, Mpi | None]:
     if not linked:
         return "gloo", None
     library, found = linked.decode(), parse_mpi_version(inputs.stack.mpi)
-    open_mpi = found.kind == "Open MPI" or library == _OPEN_MPI
     if found.kind not in _MPI:
-        return "mpi", Mpi("an unknown MPI", library, open_mpi, "")
+        return "mpi", Mpi("an unknown MPI", library, "")
     label, name, package = _MPI[found.kind]
     required = f"{package}=={found.version}" if package else ""
     label += "".join(found.version.split(".")[:2])
-    return label, Mpi(f"{name} {found.version}", library, open_mpi, required)
+    return label, Mpi(f"{name} {found.version}", library, required)
 
 
 def _cuda(inputs: WheelInputs) -> str:
@@ -256,11 +245,6 @@ def _accelerator(inputs: WheelInputs, cuda: str) -> str:
     if inputs.variables.get("HOROVOD_GPU") == "ROCm":
         return "rocm"
     return f"cu{cuda.replace('.', '')}" if cuda else "cpu"
-
-
-def _glibc(symbols: Iterable[bytes]) -> str:
-    found = {tuple(map(int, each.split(b"."))) for each in symbols}
-    return ".".join(map(str, max(found, default=(2, 0))))
 
 
 def _short(version: str) -> str:

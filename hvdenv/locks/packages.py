@@ -18,7 +18,6 @@ from hvdenv.base.schema import encode
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.model.facts import parse_version
 from hvdenv.sites.launchers import parse_mpi_version
-from hvdenv.sites.modules import module_family
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -78,7 +77,7 @@ class Contents(NamedTuple):
         packages: sorted, without Horovod if that is a Python package.
         distributions: versions of all packages that Python finds, whoever installed them.
         modules: hash of each modulefile by the module's name; empty if unknown.
-        toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
+        toolchain: versions by name: compiler, mpi, cuda, glibc, driver.
     """
 
     recipe: str = ""
@@ -149,7 +148,7 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         distributions=dict(sorted(distributions.items())),
         horovod=_horovod(record, packages, distributions, variables),
         modules=modules,
-        toolchain=_toolchain(record, packages, modules),
+        toolchain=_toolchain(record),
         created=record.created,
         hvdenv=record.hvdenv,
     )
@@ -231,35 +230,21 @@ def _modules(record: GenerationRecord) -> dict[str, str]:
     return {name: digests.get(name, "") for name in sorted(names | digests.keys())}
 
 
-def _toolchain(
-    record: GenerationRecord, packages: Iterable[Package], modules: Mapping[str, str]
-) -> dict[str, str]:
+def _toolchain(record: GenerationRecord) -> dict[str, str]:
     """What Horovod was built with, as far as the record states it."""
-    observed, facts = record.observed or {}, record.facts
+    observed = record.observed or {}
     stack = record.stack.get("stack", {})
     stated = stack.get("mpi", "")
     seen = (observed.get("mpirun", {}), parse_mpi_version(stated)._asdict() if stated else {})
     mpi = (f"{each.get('kind', '')} {each.get('version', '')}".strip() for each in seen)
-    cmake = _provided("cmake", packages, modules) or (facts.get("cmake") or {}).get("version", "")
     found = {
         "compiler": stack.get("compiler", "").partition(" Copyright")[0],
-        "cmake": cmake if stack else "",
         "mpi": next(filter(None, mpi), ""),
         "cuda": parse_version("nvcc", stack.get("programs", {}).get("nvcc", "")),
-        "nccl": _provided(r"(nvidia-)?nccl(-cu\d+)?", packages, modules),
         "glibc": stack.get("glibc", "") or observed.get("glibc", ""),
         "driver": observed.get("driver", ""),
     }
     return {name: version for name, version in found.items() if version}
-
-
-def _provided(name: str, packages: Iterable[Package], modules: Mapping[str, str]) -> str:
-    """Version of a tool that a package, or else a module, provides; or empty."""
-    for package in packages:
-        if re.fullmatch(name, package.name):
-            return package.version
-    loaded = (each for each in modules if re.fullmatch(name, module_family(each)))
-    return next((each.rpartition("/")[2] for each in loaded if "/" in each), "")
 
 
 def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:

