@@ -200,7 +200,6 @@ _OF_CHUNKS = {
 _OF_RESOURCES = {
     "walltime": "time",
     "h_rt": "time",
-    "place": "place",
     "ncpus": "cpus_in_all",
     "ngpus": "gpus_in_all",
     # PBS refuses it beside the chunks that hvdenv requests.
@@ -221,7 +220,7 @@ def _resources(part: str) -> Iterator[tuple[str, str]]:
     elif name in ("select", "nodes"):
         yield "slots", part
     else:
-        yield (_OF_RESOURCES[name], value) if name in _OF_RESOURCES else ("resource", part)
+        yield (_OF_RESOURCES[name], value) if name in _OF_RESOURCES else ("-l", part)
 
 
 class Size(NamedTuple):
@@ -282,23 +281,21 @@ def _number(text: str) -> int:
 
 # Of the partition that the job states.
 _GPU = at("gpu")
-# Other values of resources are written as they are.
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*")
 
 
 def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
     meaning, text = option.key[-1], str(option.value)
-    key = at(meaning) if "." in meaning else at("job", meaning)
+    key = at(meaning) if re.search(r"^-|\.", meaning) else at("job", meaning)
     if meaning == "account":
         yield Value(at("job.requires"), "account", item=True)
-    elif meaning.startswith("-"):
-        yield _directive(meaning, text)
     elif meaning in LAUNCHED or meaning in ("tasks", "slots"):
         yield from _ranks(meaning, text, size)
     elif " " in meaning:
         yield leave(f"{text} {meaning}")
     elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
         yield leave(f"the page does not state the value of {'.'.join(key)}")
+    elif meaning.startswith("-"):
+        yield _directive(meaning, text)
     elif meaning in _SHARES:
         yield from _share(meaning, text, size)
     elif meaning in ("nodes", "ranks_per_node", "cpus_per_rank"):
@@ -335,7 +332,7 @@ def _share(meaning: str, text: str, size: Size) -> Iterator[Fact]:
 
 
 def _directive(name: str, text: str) -> Value:
-    joint = "=" if name.startswith("--") else " "
+    joint = "=" if name.startswith("--") and "=" not in text else " "
     quote = '"' if re.search(r"[ \[]", text) else ""
     return Value(at("job.directives"), f"{name}{joint}{quote}{text}{quote}", item=True)
 
@@ -375,18 +372,6 @@ def _memory(text: str, _: str) -> Iterator[Fact]:
     yield Value(at("job.memory"), text.rstrip("Bb").upper())  # 300GB is 300G
 
 
-def _resource(text: str, _: str) -> Iterator[Fact]:
-    name, _, value = text.partition("=")
-    plain = _PLAIN.fullmatch(value)
-    yield Value(at("job.attributes", name), value) if plain else _directive("-l", text)
-
-
-def _attributes(text: str, _: str) -> Iterator[Fact]:
-    """Those of Cobalt."""
-    for name, _, value in (part.partition("=") for part in text.split(":")):
-        yield Value(at("job.attributes", name), value)
-
-
 def _gres(text: str, scheduler: str) -> Iterator[Fact]:
     kind, _, gpus = text.partition(":")
     yield from _gpus(gpus, scheduler) if kind == "gpu" else [leave("it requests no GPUs")]
@@ -409,8 +394,6 @@ def _gpus(text: str, _: str) -> Iterator[Fact]:
 _READERS: dict[str, Callable[[str, str], Iterator[Fact]]] = {
     "time": _time,
     "memory": _memory,
-    "resource": _resource,
-    "attributes": _attributes,
     "gres": _gres,
     "gpus_per_node": _gpus_per_node,
     "gpus_of_node": _gpus,

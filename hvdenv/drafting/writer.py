@@ -23,7 +23,7 @@ from hvdenv.drafting.values import (
 # Tables in the order of the shipped recipes.
 _TABLES = (
     "", "modules", "python", "conda", "conda.virtual", "conda.packages", "frameworks", "build_tools",
-    "packages", "mpi", "horovod", "horovod.gpu", "target", "partitions", "job", "job.attributes",
+    "packages", "mpi", "horovod", "horovod.gpu", "target", "partitions", "job",
     "launch", "launch.mca", "network", "environment.build", "environment.run", "places", "container",
 )  # fmt: skip
 _WIDTH = 90

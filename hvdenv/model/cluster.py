@@ -34,10 +34,6 @@ ModuleFolder = Annotated[
 VariableName = Annotated[
     str, Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 ]
-# Grid Engine has resources such as rt_G.small.
-ResourceName = Annotated[
-    str, Pattern(r"[A-Za-z_][A-Za-z0-9_.]{0,127}", "a name of letters, digits, _ and dots")
-]
 # Short enough for every scheduler, and without characters that end a directive.
 Label = Annotated[
     str,
@@ -61,13 +57,6 @@ Duration = Annotated[
     Pattern(
         r"([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]",
         "a time such as 24:00:00 or 2-00:00:00 (days-hours:minutes:seconds)",
-    ),
-]
-MailAddress = Annotated[
-    str,
-    Pattern(
-        r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,127})?",
-        "a mail address such as ann@example.org",
     ),
 ]
 Capability = Annotated[
@@ -210,14 +199,10 @@ class Job(NamedTuple):
         memory: for each node, such as 250G.
         exclusive: request whole nodes.
         output, error: file names, with the scheduler's placeholders.
-        attributes: resources of PBS and Grid Engine (-l NAME=VALUE), Cobalt attributes (--attrs).
         select: resources that PBS adds to each chunk, such as system=polaris.
-        place: how PBS places the chunks.
         parallel_environment: of Grid Engine (-pe), whose slots are the cores of all ranks.
         directives: further options for the scheduler, without the prefix, such as ``--nice=100``.
         requires: keys of this table that the site requires.
-        mail: address to which the scheduler sends mail.
-        mail_events: when it does.
         build: for ``hvdenv build --where compute`` (default: one node).
         verify: for ``hvdenv verify --where compute`` (default: at most two nodes, 30 minutes).
     """
@@ -239,14 +224,10 @@ class Job(NamedTuple):
     exclusive: bool = False
     output: FileName | None = None
     error: FileName | None = None
-    attributes: dict[ResourceName, Label] = {}
     select: Label | None = None
-    place: Label | None = None
     parallel_environment: Label | None = None
     directives: tuple[Directive, ...] = ()
     requires: tuple[Label, ...] = ()
-    mail: MailAddress | None = None
-    mail_events: tuple[Literal["begin", "end", "fail"], ...] = ("end", "fail")
     build: JobOf | None = None
     verify: JobOf | None = None
 

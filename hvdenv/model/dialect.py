@@ -88,10 +88,8 @@ class Dialect(NamedTuple):
         like: the scheduler whose values hold for the keys that are not set here.
         label: its name for people.
         prefix: what a directive begins with, such as ``#SBATCH``.
-        directives: templates of directives. One that lacks a value is omitted; one with
-            ``{attribute}`` is repeated for each of job.attributes.
+        directives: templates of directives. One that lacks a value is omitted.
         setup: lines of the script before everything else. No value can be in them.
-        join: what separates job.attributes in ``{attributes}``.
         patterns: regular expressions for the values of fields of a job.
         unsupported: fields of a job that it has no option for, and what to do instead.
         times: accepted forms of a wall time besides 1:30:00: regular expressions with the
@@ -127,7 +125,6 @@ class Dialect(NamedTuple):
     prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#:-]{1,20})?", "a prefix such as #SBATCH")] = ""
     directives: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    join: str = ":"
     patterns: dict[str, str] = {}
     unsupported: dict[str, str] = {}
     times: tuple[str, ...] = ()
@@ -168,9 +165,8 @@ class Dialect(NamedTuple):
 OF_JOBS = (
     "partition", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpu_option", "name",
     "account", "qos", "reservation", "constraint", "comment", "memory", "exclusive", "output",
-    "error", "select", "place", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
-    "hhmmss", "hhmm", "minutes", "seconds", "mail", "mail_events", "mail_letters", "mail_begin", "mail_end",
-    "attribute", "value", "attributes", "attributes.",
+    "error", "select", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
+    "hhmmss", "hhmm", "minutes", "seconds",
 )  # fmt: skip
 # Fields of launchers.
 OF_LAUNCHERS = (

@@ -7,23 +7,14 @@ field has a value, or has none; ``{?gpu_option=gres}`` compares it.
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 Values = Mapping[str, "str | int | tuple[str, ...] | None"]
 
-_FIELD = re.compile(
-    r"\{(?P<test>[?!]?)(?P<name>[a-z][A-Za-z0-9_.]*)(=(?P<equal>[^{}]*))?(\|(?P<filter>[a-z]+))?\}"
-)
+_FIELD = re.compile(r"\{(?P<test>[?!]?)(?P<name>[a-z][a-z_]*)(=(?P<equal>[^{}]*))?\}")
 _PART = re.compile(r"\[\[((?:(?!\[\[|\]\]).){0,150})\]\]")
 _TEST = re.compile(r"\{[?!][^{}]{1,60}\}")
-_FILTERS: Mapping[str, Callable[[str], str]] = {
-    "lower": str.lower,
-    "upper": str.upper,
-    "words": lambda text: text.replace(",", " "),
-}
-
-
 # Fields of several words.
 _LISTS = ("{options}", "{program}", "{exports}")
 
@@ -51,15 +42,13 @@ def problem(template: str, known: Collection[str], *, words: bool = False) -> st
     """What is wrong with a template; empty if nothing is.
 
     Args:
-        known: its fields; ``attributes.`` stands for all names that begin so.
+        known: its fields.
         words: whether it is a command line.
     """
     for use in uses(template):
-        if use.name not in known and f"{use.name.split('.')[0]}." not in known:
+        if use.name not in known:
             return f"unknown field {{{use.name}}}; known are {', '.join(sorted(known))}"
     for found in _FIELD.finditer(template):
-        if found["filter"] and found["filter"] not in _FILTERS:
-            return f"unknown filter {found['filter']}; known are {', '.join(_FILTERS)}"
         if found["equal"] is not None and not found["test"]:
             return f"{found[0]} does not begin with ? or !, as in {{?nodes=2}}"
     rest = _FIELD.sub("", _PART.sub(r"\1", template))
@@ -138,7 +127,4 @@ def _true(found: re.Match[str], values: Values) -> bool:
 
 
 def _value(found: re.Match[str], values: Values) -> str:
-    if found["test"]:
-        return ""
-    value = str(values[found["name"]])
-    return _FILTERS[found["filter"]](value) if found["filter"] else value
+    return "" if found["test"] else str(values[found["name"]])

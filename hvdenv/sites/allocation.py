@@ -173,7 +173,7 @@ def interactive(
         )
     # A terminal has no output file.
     batch = BatchJob(
-        job=job._replace(output=None, error=None, mail=None),
+        job=job._replace(output=None, error=None),
         partition=partition,
         launch=(HOSTFILE,),
     )

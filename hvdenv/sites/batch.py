@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from hvdenv.base.errors import UsageError
 from hvdenv.base.schema import Problem, decode, fields, nearest
@@ -42,18 +42,13 @@ _OPTIONAL = (
     "comment",
     "memory",
     "select",
-    "place",
     "parallel_environment",
-    "attributes",
-    "mail",
 )
 _PATTERNS = {
     "name": _NAME,
     "memory": r"[1-9][0-9]*[KMGT]?",
-    "attributes": r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*",
     "output": r"[^-].*",
     "error": r"[^-].*",
-    "attribute": _VARIABLE,
     "export": _VARIABLE,
     "gpu": _NAME,
 }
@@ -138,45 +133,30 @@ def script(dialect: Dialect, batch: BatchJob) -> str:
 
 
 def directives(dialect: Dialect, batch: BatchJob) -> list[str]:
-    return [*_filled(dialect.directives, _values(batch, dialect.join)), *batch.job.directives]
+    return [*_filled(dialect.directives, _values(batch)), *batch.job.directives]
 
 
 def _filled(templates: Iterable[str], values: template.Values) -> list[str]:
-    """Templates that have all their values; those of an attribute once for each."""
-    found: list[str | None] = []
-    for each in templates:
-        repeated = any(use.name == "attribute" for use in template.uses(each))
-        for pair in cast("tuple[str, ...]", values["all"]) if repeated else ("",):
-            name, _, value = pair.partition("=")
-            found.append(template.text(each, {**values, "attribute": name, "value": value}))
+    """Templates that have all their values."""
+    found = (template.text(each, values) for each in templates)
     return [each for each in found if each is not None]
 
 
-def _values(batch: BatchJob, join: str = ":") -> template.Values:
+def _values(batch: BatchJob) -> template.Values:
     job, partition = batch.job, batch.partition
     total = seconds(job.time)
     minutes, each = math.ceil(total / 60), job.cpus_per_rank
     gpus = job.gpus_per_node if job.gpu_option != "none" else None
     ranks = job.nodes * job.ranks_per_node
-    attributes = tuple(f"{name}={value}" for name, value in job.attributes.items())
-    letters = {"begin": "b", "end": "e", "fail": "a"}
-    mail = dict.fromkeys(job.mail_events) if job.mail else {}
     return {
         **job._asdict(),
-        **{f"attributes.{name}": value for name, value in job.attributes.items()},
-        "all": attributes,
-        "attributes": join.join(attributes) or None,
-        "exclusive": "" if job.exclusive and "excl" not in (job.place or "") else None,
+        "exclusive": "" if job.exclusive else None,
         "ranks": ranks,
         "cpus": ranks * (each or 1),
         "cpus_per_node": each and each * job.ranks_per_node,
         "gpus_per_node": gpus or None,
         "gpus": (gpus and gpus * job.nodes) or None,
         "gpu": partition.gpu if partition else None,
-        "mail_events": ",".join(mail) or None,
-        "mail_letters": "".join(letters[each] for each in mail) or None,
-        "mail_begin": "" if "begin" in mail else None,
-        "mail_end": "" if {"end", "fail"} & mail.keys() else None,
         "hostfile": "" if HOSTFILE in batch.launch else None,
         "hhmmss": f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}",
         "hhmm": f"{minutes // 60}:{minutes % 60:02}",
@@ -342,8 +322,7 @@ def _wrong_values(job: Job, dialect: Dialect) -> Iterator[_Reason]:
     if seconds(job.time) == 0:
         yield "time", "the time of a job must not be 0", f"write {dialect.time_forms}"
     default = Job()
-    used = {use.name.split(".")[0] for each in dialect.directives for use in template.uses(each)}
-    used |= {"attributes"} if "attribute" in used else set()
+    used = {use.name for each in dialect.directives for use in template.uses(each)}
     unused = {field: "omit it" for field in _OPTIONAL if field not in used}
     for field, instead in {**unused, **dialect.unsupported}.items():
         if getattr(job, field) != getattr(default, field):
@@ -360,7 +339,7 @@ def _lacking(job: Job) -> Iterator[_Reason]:
         if field not in Job._fields:
             keys = f"the keys are {', '.join(Job._fields)}"
             yield "requires", f"{field} is not a key of [job]", keys
-        elif getattr(job, field) in (None, "", {}):
+        elif getattr(job, field) in (None, ""):
             option = f"give {_option(field)}, or " if field in JOB_OPTIONS else ""
             yield (
                 field,
@@ -427,8 +406,6 @@ def _check_words(dialect: Dialect, batch: BatchJob) -> None:
     values: list[tuple[str, str, str]] = [
         (name, name, value) for name, value in job._asdict().items() if isinstance(value, str)
     ]
-    values += [("attributes", f"attributes.{key}", value) for key, value in job.attributes.items()]
-    values += [("attribute", f"attributes.{key}", key) for key in job.attributes]
     values += [("export", "exports", name) for name in batch.exports]
     if batch.partition and batch.partition.gpu:
         values.append(("gpu", f"{job.partition}.gpu", batch.partition.gpu))

@@ -157,13 +157,13 @@ INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
     ),
     (
         "pbs", Job("debug", 2, 4, gpus_per_node=4, select="system=polaris", account="a",
-                   place="scatter", attributes={"filesystems": "home:grand"}), None, "qsub -I",
-        "-N hvdenv -l select=2:ngpus=4:mpiprocs=4:system=polaris -l place=scatter"
-        " -l walltime=01:00:00 -q debug -A a -l filesystems=home:grand",
+                   directives=("-l place=scatter",)), None, "qsub -I",
+        "-N hvdenv -l select=2:ngpus=4:mpiprocs=4:system=polaris -l walltime=01:00:00 -q debug -A a"
+        " -l place=scatter",
     ),
     (
-        "cobalt", Job("training", 4, account="SDL_Workshop", attributes={"pubnet": "true"}), None,
-        "qsub -I", "--jobname hvdenv -n 4 -t 60 -q training --attrs pubnet=true -A SDL_Workshop",
+        "cobalt", Job("training", 4, account="SDL_Workshop"), None,
+        "qsub -I", "--jobname hvdenv -n 4 -t 60 -q training -A SDL_Workshop",
     ),
     (
         "lsf", Job("batch", 2, 6, account="abc007", time="2:00:00"), None, "bsub",
@@ -171,7 +171,7 @@ INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
         """ 'bash --rcfile '"'"'/home/a b/rc'"'"' -i'""",
     ),
     (
-        "gridengine", Job("gpu.q", 2, 4, parallel_environment="mpi", attributes={"gpu": "4"}),
+        "gridengine", Job("gpu.q", 2, 4, parallel_environment="mpi", directives=("-l gpu=4",)),
         None, "qrsh", "-N hvdenv -cwd -l h_rt=01:00:00 -q gpu.q -pe mpi 8 -l gpu=4 -pty y"
         " bash --rcfile '/home/a b/rc' -i",
     ),

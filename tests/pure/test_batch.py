@@ -215,7 +215,7 @@ TEXTS = [name for name, value in Job()._asdict().items() if isinstance(value, (s
 def test_no_value_adds_a_directive_or_an_option(scheduler: str, field: str, value: str) -> None:
     if field in ("cpus_per_rank", "gpus_per_node") or field in DIALECTS[scheduler].unsupported:
         return
-    plain = {"memory": "1G", "select": "a=b", "place": "scatter"}.get(field, "x")
+    plain = {"memory": "1G", "select": "a=b"}.get(field, "x")
 
     def read(text: str) -> list[list[str]]:
         job: Any = Job()._asdict() | {field: text}
@@ -238,19 +238,13 @@ def test_no_value_adds_a_directive_or_an_option(scheduler: str, field: str, valu
         ("slurm", "memory", "1G,x"),
         ("slurm", "output", "-o"),
         ("pbs", "name", "1st"),
-        ("pbs", "attributes", {"filesystems": "home,walltime=99"}),
-        ("pbs", "attributes", {"a=b,c": "home"}),
         ("pbs", "select", "a=b+9:c=d"),
-        ("pbs", "place", "scatter,walltime=9"),
-        ("cobalt", "attributes", {"mcdram": "cache:numa=x"}),
-        ("lsf", "attributes", {"filesystems": "home"}),
-        ("lsf", "attributes", {"alloc_flags": 'x" -n "9'}),
     ],
 )
 def test_values_that_would_be_more_than_one(scheduler: str, field: str, value: Any) -> None:
     with pytest.raises(UsageError) as caught:
         script(DIALECTS[scheduler], PLAIN._replace(job=Job(**{field: value})))
-    assert caught.value.where == ".".join(["job", field, *(value if field == "attributes" else ())])
+    assert caught.value.where == f"job.{field}"
     assert caught.value.remedy
 
 
@@ -338,25 +332,6 @@ def test_gpus_follow_the_ranks_where_each_rank_has_one() -> None:
     assert merge(job._replace(gpus_per_node=4), slurm, {"ranks_per_node": 2}).gpus_per_node == 4
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "lines"),
-    [
-        ("slurm", ("--mail-user=ann@x.org", "--mail-type=BEGIN,FAIL")),
-        ("pbs", ("-M ann@x.org", "-m ba")),
-        ("cobalt", ("-M ann@x.org",)),
-        ("lsf", ("-u ann@x.org", "-B", "-N")),
-    ],
-)
-def test_mail(scheduler: str, lines: tuple[str, ...]) -> None:
-    dialect, job = DIALECTS[scheduler], Job(mail="ann@x.org", mail_events=("begin", "fail"))
-    found = script(dialect, BatchJob(job=job)).split("\n")
-    plain = script(dialect, BatchJob(job=Job(mail_events=("begin",)))).split("\n")
-    new = [line for line in found if line not in plain]
-    assert new == [f"{dialect.prefix} {line}" for line in lines]
-    with pytest.raises(UsageError, match="job.mail"):
-        script(dialect, BatchJob(job=job._replace(mail="ann -x")))
-
-
 def test_what_is_charged_is_told_in_words() -> None:
     one = Job(nodes=1, time="01:00:00", gpus_per_node=1)
     assert charged(one) == "1 node for 01:00:00, up to 1 node-hour and 1 GPU-hour"
@@ -408,7 +383,6 @@ def refused(given: tuple[str, ...] = (), scheduler: str = "slurm", **values: Any
         ({"gpus_per_node": -1}, "gpus_per_node", "-1 is too few"),
         ({"time": "00:00:00"}, "time", "must not be 0"),
         ({"select": "a=b"}, "select", "Slurm does not support select"),
-        ({"attributes": {"a": "b"}}, "attributes", "Slurm does not support attributes"),
         ({"requires": ("comment",)}, "comment", "requires comment for every job"),
         ({"requires": ("account",)}, "account", "give --account, or set job.account"),
         ({"requires": ("acount",)}, "requires", "keys are partition, nodes"),

@@ -302,7 +302,7 @@ RIGHT_AND_CHOICES = {
     "neuron": (33, 1),
     "singularity": (15, 0),
     "taurus": (15, 3),
-    "theta": (14, 1),
+    "theta": (13, 1),
     "thetagpu": (11, 0),
 }
 

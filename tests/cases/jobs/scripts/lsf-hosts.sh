@@ -9,8 +9,8 @@
 #BSUB -M 16GB
 #BSUB -o train.%J
 #BSUB -e train.%J.err
-#BSUB -alloc_flags "smt4 nvme"
 #BSUB -x
+#BSUB -alloc_flags "smt4 nvme"
 
 # The last line of the output records the exit code.
 trap 'echo "hvdenv: job $LSB_JOBID ended with exit code $?"' EXIT

@@ -1,6 +1,6 @@
 #!/bin/bash
 #PBS -N hvdenv
-#PBS -l select=2:ncpus=24:mpiprocs=4:mem=96gb
+#PBS -l select=2:ncpus=24:mpiprocs=4:mem=96Gb
 #PBS -l place=excl
 #PBS -l walltime=36:00:00
 #PBS -k doe

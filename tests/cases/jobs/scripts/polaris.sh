@@ -1,13 +1,13 @@
 #!/bin/bash
 #PBS -N hvdenv
 #PBS -l select=8:ngpus=4:system=polaris
-#PBS -l place=scatter
 #PBS -l walltime=00:30:00
 #PBS -q debug-scaling
 #PBS -A datascience
-#PBS -l filesystems=home:eagle:grand
 #PBS -k doe
 #PBS -j oe
+#PBS -l place=scatter
+#PBS -l filesystems=home:eagle:grand
 
 # The last line of the output records the exit code.
 trap 'echo "hvdenv: job $PBS_JOBID ended with exit code $?"' EXIT

@@ -3,10 +3,10 @@
 #COBALT -n 4
 #COBALT -t 60
 #COBALT -q training
-#COBALT --attrs mcdram=cache:numa=quad
 #COBALT -A SDL_Workshop
 #COBALT -o theta.out
 #COBALT -e theta.err
+#COBALT --attrs mcdram=cache:numa=quad
 
 # The last line of the output records the exit code.
 trap 'echo "hvdenv: job $COBALT_JOBID ended with exit code $?"' EXIT

@@ -3,9 +3,9 @@
 #COBALT -n 2
 #COBALT -t 60
 #COBALT -q full-node
-#COBALT --attrs filesystems=home,grand:pubnet=true
 #COBALT -A SDL_Workshop
 #COBALT -O results/$jobid.x
+#COBALT --attrs filesystems=home,grand:pubnet=true
 
 # The last line of the output records the exit code.
 trap 'echo "hvdenv: job $COBALT_JOBID ended with exit code $?"' EXIT
