@@ -106,7 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
         tuple(arguments.program),
         requested,
         allocation,
-        cores=len(os.sched_getaffinity(0)),
         root=os.geteuid() == 0,
     )
     # A dry run prints the command for an allocation of the site's scheduler.
@@ -117,8 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     launch = with_mpi(launch, chosen)._replace(
         exports=placement.exported_variables(
             recipe.launch.exports, activated(chosen), environ, requested
-        ),
-        interactive=True,
+        )
     )
     placement.refuse_too_many(name, launch, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     entry = find_entry(request, chosen)

@@ -26,7 +26,6 @@ class Allocation(NamedTuple):
         hosts: in the order of the scheduler, as far as it names them; slots are the ranks
             that were requested on each, 0 if unknown.
         hostfile: a file with exactly these hosts, which launchers can read.
-        tasks: what the scheduler counts on each host, even if nothing was requested.
         cpus: processors on each host; empty if unknown.
         cpus_per_rank: as requested; 0 if it was not.
         gpus_per_node: 0 if unknown.
@@ -39,7 +38,6 @@ class Allocation(NamedTuple):
     hosts: tuple[Host, ...] = ()
     nodes: int = 0
     hostfile: str = ""
-    tasks: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()
     cpus_per_rank: int = 0
     gpus_per_node: int = 0
@@ -128,7 +126,6 @@ def _slurm_allocation(environ: Mapping[str, str]) -> Allocation:
     return Allocation(
         hosts=tuple(map(Host, names, slots)),
         nodes=len(names),
-        tasks=tasks,
         cpus=_repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
         cpus_per_rank=number(environ.get("SLURM_CPUS_PER_TASK", "")),
         nested=step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP,

@@ -58,26 +58,22 @@ class Launch(NamedTuple):
     """What a launcher has to know.
 
     Attributes:
-        cores: cores of this host for them; 0 to ignore.
         hosts: where the ranks go, with as many slots as ranks; empty for this host.
         host_list: stands for the hosts with their slots while these are unknown, such as a
             variable in a script.
         host_names: stands for the names of the hosts alone, likewise.
         hostfile: a file with the hosts, for launchers that read one.
         ranks_per_node: the most ranks of a host; 0 if unknown.
-        allowed: the most ranks that the scheduler counts on a host; 0 if it does not.
         placed: whether hosts are chosen among those of the allocation.
         cpus_per_rank: cores for each rank; 0 if unknown.
         gpus_per_node: GPUs of each host; 0 if unknown.
         network: interfaces for ranks on several hosts.
         mpi_prefix: directory of the MPI, if other hosts do not find it on their PATH.
         nested: whether this process is a job step, which holds the cores.
-        interactive: whether one Ctrl-C ends it.
     """
 
     program: tuple[str, ...]
     ranks: int
-    cores: int = 0
     root: bool = False
     mpi: MpiVersion = MpiVersion("unknown")
     exports: tuple[str, ...] = ()
@@ -87,7 +83,6 @@ class Launch(NamedTuple):
     host_names: str = ""
     hostfile: str = ""
     ranks_per_node: int = 0
-    allowed: int = 0
     placed: bool = False
     cpus_per_rank: int = 0
     gpus_per_node: int = 0
@@ -96,7 +91,6 @@ class Launch(NamedTuple):
     variables: Variables = ()
     mpi_prefix: str = ""
     nested: bool = False
-    interactive: bool = False
 
     @property
     def per_node(self) -> int:
@@ -248,7 +242,7 @@ def _by_template(own: cluster.OwnLauncher, launch: Launch, mpirun: str = "") -> 
     """
     variables = (*_for_ranks(launch), *_mca_variables(launch))
     exports = [template.words(own.export, {"name": name}) for name in _exported(launch, variables)]
-    flags = ("placed", "nested", "interactive", "uneven")
+    flags = ("placed", "nested", "uneven")
     values: template.Values = {
         **{name: getattr(launch, name) or None for name in ("cpus_per_rank", "gpus_per_node")},
         **{name: "" if getattr(launch, name) else None for name in flags},
@@ -346,23 +340,21 @@ def _open_mpi(launch: Launch) -> list[str]:
 
 
 def _mapping(launch: Launch) -> list[str]:
-    """The arguments of Open MPI that place ranks."""
-    five = launch.mpi.major >= 5
-    most = launch.allowed if launch.remote else launch.cores
-    crowded = 0 < most < launch.per_node
+    """The arguments of Open MPI that place ranks.
+
+    Open MPI would refuse more ranks than the host has cores, or than Slurm counts tasks.
+    """
+    five, policy = launch.mpi.major >= 5, ""
     words: list[str] = []
-    policy = ""
     if launch.hostfile:
+        words = ["--hostfile", launch.hostfile]
         policy = f"ppr:{launch.per_node}:node" if five else ""
-        words = [] if five else ["-npernode", str(launch.per_node)]
-        words += ["--hostfile", launch.hostfile]
+        words += [] if five else ["-npernode", str(launch.per_node)]
     elif launch.remote:
-        policy = "slot"
-        words = ["-H", launch.with_slots]
-    if five and crowded:
-        policy += ":OVERSUBSCRIBE"
-    words += ["--map-by", policy] if policy else []
-    return [*words, "--oversubscribe"] if crowded and not five else words
+        words, policy = ["-H", launch.with_slots], "slot"
+    if five:
+        return [*words, "--map-by", f"{policy}:OVERSUBSCRIBE"]
+    return [*words, *(["--map-by", policy] if policy else []), "--oversubscribe"]
 
 
 def _horovodrun(launch: Launch) -> tuple[str, ...]:

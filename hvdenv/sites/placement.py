@@ -75,7 +75,6 @@ def place(
     requested: Requested,
     allocation: Allocation,
     *,
-    cores: int = 0,
     root: bool = False,
 ) -> Launch:
     """Find hosts for ranks.
@@ -86,7 +85,6 @@ def place(
     launch = Launch(
         program=program,
         ranks=requested.ranks or 1,
-        cores=cores,
         root=root,
         mpi=recipe_mpi(recipe),
         start_timeout=START_SECONDS,
@@ -120,7 +118,6 @@ def place(
         ranks=_room(launch.hosts),
         hostfile=file if even else "",
         ranks_per_node=most,
-        allowed=min(allocation.tasks, default=0),
     )
     return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
 

@@ -124,7 +124,7 @@ class Setup(NamedTuple):
         cores = len(os.sched_getaffinity(0))
         mine, passed = influences(environment()), influences(self.runner.given)
         return self._replace(
-            launch=self.launch._replace(root=os.geteuid() == 0, cores=cores),
+            launch=self.launch._replace(root=os.geteuid() == 0),
             cores=cores,
             shell=Shell(passed, tuple(name for name in mine if name not in passed)),
         )

@@ -59,14 +59,14 @@ def test_no_allocation() -> None:
 def test_slurm_without_numbers_of_tasks() -> None:
     """What it counts is not what was asked for."""
     hosts = (Host("gpu32"), Host("gpu33"))
-    expected = Allocation("slurm", "1", hosts, 2, tasks=(1, 1), cpus=(1, 1), counts_tasks=True)
+    expected = Allocation("slurm", "1", hosts, 2, cpus=(1, 1), counts_tasks=True)
     assert find_allocation(SALLOC) == expected
 
 
 def test_slurm_batch() -> None:
     found = find_allocation(BATCH)
     expected = Allocation("slurm", "4", (Host("gpu32", 2), Host("gpu33", 1)), 2, counts_tasks=True)
-    assert found == expected._replace(tasks=(2, 1), cpus=(2, 1), cpus_per_rank=1, gpus_per_node=2)
+    assert found == expected._replace(cpus=(2, 1), cpus_per_rank=1, gpus_per_node=2)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_gpus(more: dict[str, str], gpus: int) -> None:
 def test_values_that_nobody_sets() -> None:
     odd = {"SLURM_TASKS_PER_NODE": "many", "SLURM_CPUS_PER_TASK": "x", "SLURM_STEP_ID": "a"}
     found = find_allocation({**BATCH, **odd})
-    assert (found.tasks, found.cpus_per_rank, found.nested) == ((), 0, False)
+    assert (found.cpus_per_rank, found.nested) == (0, False)
     with pytest.raises(UsageError):
         find_allocation({**SALLOC, "SLURM_JOB_NODELIST": "gpu[1-"})
 

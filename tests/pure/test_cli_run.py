@@ -265,7 +265,7 @@ def test_hosts_from_files(
     file.write_text("n1\nn2\n")
     options = f"{recipe} --launcher mpirun -n 4"
     said = dry(hvdenv, f"{options} --hostfile {file} -- python x.py")
-    assert f"mpirun -np 4 -npernode 2 --hostfile {file} " in said
+    assert f"mpirun -np 4 --hostfile {file} -npernode 2 " in said
     monkeypatch.setenv("PBS_JOBID", "9")
     monkeypatch.setenv("PBS_NODEFILE", str(file))
     assert f"--hostfile {file} " in dry(hvdenv, f"{options} -- python x.py")

@@ -40,7 +40,7 @@ VERSIONS = {
 
 def launch(mpi: MpiVersion = UNKNOWN_MPI, *, ranks: int = 2, root: bool = False) -> Launch:
     """On this host, as verify does it."""
-    return Launch(PROGRAM, ranks, 2, root, mpi, ("PATH", "LD_LIBRARY_PATH"), 300)
+    return Launch(PROGRAM, ranks, root, mpi, ("PATH", "LD_LIBRARY_PATH"), 300)
 
 
 def train(mpi: MpiVersion = FOUR, hosts: tuple[Host, ...] = GPU32_33, **more: object) -> Launch:
@@ -68,9 +68,7 @@ UNBOUND = "--bind-to none -x PATH -x LD_LIBRARY_PATH"
 @pytest.mark.parametrize(
     ("mpi", "ranks", "between"),
     [
-        ("Open MPI 4.1.4", 2, UNBOUND),
         ("Open MPI 4.1.4", 3, f"--oversubscribe {UNBOUND}"),
-        ("Open MPI 5.0.11", 2, UNBOUND),
         ("Open MPI 5.0.11", 3, f"--map-by :OVERSUBSCRIBE {UNBOUND}"),
         # Hydra passes everything on by itself; with -genvlist, that and nothing else.
         ("Hydra 4.1.1", 3, ""),
@@ -154,21 +152,23 @@ LISTED = train(
 PARTLY = train(
     cpus_per_rank=4,
     nested=True,
-    interactive=True,
     settings=cluster.LaunchSettings("srun", "pmi2", cpu_bind="cores"),
 )
 
-ON_BOTH, LAST = "-H gpu32:4,gpu33:4 --map-by slot", "python train_hvd.py"
+ON_BOTH, LAST = "-H gpu32:4,gpu33:4 --map-by slot --oversubscribe", "python train_hvd.py"
+ON_BOTH_5 = "-H gpu32:4,gpu33:4 --map-by slot:OVERSUBSCRIBE"
 LINES: list[tuple[str, Launch, str]] = [
-    ("srun", train(), "srun -n 8 python train_hvd.py"),
+    ("srun", train(), "srun -n 8 --quit-on-interrupt python train_hvd.py"),
     ("srun", PARTLY, "srun -n 8 --cpus-per-task=4 --mpi=pmi2 --cpu-bind=cores --overlap"
      " --quit-on-interrupt python train_hvd.py"),
-    ("srun", train(placed=True), "srun -n 8 -N 2 --ntasks-per-node=4 -w gpu32,gpu33 python train_hvd.py"),
-    ("mpirun", THETAGPU, "mpirun -np 16 -npernode 8 --hostfile /var/cobalt.9 --bind-to none"
+    ("srun", train(placed=True), "srun -n 8 -N 2 --ntasks-per-node=4 -w gpu32,gpu33"
+     " --quit-on-interrupt python train_hvd.py"),
+    ("mpirun", THETAGPU, "mpirun -np 16 --hostfile /var/cobalt.9 -npernode 8 --oversubscribe"
+     " --bind-to none"
      " -x LD_LIBRARY_PATH -x PATH python train_hvd.py"),
     ("mpirun", THETAGPU._replace(mpi=FIVE), "mpirun -np 16 --hostfile /var/cobalt.9"
-     " --map-by ppr:8:node --bind-to none -x LD_LIBRARY_PATH -x PATH python train_hvd.py"),
-    ("mpirun", SINGULARITY, "mpirun -np 4 -H f1:2,f2:2 --map-by slot --bind-to none"
+     " --map-by ppr:8:node:OVERSUBSCRIBE --bind-to none -x LD_LIBRARY_PATH -x PATH python train_hvd.py"),
+    ("mpirun", SINGULARITY, "mpirun -np 4 -H f1:2,f2:2 --map-by slot --oversubscribe --bind-to none"
      " -x LD_LIBRARY_PATH -x PATH -x HOROVOD_MPI_THREADS_DISABLE -x NCCL_SOCKET_IFNAME"
      " --mca btl_tcp_if_exclude virbr0,lo --mca oob_tcp_if_exclude virbr0,lo"
      " --mca btl openib,self --mca pml ob1 singularity exec --nv horovod.sif python train.py"),
@@ -183,22 +183,17 @@ LINES: list[tuple[str, Launch, str]] = [
         (name, train(mpi), f"{name} -np 8 {between} python train_hvd.py")
         for name in ("mpirun", "mpiexec")
         for mpi, between in (
-            (FOUR, "-H gpu32:4,gpu33:4 --map-by slot --bind-to none"),
-            (FIVE, "-H gpu32:4,gpu33:4 --map-by slot --bind-to none"),
+            (FOUR, f"{ON_BOTH} --bind-to none"),
+            (FIVE, f"{ON_BOTH_5} --bind-to none"),
             (MpiVersion("Hydra"), "-hosts gpu32,gpu33 -ppn 4"),
             (MpiVersion("Intel MPI"), "-hosts gpu32,gpu33 -ppn 4"),
             (MpiVersion("MVAPICH"), "-hosts gpu32,gpu33 -ppn 4"),
         )
     ),
-    # Open MPI takes Slurm's number of tasks for the number of slots, whatever -H says.
-    ("mpirun", train(allowed=1), f"mpirun -np 8 {ON_BOTH} --oversubscribe --bind-to none {LAST}"),
-    ("mpirun", train(FIVE, allowed=1), f"mpirun -np 8 {ON_BOTH}:OVERSUBSCRIBE --bind-to none {LAST}"),
-    ("mpirun", train(allowed=4), f"mpirun -np 8 {ON_BOTH} --bind-to none {LAST}"),
-    ("mpirun", train(FIVE, allowed=4), f"mpirun -np 8 {ON_BOTH} --bind-to none {LAST}"),
     # Version 4 looks for orted on the PATH of other hosts; 5 knows by itself, and this host need not.
     ("mpirun", train(mpi_prefix="/e"), f"mpirun --prefix /e -np 8 {ON_BOTH} --bind-to none {LAST}"),
-    ("mpirun", train(FIVE, mpi_prefix="/e"), f"mpirun -np 8 {ON_BOTH} --bind-to none {LAST}"),
-    ("mpirun", Launch(TRAIN, 2, mpi=FOUR, mpi_prefix="/e"), f"mpirun -np 2 --bind-to none {LAST}"),
+    ("mpirun", train(FIVE, mpi_prefix="/e"), f"mpirun -np 8 {ON_BOTH_5} --bind-to none {LAST}"),
+    ("mpirun", Launch(TRAIN, 2, mpi=FOUR, mpi_prefix="/e"), f"mpirun -np 2 --oversubscribe --bind-to none {LAST}"),
     ("horovodrun-gloo", Launch(TRAIN, 4), "horovodrun -np 4 -H localhost:4 --disable-cache"
      f" --start-timeout 60 --gloo {LAST}"),
     *(
@@ -213,7 +208,7 @@ LINES: list[tuple[str, Launch, str]] = [
     ("mpirun", train(MpiVersion("Intel MPI"), hostfile="/n"), "mpirun -np 8 -f /n -ppn 4 python train_hvd.py"),
     # In a script as under `run`: its -hosts does not read n1:4.
     ("mpirun", LISTED, "mpirun -np 8 -hosts {host_names} -ppn 4 python train_hvd.py"),
-    ("mpirun", LISTED._replace(mpi=FOUR), "mpirun -np 8 -H {hosts} --map-by slot --bind-to none"
+    ("mpirun", LISTED._replace(mpi=FOUR), "mpirun -np 8 -H {hosts} --map-by slot --oversubscribe --bind-to none"
      " python train_hvd.py"),
     *(
         (f"horovodrun-{name}", what, f"horovodrun -np 8 -H {hosts} --disable-cache"
@@ -269,12 +264,12 @@ def test_what_launchers_cannot_start(
 def test_one_torchrun_on_each_host(tmp_path: Path) -> None:
     """They meet at the first host, at a port of the job."""
     torch = started("torchrun", train(cpus_per_rank=16, network=cluster.Network(use=("ib0",))))
-    line = "srun -n 2 -N 2 --ntasks-per-node=1 -w gpu32,gpu33 --cpus-per-task=64 sh -c"
-    assert torch.argv[:11] == words(line)
+    line = "srun -n 2 -N 2 --ntasks-per-node=1 -w gpu32,gpu33 --cpus-per-task=64"
+    assert torch.argv[:9] == words(line)
     assert {("NCCL_SOCKET_IFNAME", "ib0"), ("GLOO_SOCKET_IFNAME", "ib0")} <= {*torch.env}
     path = programs(tmp_path, scontrol="echo a1; echo a2", torchrun='printf "%s " "$@"')
     step = {"PATH": f"{path}:/usr/bin:/bin", "SLURM_NODEID": "1", "SLURM_JOB_ID": "4321"}
-    told = subprocess.check_output(torch.argv[9:], env=step, text=True)
+    told = subprocess.check_output(torch.argv[10:], env=step, text=True)
     assert told == (
         "--nnodes=2 --nproc_per_node=4 --node_rank=1 --master_addr=a1 --master_port=29721"
         " --no_python python train_hvd.py "
@@ -284,7 +279,7 @@ def test_one_torchrun_on_each_host(tmp_path: Path) -> None:
 def test_srun_says_what_slurm_does_not_pass_on() -> None:
     """To torchrun as well: in a job step it waited for cores forever."""
     assert ("SLURM_EXPORT_ENV", "ALL") in started("srun", PARTLY).env
-    torch = started("torchrun", train(nested=True, interactive=True))
+    torch = started("torchrun", train(nested=True))
     assert {"--overlap", "--quit-on-interrupt"} <= {*torch.argv[: torch.argv.index("sh")]}
     assert ("SLURM_EXPORT_ENV", "ALL") in torch.env
     remainder = train(hosts=(Host("a", 4), Host("b", 3)), placed=True)

@@ -43,7 +43,7 @@ def slurm(hosts: tuple[Host, ...] = TWO, **more: Any) -> Allocation:
     return Allocation("slurm", "7", hosts, len(hosts), counts_tasks=True, **more)
 
 
-ASKED = slurm((Host("gpu32", 4), Host("gpu33", 4)), tasks=(4, 4), cpus=(16, 16))
+ASKED = slurm((Host("gpu32", 4), Host("gpu33", 4)), cpus=(16, 16))
 
 
 def placed(
@@ -51,22 +51,22 @@ def placed(
     recipe: Recipe = SITE,
     **requested: Any,
 ) -> Launch:
-    return place(recipe, ("python",), Requested(**requested), allocation, cores=2)
+    return place(recipe, ("python",), Requested(**requested), allocation)
 
 
 def test_all_that_was_asked_for() -> None:
     """The launcher need not be told what is all of the allocation."""
     here = placed(ranks=3)
-    assert (here.ranks, here.remote, here.cores) == (3, False, 2)
+    assert (here.ranks, here.remote) == (3, False)
     launch = placed(ASKED)
     assert (launch.ranks, launch.hosts, launch.placed) == (8, ASKED.hosts, False)
-    assert (launch.cpus_per_rank, launch.allowed) == (4, 4)
+    assert launch.cpus_per_rank == 4
     fewer = placed(ASKED, ranks=3)
     assert ([host.slots for host in fewer.hosts], fewer.placed) == ([2, 1], True)
 
 
 # Without numbers of tasks, Slurm counts one processor on each host.
-SMALL = slurm(tasks=(1, 1), cpus=(1, 1))
+SMALL = slurm(cpus=(1, 1))
 EIGHT = (Host("gpu32", 4), Host("gpu33", 4))
 
 
