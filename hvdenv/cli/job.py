@@ -121,7 +121,7 @@ def _batch(
 ) -> batch.BatchJob:
     recipe = resolved.recipe
     given = {name: getattr(arguments, name) for name in JOB_OPTIONS}
-    job = batch.merge(recipe.job, dialect, given)
+    job = batch.merge(recipe.job, given)
     options = [name for name, value in given.items() if value is not None]
     partition = batch.check(job, dialect, recipe.partitions, options, resolved.where)
     chosen = choose(request, image=True)

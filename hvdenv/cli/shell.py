@@ -135,7 +135,7 @@ def _in_allocation(
             f"this process already runs in job {allocation.job}",
             remedy=f"omit {options} for a shell in this job, or leave the job",
         )
-    job = merge(chosen.recipe.job, dialect, given)
+    job = merge(chosen.recipe.job, given)
     partition = check(job, dialect, chosen.recipe.partitions, given)
     report(f"allocation: {charged(job)}")
     return interactive(dialect, job, partition, program)

@@ -363,9 +363,12 @@ def _time(text: str, scheduler: str) -> Iterator[Fact]:
         yield Value(at("job.time"), text.zfill(8))
         return
     try:
-        yield Value(at("job.time"), read_time(text, shipped()[scheduler]))
-    except (UsageError, KeyError):
-        yield leave(f"{text!r} is not a time that hvdenv reads")
+        time = "" if scheduler == "pbs" else read_time(text)  # PBS reads a number as seconds
+    except UsageError:
+        time = ""
+    yield (
+        Value(at("job.time"), time) if time else leave(f"{text!r} is not a time that hvdenv reads")
+    )
 
 
 def _memory(text: str, _: str) -> Iterator[Fact]:

@@ -92,9 +92,6 @@ class Dialect(NamedTuple):
         setup: lines of the script before everything else. No value can be in them.
         patterns: regular expressions for the values of fields of a job.
         unsupported: fields of a job that it has no option for, and what to do instead.
-        times: accepted forms of a wall time besides 1:30:00: regular expressions with the
-            groups d, h, m and s.
-        time_forms: all accepted forms, for people.
         job_id: variable with the id of the job.
         marker: another variable that it always sets in a job, if others set job_id as well.
         variables: prefixes of the variables that it sets in a job.
@@ -127,8 +124,6 @@ class Dialect(NamedTuple):
     setup: tuple[str, ...] = ()
     patterns: dict[str, str] = {}
     unsupported: dict[str, str] = {}
-    times: tuple[str, ...] = ()
-    time_forms: str = "hours:minutes:seconds (1:30:00)"
     job_id: Variable = ""
     marker: Variable = ""
     variables: tuple[Variable, ...] = ()
@@ -293,8 +288,6 @@ def _check_patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
         except (re.error, OverflowError, RecursionError) as error:
             yield keys, f"not a regular expression: {error}"
             continue
-        if keys[0] == "times" and not known.keys() <= {"d", "h", "m", "s"}:
-            yield keys, "the groups of a time are d, h, m and s"
         if group and pattern and group not in known:
             yield keys, f"the pattern needs a group (?P<{group}>...)"
 
@@ -303,7 +296,6 @@ def _patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
     """The regular expressions of a scheduler, with their keys."""
     for name in ("submitted", "launch_host"):
         yield (name,), getattr(dialect, name)
-    yield from ((("times", number), each) for number, each in enumerate(dialect.times))
     yield from ((("patterns", field), each) for field, each in dialect.patterns.items())
     for name in ("query", "history"):
         answer: JobQuery = getattr(dialect, name)

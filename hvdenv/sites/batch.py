@@ -24,6 +24,9 @@ JOB_ID = "{job}"
 DURATION = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
 )
+TIME_FORMS = (
+    "minutes (90), hours:minutes:seconds (1:30:00) or days-hours:minutes:seconds (2-00:00:00)"
+)
 # A command of hvdenv itself that runs in a job.
 Purpose = Literal["build", "verify", "init"]
 
@@ -182,7 +185,7 @@ def quote(word: str) -> str:
     return f"$'{text}'"
 
 
-def merge(job: Job, dialect: Dialect, given: Mapping[str, object]) -> Job:
+def merge(job: Job, given: Mapping[str, object]) -> Job:
     """A recipe's job with the values of options, by field; None where one was not given.
 
     Raises:
@@ -191,8 +194,7 @@ def merge(job: Job, dialect: Dialect, given: Mapping[str, object]) -> Job:
     kinds = fields(Job)
     values = {name: value for name, value in given.items() if value is not None}
     if "time" in values:
-        with limited():
-            values["time"] = read_time(str(values["time"]), dialect)
+        values["time"] = read_time(str(values["time"]))
     for name, value in values.items():
         try:
             decode(kinds[name], value)
@@ -204,24 +206,19 @@ def merge(job: Job, dialect: Dialect, given: Mapping[str, object]) -> Job:
     return job._replace(**values)  # type: ignore[arg-type]
 
 
-def read_time(text: str, dialect: Dialect) -> str:
+def read_time(text: str) -> str:
     """A wall time as the user writes it, in the form that recipes have.
 
     Raises:
-        UsageError: the scheduler does not accept this form; the message names those it accepts.
+        UsageError: it has none of the forms, is 0 or is longer than 999 days.
     """
-    for pattern in (DURATION.pattern, *dialect.times):
-        if found := re.fullmatch(pattern, text):
-            total = _total(found)
-            days, rest = divmod(total, 86400)
-            if total and days < 1000:
-                head = f"{days}-" if days else ""
-                return f"{head}{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    raise UsageError(
-        f"{text!r} is not a time for {dialect.label}",
-        where="--time",
-        remedy=f"write {dialect.time_forms}",
-    )
+    found = DURATION.fullmatch(text)
+    total = _total(found) if found else 60 * number(text)
+    days, rest = divmod(total, 86400)
+    if not 0 < total < 1000 * 86400:
+        raise UsageError(f"{text!r} is not a time", where="--time", remedy=f"write {TIME_FORMS}")
+    head = f"{days}-" if days else ""
+    return f"{head}{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
 def seconds(time: str) -> int:
@@ -320,7 +317,7 @@ def _wrong_values(job: Job, dialect: Dialect) -> Iterator[_Reason]:
         if number is not None and number < lowest:
             yield field, f"{number} is too few", f"write {lowest} or more"
     if seconds(job.time) == 0:
-        yield "time", "the time of a job must not be 0", f"write {dialect.time_forms}"
+        yield "time", "the time of a job must not be 0", f"write {TIME_FORMS}"
     default = Job()
     used = {use.name for each in dialect.directives for use in template.uses(each)}
     unused = {field: "omit it" for field in _OPTIONAL if field not in used}

@@ -266,37 +266,12 @@ def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "scheduler", "time"),
-    [
-        ("90", "slurm", "01:30:00"),
-        ("48:00:00", "slurm", "2-00:00:00"),
-        ("1-12", "slurm", "1-12:00:00"),
-        ("90", "cobalt", "01:30:00"),
-        ("1:30", "lsf", "01:30:00"),
-        ("36:00:00", "pbs", "1-12:00:00"),
-    ],
+    "text", ["1:30", "2h", "1:00:00\n", "1٢", "0", "0:00:00", "1-12", "9999999"]
 )
-def test_times(text: str, scheduler: str, time: str) -> None:
-    assert read_time(text, DIALECTS[scheduler]) == time
-    assert seconds(time) > 0
-
-
-@pytest.mark.parametrize(
-    ("text", "scheduler", "forms"),
-    [
-        ("1:30", "slurm", "days-hours:minutes:seconds"),
-        ("2h", "slurm", "minutes (90)"),
-        ("1:00:00\n", "slurm", "minutes"),
-        ("1٢", "slurm", "minutes"),
-        ("90", "pbs", "hours:minutes:seconds"),
-        ("90", "lsf", "hours:minutes (1:30)"),
-    ],
-)
-def test_times_that_a_scheduler_does_not_know(text: str, scheduler: str, forms: str) -> None:
-    with pytest.raises(UsageError, match="is not a time for") as caught:
-        read_time(text, DIALECTS[scheduler])
-    assert forms in caught.value.remedy
-    assert caught.value.where == "--time"
+def test_times_that_no_scheduler_gets(text: str) -> None:
+    assert (read_time("90"), read_time("48:00:00")) == ("01:30:00", "2-00:00:00")
+    with pytest.raises(UsageError, match="^--time: .* is not a time\n.*minutes \\(90\\)"):
+        read_time(text)
 
 
 @given(scheduler=st.sampled_from(SCHEDULERS), total=st.integers(1, 999 * 86400 + 86399))
@@ -304,7 +279,7 @@ def test_each_time_comes_back(scheduler: str, total: int) -> None:
     """No scheduler gets less than was asked for, nor a minute more."""
     days, rest = divmod(total, 86400)
     time = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    assert seconds(read_time(time, DIALECTS[scheduler])) == total
+    assert seconds(read_time(time)) == total
     text = script(DIALECTS[scheduler], PLAIN._replace(job=Job(time=time)))
     option, *sizes = {
         "slurm": ("--time=(.*)", 86400, 3600, 60, 1),
@@ -326,10 +301,10 @@ def test_what_a_job_costs() -> None:
 
 
 def test_gpus_follow_the_ranks_where_each_rank_has_one() -> None:
-    job, slurm = Job(ranks_per_node=8, gpus_per_node=8), DIALECTS["slurm"]
-    assert merge(job, slurm, {"ranks_per_node": 2}).gpus_per_node == 2
-    assert merge(job, slurm, {"ranks_per_node": 2, "gpus_per_node": 4}).gpus_per_node == 4
-    assert merge(job._replace(gpus_per_node=4), slurm, {"ranks_per_node": 2}).gpus_per_node == 4
+    job = Job(ranks_per_node=8, gpus_per_node=8)
+    assert merge(job, {"ranks_per_node": 2}).gpus_per_node == 2
+    assert merge(job, {"ranks_per_node": 2, "gpus_per_node": 4}).gpus_per_node == 4
+    assert merge(job._replace(gpus_per_node=4), {"ranks_per_node": 2}).gpus_per_node == 4
 
 
 def test_what_is_charged_is_told_in_words() -> None:
@@ -405,7 +380,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_options_win_over_the_recipe() -> None:
     job = Job(nodes=2, time="01:00:00", account="a")
     given = {"nodes": 4, "time": "90", "account": None}
-    assert merge(job, DIALECTS["slurm"], given) == job._replace(nodes=4, time="01:30:00")
+    assert merge(job, given) == job._replace(nodes=4, time="01:30:00")
     assert set(JOB_OPTIONS) <= set(Job._fields)
 
 
@@ -415,7 +390,7 @@ def test_options_win_over_the_recipe() -> None:
 )
 def test_options_are_judged_like_a_recipe(field: str, value: str) -> None:
     with pytest.raises(UsageError) as caught:
-        merge(Job(), DIALECTS["slurm"], {field: value})
+        merge(Job(), {field: value})
     assert caught.value.where == f"--{field}"
 
 

@@ -311,7 +311,6 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
         ("pjdel {id}", "pjdel {cluster} {id}", "14: pjm.cancel", "may have no cluster"),
         ('"pjdel {id}"', '"pjdel {?cluster}"', "14: pjm.cancel", "must be in a part"),
         ("--interact {options}", "--interact={options}", "15: pjm.interactive", "its own"),
-        ("cancel =", "times = ['(?P<x>.+)']\ncancel =", "14: pjm.times[0]", "d, h, m and s"),
     ],
 )
 def test_mistakes_name_their_line(
