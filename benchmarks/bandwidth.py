@@ -70,7 +70,6 @@ def main() -> None:
     launch = Launch(
         (installation.python, "-c", PROGRAM, str(RANK_PROGRAMS), str(arguments.pairs), *sizes),
         RANKS,
-        len(os.sched_getaffinity(0)),
         os.geteuid() == 0,
         host_mpi(Setup(installation, Runner()), TIMEOUT)[0],
     )

@@ -80,7 +80,7 @@ class Cost(NamedTuple):
 
 def measure(installation: Installation, count: int) -> Cost:
     runner = Runner()
-    launch = Launch((), count, len(os.sched_getaffinity(0)), os.geteuid() == 0)
+    launch = Launch((), count, os.geteuid() == 0)
     setup = Setup(installation, runner, launch=launch)
     mpi = host_mpi(setup, TIMEOUT)
     watchers = Watchers(runner.token)

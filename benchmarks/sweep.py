@@ -37,7 +37,7 @@ def sweep(
     options: argparse.Namespace,
 ) -> bool:
     """Run all rounds and print the result; returns whether it is right."""
-    launch = Launch((), ranks, len(os.sched_getaffinity(0)), os.geteuid() == 0)
+    launch = Launch((), ranks, os.geteuid() == 0)
     exercises = (f"rounds={options.rounds}",)
     setup = Setup(installation, Runner(), launch=launch, exercises=exercises)
     mpi = host_mpi(setup, options.timeout)

@@ -226,7 +226,7 @@ def _modules_here(wanted: Modules) -> ModulesHere | None:
         return None
     attempt = module_shell.try_out(system, wanted, "build", runner, listing=True)
     return ModulesHere(
-        f"{system.kind} {system.version}".strip(),
+        f"{system.backend.name} {system.version}".strip(),
         attempt.examined,
         offers(attempt.available),
     )

@@ -26,7 +26,6 @@ from hvdenv.sites.modules import (
     Backend,
     Loaded,
     Phase,
-    SystemName,
     compare,
     each_unloaded,
     initialisation,
@@ -41,6 +40,10 @@ from hvdenv.sites.modules import (
 )
 
 _OUTPUT_LINES = 12
+# In the output of `module --version`: of Lmod, and of Environment Modules 4 and 3.
+_VERSION = re.compile(
+    r"(Modules based on Lua: Version |Modules Release |^VERSION=)(?P<version>\S+)", re.MULTILINE
+)
 _NOT_FOUND = tuple(each.not_found for each in BACKENDS if each.not_found)
 State = Literal["loads", "missing", "hidden", "fails", "replaced"]
 _REMEDIES: dict[State, str] = {
@@ -167,13 +170,9 @@ class ModuleSystem(NamedTuple):
         script: that defined ``module``; empty if the shell already had it.
     """
 
-    kind: SystemName
+    backend: Backend
     version: str
     script: str
-
-    @property
-    def backend(self) -> Backend:
-        return next(each for each in BACKENDS if each.name == self.kind)
 
 
 class Attempt(NamedTuple):
@@ -211,9 +210,8 @@ def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
             return None
         script, *values = shell.text("found").splitlines()
         used = (each for each, value in zip(BACKENDS, values, strict=True) if value)
-        backend = next(used, BACKENDS[-1])
-        version = backend.version.search(shell.text("version"))
-    return ModuleSystem(backend.name, version["version"] if version else "", script)
+        version = _VERSION.search(shell.text("version"))
+    return ModuleSystem(next(used, BACKENDS[-1]), version["version"] if version else "", script)
 
 
 def find(runner: Runner, init: str | None = None) -> ModuleSystem:

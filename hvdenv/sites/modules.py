@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 
 from hvdenv.model.cluster import Modules, Swap
 
-SystemName = Literal["Lmod", "Environment Modules"]
-
 
 class Backend(NamedTuple):
     """All that hvdenv knows about one module system.
@@ -20,9 +18,6 @@ class Backend(NamedTuple):
     Attributes:
         variable: set in shells where it is in use.
         modulefile: the language that hvdenv writes modulefiles in: ``lua`` or ``tcl``.
-        scripts: scripts that define ``module``, as shell words: those named by variables,
-            of the login shells, and of distributions.
-        version: finds the version in the output of ``module --version``.
         list_modules: shell commands that write the names of all modules to a file, from the
             version and the file.
         hint: shell command that explains why ``{module}`` cannot be loaded; may be empty.
@@ -31,11 +26,9 @@ class Backend(NamedTuple):
         not_found: what it prints about a module that does not exist or is hidden; may be empty.
     """
 
-    name: SystemName
+    name: str
     variable: str
     modulefile: Literal["lua", "tcl"]
-    scripts: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    version: re.Pattern[str]
     list_modules: Callable[[str, str], tuple[str, ...]]
     hint: str = ""
     prerequisites: Callable[[str], tuple[str, ...]] = lambda text: ()
@@ -59,12 +52,6 @@ _LMOD = Backend(
     name="Lmod",
     variable="LMOD_CMD",
     modulefile="lua",
-    scripts=(
-        ('"${LMOD_PKG-}/init/sh"',),
-        ("/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh"),
-        ("/usr/share/lmod/lmod/init/sh",),
-    ),
-    version=re.compile(r"Modules based on Lua: Version (?P<version>\S+)"),
     list_modules=lambda version, path: (
         f"module --show_hidden -t avail > {path} 2>&1",
         f"module -t spider >> {path} 2>&1",
@@ -84,12 +71,6 @@ _TCL = Backend(
     # Version 3 does not set it.
     variable="MODULES_CMD",
     modulefile="tcl",
-    scripts=(
-        ('"${MODULESHOME-}/init/sh"',),
-        ("/etc/profile.d/modules.sh",),
-        ("/usr/share/modules/init/sh",),
-    ),
-    version=re.compile(r"(Modules Release |^VERSION=)(?P<version>\S+)", re.MULTILINE),
     list_modules=_list_modules,
     not_found="Unable to locate a modulefile",
 )
@@ -100,12 +81,16 @@ BACKENDS = (_LMOD, _TCL)
 # What a set is loaded for: to run, or to build with ``modules.build`` on top.
 Phase = Literal["run", "build"]
 
-# Where sites and distributions have the script that defines `module`.
-USUAL_SCRIPTS = tuple(
-    script
-    for group in zip(*(each.scripts for each in BACKENDS), strict=True)
-    for scripts in group
-    for script in scripts
+# Scripts that define `module`, as shell words: those that a login has named, those of login shells,
+# and those of distributions.
+USUAL_SCRIPTS = (
+    '"${LMOD_PKG-}/init/sh"',
+    '"${MODULESHOME-}/init/sh"',
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/z00_lmod.sh",
+    "/etc/profile.d/modules.sh",
+    "/usr/share/lmod/lmod/init/sh",
+    "/usr/share/modules/init/sh",
 )
 
 _VARIABLES = "".join(f"${{{each.variable}-}}" for each in BACKENDS)

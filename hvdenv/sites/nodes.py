@@ -7,39 +7,17 @@ variable; others are not touched.
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from hvdenv.base.command import Command, Outcome
+from hvdenv.base.command import Command
 from hvdenv.base.errors import StepError
 from hvdenv.base.runner import TOKEN_VARIABLE, Runner, end_marked
 from hvdenv.reports.report import Finding
 
 # With more connections at once, sshd begins to drop them.
 _AT_ONCE = 8
-
-
-def ask(queries: Mapping[str, Command], runner: Runner) -> dict[str, Outcome | str]:
-    """Run a query for each host, several at a time: the outcome, or why there is none."""
-
-    def run(query: Command) -> Outcome | str:
-        try:
-            outcome = runner.run(query)
-        except StepError as error:
-            return str(error)
-        return f"no answer within {query.timeout:.0f} s" if outcome.timed_out else outcome
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        try:
-            return dict(zip(queries, pool.map(run, queries.values()), strict=True))
-        except BaseException:
-            runner.stop()
-            raise
-
-
-def _by_ssh(host: str, line: str, connect_seconds: int = 10) -> tuple[str, ...]:
-    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_seconds}")
-    return ("ssh", *options, host, line)
 
 
 def _is_this_host(host: str) -> bool:
@@ -61,19 +39,22 @@ def end_orphans(hosts: Sequence[str], runner: Runner, seconds: float) -> Iterato
     All hosts together have ``seconds`` to answer. Yields one finding about those that answered,
     and one for each that did not.
     """
-    others = {h: _end_query(h, runner.token, seconds) for h in hosts if not _is_this_host(h)}
+    others = [host for host in hosts if not _is_this_host(host)]
     ended: dict[str, int] = {}
     # The runner of a run that was stopped starts nothing.
-    for host, answer in ask(others, Runner(runner.environment(Command(())))).items():
-        lines = [] if isinstance(answer, str) else answer.output.splitlines()
+    asking = Runner(runner.environment(Command(())))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            ask = partial(_end_there, token=runner.token, seconds=seconds, runner=asking)
+            answers = [*zip(others, pool.map(ask, others), strict=True)]
+        except BaseException:
+            asking.stop()
+            raise
+    for host, (output, why) in answers:
+        lines = output.splitlines()
         if _ANSWER in lines:
             ended[host] = sum(line.startswith(f"{_ANSWER} ") for line in lines)
             continue
-        why = (
-            answer
-            if isinstance(answer, str)
-            else answer.tail(3) or f"exit code {answer.returncode}"
-        )
         yield Finding(
             check="orphans",
             subject=host,
@@ -90,8 +71,15 @@ def end_orphans(hosts: Sequence[str], runner: Runner, seconds: float) -> Iterato
     yield Finding(check="orphans", subject="hosts", status="pass", message=message)
 
 
-def _end_query(host: str, token: str, seconds: float) -> Command:
-    """Ends the marked processes of a host."""
+def _end_there(host: str, token: str, seconds: float, runner: Runner) -> tuple[str, str]:
+    """End the marked processes of another host: what it answers, and why that is no answer."""
     script = _END_MARKED.format(name=TOKEN_VARIABLE, token=token, answer=_ANSWER)
-    line = f"sh -c {shlex.quote(script)}"
-    return Command(_by_ssh(host, line, max(int(seconds), 1)), timeout=seconds)
+    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(int(seconds), 1)}")
+    words = ("ssh", *options, host, f"sh -c {shlex.quote(script)}")
+    try:
+        outcome = runner.run(Command(words, timeout=seconds))
+    except StepError as error:
+        return "", str(error)
+    if outcome.timed_out:
+        return "", f"no answer within {seconds:.0f} s"
+    return outcome.output, outcome.tail(3) or f"exit code {outcome.returncode}"

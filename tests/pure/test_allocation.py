@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.base.errors import UsageError
-from hvdenv.model.cluster import Job, Partition
+from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect, shipped
 from hvdenv.sites import allocation
 from hvdenv.sites.allocation import Allocation, interactive
@@ -139,56 +139,31 @@ def test_an_own_scheduler_whose_file_lists_ranks() -> None:
     assert found.counts_tasks and found.hosts == (Host("x1", 2), Host("x2", 1))
 
 
-NEURON = Job("amd_a100nv_8", 2, 4, gpus_per_node=4, time="8:00:00")._replace(
-    name="debug", comment="python", output="%x.out", error="%x.err"
-)
 PROGRAM = ("bash", "--rcfile", "/home/a b/rc", "-i")
-INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
-    (
-        "slurm", NEURON, None, "salloc",
-        "-J debug --time=8:00:00 --comment=python -p amd_a100nv_8 --nodes=2 --ntasks-per-node=4"
-        " --gres=gpu:4 srun --interactive --preserve-env --pty bash --rcfile '/home/a b/rc' -i",
-    ),
-    (
-        "slurm", NEURON._replace(gpu_option="gpus-per-node"), Partition(gpu="A100"), "salloc",
-        "-J debug --time=8:00:00 --comment=python -p amd_a100nv_8 --nodes=2 --ntasks-per-node=4"
-        " --gpus-per-node=A100:4"
-        " srun --interactive --preserve-env --pty bash --rcfile '/home/a b/rc' -i",
-    ),
-    (
-        "pbs", Job("debug", 2, 4, gpus_per_node=4, select="system=polaris", account="a",
-                   directives=("-l place=scatter",)), None, "qsub -I",
-        "-N hvdenv -l select=2:ngpus=4:mpiprocs=4:system=polaris -l walltime=01:00:00 -q debug -A a"
-        " -l place=scatter",
-    ),
-    (
-        "cobalt", Job("training", 4, account="SDL_Workshop"), None,
-        "qsub -I", "--jobname hvdenv -n 4 -t 60 -q training -A SDL_Workshop",
-    ),
-    (
-        "lsf", Job("batch", 2, 6, account="abc007", time="2:00:00"), None, "bsub",
-        "-P abc007 -W 2:00 -nnodes 2 -q batch -J hvdenv -Is"
-        """ 'bash --rcfile '"'"'/home/a b/rc'"'"' -i'""",
-    ),
-    (
-        "gridengine", Job("gpu.q", 2, 4, parallel_environment="mpi", directives=("-l gpu=4",)),
-        None, "qrsh", "-N hvdenv -cwd -l h_rt=01:00:00 -q gpu.q -pe mpi 8 -l gpu=4 -pty y"
-        " bash --rcfile '/home/a b/rc' -i",
-    ),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "job", "partition", "begin", "rest"),
-    INTERACTIVE,
-    ids="slurm slurm-gpus pbs cobalt lsf gridengine".split(),
+    ("scheduler", "begin", "end"),
+    [
+        (
+            "slurm",
+            "salloc -J x",
+            "srun --interactive --preserve-env --pty bash --rcfile '/home/a b/rc' -i",
+        ),
+        ("pbs", "qsub -I -N x -l select=2:mpiprocs=1", "-l walltime=01:00:00"),
+        ("cobalt", "qsub -I --jobname x -n 2", "-t 60"),
+        ("lsf", "bsub -W 1:00 -nnodes 2", """-J x -Is 'bash --rcfile '"'"'/home/a b/rc'"'"' -i'"""),
+        ("gridengine", "qrsh -N x -cwd", "-pe mpi 2 -pty y bash --rcfile '/home/a b/rc' -i"),
+    ],
 )
-def test_interactive_allocations(
-    scheduler: str, job: Job, partition: Partition | None, begin: str, rest: str
-) -> None:
-    words = interactive(shipped()[scheduler], job, partition, PROGRAM)
-    assert words == tuple(shlex.split(f"{begin} {rest}"))
-    assert not {"-o", "-e", "-k", "-j"} & set(words)
+def test_interactive_allocations(scheduler: str, begin: str, end: str) -> None:
+    """The options are those of a batch job, without those of its output."""
+    job = Job(nodes=2, name="x", output="%x.out", error="%x.err")
+    job = job._replace(parallel_environment="mpi" if scheduler == "gridengine" else None)
+    words = interactive(shipped()[scheduler], job, None, PROGRAM)
+    first, last = shlex.split(begin), shlex.split(end)
+    assert words[: len(first)] == (*first,) and words[-len(last) :] == (*last,)
+    assert not {"-o", "-e", "-k", "-j", "-O"} & {*words}
 
 
 @pytest.mark.parametrize(

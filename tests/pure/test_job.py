@@ -132,17 +132,6 @@ def test_json(slurm: Scheduler, hvdenv: Hvdenv) -> None:
     assert '"node_hours": 1.0' in hvdenv(*JOB, "--json", "--", "true").out
 
 
-def test_a_scheduler_that_is_silent_for_a_while(slurm: Scheduler, hvdenv: Hvdenv) -> None:
-    silent = slurm.programs / "scontrol"
-    answer = silent.read_text().replace(
-        "#!/bin/sh\n", "#!/bin/sh\n[ -e back ] || { touch back; exit 1; }\n"
-    )
-    silent.write_text(answer)
-    said = hvdenv(*JOB, "--submit", "--", "true").err
-    assert "does not answer; this does not affect the job" in said
-    assert "the scheduler answers again" in said
-
-
 @pytest.mark.parametrize("answer", ["y", "n", ""], ids=["cancel", "leave", "no terminal"])
 def test_ctrl_c_leaves_the_job_or_cancels_it(slurm: Scheduler, answer: str) -> None:
     words = [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "600"]

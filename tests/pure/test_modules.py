@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +13,6 @@ from hvdenv.sites.module_shell import LoadResult, judge
 from hvdenv.sites.modules import (
     Loaded,
     compare,
-    nearest,
     offers,
     parse_available,
     shell_lines,
@@ -32,15 +30,6 @@ module() {
 }
 """
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
-EVERYTHING = Modules(
-    init="/apps/{user}/init.sh",
-    use=("/opt/modules", "/apps/modules"),
-    source=("/apps/setup.sh",),
-    unload=("atp",),
-    swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),
-    load=("gcc/10.2.0", "cuda/11.4"),
-    build=("cmake/3.16.9",),
-)
 
 
 def recorded(shell: str, modules: Modules) -> tuple[int, str, list[list[str]]]:
@@ -91,29 +80,6 @@ def test_a_failure_says_the_hostile_name_and_does_nothing_else(shell: str, word:
         assert status == 1
         assert f"{what}{word}\n" in said
         assert calls == [["purge"]]
-
-
-def test_all_is_done_in_its_order(tmp_path: Path) -> None:
-    one, two, script = tmp_path / "one", tmp_path / "two", tmp_path / "setup.sh"
-    one.mkdir()
-    two.mkdir()
-    script.write_text("module sourced\nfalse\n")
-    modules = EVERYTHING._replace(
-        init=None, purge="force", use=(str(one), str(two)), source=(str(script),)
-    )
-    status, said, calls = recorded("dash", modules)
-    assert (status, said) == (0, "")
-    assert [" ".join(call) for call in calls] == [
-        "--force purge",
-        f"use {two}",
-        f"use {one}",
-        "sourced",
-        "unload atp",
-        "load PrgEnv-gnu",
-        "load gcc/10.2.0",
-        "load cuda/11.4",
-        "load cmake/3.16.9",
-    ]
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
@@ -172,15 +138,6 @@ def test_names_in_the_lists_of_each_system() -> None:
     )
     found = "compiler gcc/9.1.0 gcc/10.2.0 GCCcore/.11.2.0 evp-patch"
     assert parse_available(tcl) == tuple(found.split())
-
-
-def test_what_may_have_been_meant() -> None:
-    there = ("gcc/9.1.0", "gcc/10.3.0", "GCC/12", "openmpi/4.1.1", "cmake/3.16.9", "cuda/11.4")
-    assert nearest("gcc/10.2.0", there)[:2] == ("gcc/10.3.0", "GCC/12")
-    assert set(nearest("gcc/10.2.0", there)) == {"gcc/10.3.0", "GCC/12", "gcc/9.1.0"}
-    assert nearest("cudampi/openmpi-4.1.1", there) == ("openmpi/4.1.1",)
-    assert nearest("zzz", there) == ()
-    assert len(nearest("gcc/1", [f"gcc/{number}" for number in range(50)])) == 5
 
 
 def test_what_modules_offer() -> None:

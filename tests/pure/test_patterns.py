@@ -59,7 +59,6 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("base/schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
     ("model/dialect.py", "pattern"): list,  # compiled only
     ("standalone/ranks/datapath.py", "pattern"): lambda: [each.pattern for _, each in load("datapath")._VALUES],
-    ("sites/batch.py", "pattern"): lambda: [e for d in DIALECTS.values() for e in d.times],
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],
     ("sites/allocation.py", "dialect.launch_host"): lambda: [d.launch_host for d in DIALECTS.values()],
     ("sites/jobs.py", "dialect.submitted"): lambda: [d.submitted for d in DIALECTS.values()],

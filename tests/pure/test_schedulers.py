@@ -143,26 +143,6 @@ def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int
     assert find_exit_code(output, job) == code
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (Status("waiting"), "waiting"),
-        (Status("waiting", "Unheard"), "waiting (Unheard)"),
-        (
-            Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"),
-            "waiting (ReqNodeNotAvail,_UnavailableNodes:n1: required nodes are down or reserved,"
-            " perhaps for maintenance; the job starts when they are back, or request less time)",
-        ),
-        (Status("running", hosts="n[1-2]"), "running on n[1-2]"),
-        (Status("running", "Job run at noon"), "running"),
-        (Status("failed", "NonZeroExitCode", 3), "failed"),
-        (Status("timeout", "TimeLimit"), "timeout (TimeLimit)"),
-    ],
-)
-def test_states_in_words(status: Status, said: str) -> None:
-    assert status.describe(DIALECTS["slurm"]) == said
-
-
 @pytest.mark.parametrize("never", [False, True])
 def test_what_can_never_start(never: bool) -> None:
     reasons = {
@@ -185,20 +165,6 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
     assert list(tail.lines()) == ["two", "20%", "red https://***@h", "\ufffd"]
     assert list(tail.lines(last=True)) == ["end"]
     assert list(tail.lines(last=True)) == []
-
-
-@given(blocks=st.lists(st.binary(max_size=30), max_size=8))
-def test_a_file_is_read_whole_however_it_grows(
-    blocks: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("tail") / "out"
-    at_once, bit_by_bit = OutputTail(str(path)), OutputTail(str(path))
-    read = []
-    for block in blocks:
-        with path.open("ab") as stream:
-            stream.write(block)
-        read += list(bit_by_bit.lines())
-    assert read + list(bit_by_bit.lines(last=True)) == list(at_once.lines(last=True))
 
 
 def job(number: str, **values: Any) -> Submitted:

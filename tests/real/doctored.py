@@ -104,11 +104,10 @@ def run_ranks(
     framework: str = "torch",
 ) -> rank_run.RankRun:
     """Ranks as verify starts them; nothing else is looked at."""
-    cores = len(os.sched_getaffinity(0))
     setup = Setup(
         installation,
         runner,
-        launch=Launch((), size, cores, os.geteuid() == 0),
+        launch=Launch((), size, os.geteuid() == 0),
         exercises=exercises,
     )
     mpi = inspection.host_mpi(setup, timeout)

@@ -21,7 +21,7 @@ from hvdenv.verification.verify import verify
 from tests.real.doctored import TIMEOUT, found, without_check_build
 from tests.standin import Cluster
 
-LAUNCH = Launch((), 2, 2, os.geteuid() == 0)
+LAUNCH = Launch((), 2, os.geteuid() == 0)
 
 
 def test_benchmarks(copy: Callable[..., Installation], runner: Runner, tmp_path: Path) -> None:

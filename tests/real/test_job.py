@@ -192,13 +192,6 @@ def test_a_job_that_can_never_start_is_said_at_once(hvdenv: Cli, site: Cluster) 
     assert queue(site) == []
 
 
-def test_what_slurm_refuses(hvdenv: Cli) -> None:
-    result = hvdenv(*JOB, "--submit", "--partition", "none", "--", "true", code=5)
-    assert "the scheduler rejected the job" in result.stderr
-    assert "Invalid partition name specified" in result.stderr
-    assert list((hvdenv.home / "jobs").iterdir()) == []
-
-
 def test_a_job_that_waits_says_why(hvdenv: Cli, site: Cluster) -> None:
     for host in site.hosts:
         site.drain(host)

@@ -16,7 +16,7 @@ from hvdenv.base.errors import StepError
 from hvdenv.base.runner import Runner
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.sites.module_shell import ModuleSystem, detect, find, load, try_out
-from hvdenv.sites.modules import Loaded, Phase, offers, shell_lines
+from hvdenv.sites.modules import BACKENDS, Loaded, Phase, offers, shell_lines
 from tests.real.doctored import marked
 from tests.support.modulesystems import (
     KINDS,
@@ -47,8 +47,9 @@ class Site(NamedTuple):
 
     @property
     def system(self) -> ModuleSystem:
-        kind = "Lmod" if self.installed.kind == "lmod" else "Environment Modules"
-        return ModuleSystem(kind, "5.2.0", str(self.installed.init))  # type: ignore[arg-type]
+        lmod, tcl = BACKENDS
+        backend = lmod if self.installed.kind == "lmod" else tcl
+        return ModuleSystem(backend, "5.2.0", str(self.installed.init))
 
     def module(self, name: str, **content: Any) -> None:
         write_module(self.folder, name, **content)
@@ -96,20 +97,9 @@ def tcl_site(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Site:
 
 def test_the_system_is_found_by_the_script_of_the_recipe(site: Site) -> None:
     init = str(site.installed.init)
-    kind = {"lmod": "Lmod", "tcl": "Environment Modules"}[site.installed.kind]
     system = find(site.runner(), init)
-    assert (system.kind, system.script) == (kind, init)
+    assert (system.backend, system.script) == (site.system.backend, init)
     assert system.version[0].isdigit()
-
-
-def test_the_system_is_found_where_a_login_left_its_place(site: Site) -> None:
-    root = site.installed.root
-    left = {
-        "lmod": {"LMOD_PKG": f"{root}/usr/share/lmod/lmod"},
-        "tcl": {"MODULESHOME": f"{root}/usr/share/modules"},
-    }[site.installed.kind]
-    (place,) = left.values()
-    assert find(site.runner(**left)).script == f"{place}/init/sh"
 
 
 def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
@@ -125,7 +115,7 @@ def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
     inherited = dict(entry.split("=", 1) for entry in dump.split("\0") if entry)
     assert "BASH_FUNC_module%%" in inherited
     system = find(Runner(inherited), "/nowhere/init")
-    assert (system.kind, system.script) == (site.system.kind, "")
+    assert (system.backend, system.script) == (site.system.backend, "")
 
 
 @pytest.mark.needs("user namespaces")
