@@ -359,16 +359,15 @@ def _time(text: str, scheduler: str) -> Iterator[Fact]:
     if unit and _number(text):
         total = _number(text) * unit
         text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
+    if "-" in text or scheduler == "lsf":  # 2-12 of Slurm and 1:30 of LSF begin with hours
+        text += ":00" * (2 - text.count(":"))
     if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", text):
         yield Value(at("job.time"), text.zfill(8))
         return
     try:
-        time = "" if scheduler == "pbs" else read_time(text)  # PBS reads a number as seconds
+        yield Value(at("job.time"), read_time(text))
     except UsageError:
-        time = ""
-    yield (
-        Value(at("job.time"), time) if time else leave(f"{text!r} is not a time that hvdenv reads")
-    )
+        yield leave(f"{text!r} is not a time that hvdenv reads")
 
 
 def _memory(text: str, _: str) -> Iterator[Fact]:
