@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 from hvdenv.base.reading import LOG, open_file
 from hvdenv.knowledge.events import ERRORS, Event, Explainer, Reading, read_log
 from hvdenv.knowledge.failures import Failures, Kind, Meaning, all_failures
-from hvdenv.knowledge.logs import BLOCK, Hit, Place
+from hvdenv.knowledge.logs import BLOCK, Place
 
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7})')
 _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
@@ -169,7 +169,7 @@ def explain(text: str, *, kills: bool = True) -> Found | None:
 def _found(meaning: Meaning, event: Event, log: Reading) -> Found:
     """What an event means, with its place."""
     hit, kill = event.hit, event.meaning.kill
-    place = _below_rulers(hit)
+    place = hit.place
     # A process that is killed after another one crashed is not the cause.
     follows = kill and place.number > log.crashed
     kind: Kind = "consequence" if follows else meaning.kind
@@ -191,15 +191,6 @@ def _found(meaning: Meaning, event: Event, log: Reading) -> Found:
         steps_back=kind == "cause" and (meaning.steps_back or bool(meaning.member)),
         **place._asdict(),
     )
-
-
-def _below_rulers(hit: Hit) -> Place:
-    """The first line of a hit that says something: not the ruler of a box, nor an empty line."""
-    matched = hit.text[: hit.end].rstrip().split("\n")
-    skipped = next((at for at, line in enumerate(matched) if re.search(r"\w", line)), 0)
-    if not skipped:
-        return hit.place
-    return hit.place._replace(number=hit.place.number + skipped, line=hit.text.split("\n")[skipped])
 
 
 def _ranked(found: Sequence[Found]) -> tuple[Found, ...]:

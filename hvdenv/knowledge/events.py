@@ -1,4 +1,4 @@
-"""The events that a log shows, and why they happened: causes, rules of `check`, families of names."""
+"""The events that a log shows, and why they happened: causes, families of names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,11 +6,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import BinaryIO, NamedTuple, get_args
 
-from packaging.version import InvalidVersion, Version
-
 from hvdenv.knowledge.failures import Failures, Family, Meaning, Member, Named, all_failures
 from hvdenv.knowledge.logs import Finder, Hit, Query, Search, make_finder
-from hvdenv.knowledge.rules import each_of, judge
+from hvdenv.knowledge.rules import each_of
 
 ERRORS, FRAMES = 5, 30
 # Libraries of signal handlers.
@@ -30,7 +28,7 @@ class Reading(NamedTuple):
     Attributes:
         events: in the order of lines; on one line, texts of one cause come first.
         shows: names of contexts, and wordings of `needs` and `unless`.
-        mentions: versions and paths by what they are called, and `facts` by what rules call them.
+        mentions: versions and paths by what they are called.
         errors: the first lines that look like an error; `hints` the first that may say why.
         crashed: line number of the first crash, or one that is behind the log; `where` it crashed.
     """
@@ -38,7 +36,6 @@ class Reading(NamedTuple):
     events: tuple[Event, ...]
     shows: frozenset[str]
     mentions: dict[str, str]
-    facts: dict[str, str]
     errors: list[Hit]
     hints: list[Hit]
     crashed: int
@@ -83,17 +80,15 @@ def read_log(log: BinaryIO, *, own: bool = False) -> Reading:
     found = [Event(each, hit) for each in known.causes for hit in causes.get(each.id, ())]
     found += [Event(each, hit) for each in known.events for hit in events.get(each.id, ())]
     values = search.found("mention")
-    named = {
-        each: _value(each, values[each.name][0])
-        for each in known.texts.mention
-        if each.name in values
-    }
     lines = search.found("line")
     return Reading(
         events=tuple(sorted(found, key=lambda each: each.hit.place.number)),
         shows=frozenset(search.found("shows")) | ({"own"} if own else set()),
-        mentions={each.name: value for each, value in named.items()},
-        facts={each.fact: value for each, value in named.items() if each.fact},
+        mentions={
+            each.name: _value(each, values[each.name][0])
+            for each in known.texts.mention
+            if each.name in values
+        },
         errors=lines.get("errors", []),
         hints=lines.get("hints", []),
         crashed=min(
@@ -120,6 +115,8 @@ def _crash_site(frames: Iterable[Hit]) -> str:
     return ""
 
 
+# What texts.toml calls those that a log names; `{interfaces}` of a remedy.
+_INTERFACES = "network interfaces of NCCL"
 _SLOT = re.compile(r"\{(\w+)\}")
 _COMMAND = re.compile(r"`([^`]*)`")
 # What is a name and no more where it stands in a command: no option, no address, nothing that the
@@ -143,10 +140,10 @@ class Explainer:
         """What an event means in this log, with all slots filled in."""
         meaning = self._cause(event)
         if not meaning and not event.meaning.source:
-            meaning = self._of_rule(event) or self._of_family(event) or event.meaning
+            meaning = self._of_family(event) or event.meaning
         if not meaning:
             return None
-        interfaces = self.log.facts.get("interfaces", "those that it finds first")
+        interfaces = self.log.mentions.get(_INTERFACES, "those that it finds first")
         slots = {"interfaces": interfaces, **event.hit.slots, "where": self.log.where}
         inside = [each_of(told) for name, told in meaning.inside.items() if name in self.log.shows]
         remedies = (*(each for told in inside for each in told), *meaning.remedies)
@@ -190,30 +187,6 @@ class Explainer:
             family = next(each for each in self.failures.families if each.id == condition[1:])
             return any(family.has(each, value) for each in get_args(Member))
         return fnmatchcase(value.lower(), condition.lower())
-
-    def _of_rule(self, event: Event) -> Meaning | None:
-        """A rule of `check` that what the log names breaks."""
-        stated = event.meaning
-        for rule in judge(self._observables(event)) if stated.broken else ():
-            if any(fnmatchcase(rule.id, each) for each in stated.broken):
-                return Meaning(
-                    id=stated.id,
-                    says=f"{stated.says}: {rule.message}",
-                    remedies=(rule.remedy,),
-                    rules=(rule.id,),
-                    source=f"{rule.certainty}: {rule.source}",
-                )
-        return None
-
-    def _observables(self, event: Event) -> dict[str, str]:
-        """What rules may ask: the versions that the log names, and the one that a package was asked in."""
-        package, _, version = event.hit.slots.get("package", "").partition("==")
-        seen = {"torch_provider": "pip", "tensorflow_provider": "pip", "horovod_provider": "source"}
-        return seen | {
-            name: value
-            for name, value in {**self.log.facts, package: version}.items()
-            if name == "machine" or _is_version(value)
-        }
 
     def _of_family(self, event: Event) -> Meaning | None:
         family, stated = self._family(event), event.meaning
@@ -259,11 +232,3 @@ def _fits_into(command: str, at: int, value: str) -> bool:
         return False
     in_quotes = command[:at].count("'") % 2 == 1 and " -c " not in command
     return bool((_QUOTED if in_quotes else _PLAIN).fullmatch(value))
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True

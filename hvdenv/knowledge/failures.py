@@ -230,8 +230,6 @@ class Meaning(NamedTuple):
         known: the cause if a family has the name; ``{family}`` stands for what that is called.
         steps_back: a cause only if no other one is found, as all those of a member.
         most: how many lines to keep.
-        broken: globs for ids of rules of `check`; if one of them applies to the versions that the
-            log names, it is the cause.
         kill: reports that a process was killed, which launchers and schedulers also do to the
             remaining ranks when one has ended.
 
@@ -258,7 +256,6 @@ class Meaning(NamedTuple):
     known: str = ""
     steps_back: bool = False
     most: int = 3
-    broken: tuple[str, ...] = ()
     kill: bool = False
     source: Source = ""
     event: tuple[str, ...] = ()
@@ -270,11 +267,10 @@ class Meaning(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Wordings of a context or of a fact that a log names; only `parts` of a value count, if stated."""
+    """Wordings of a context, or of what a log names; only `parts` of a value count, if stated."""
 
     name: str
     wordings: tuple[str, ...]
-    fact: str = ""
     parts: str = ""
 
 
