@@ -23,6 +23,7 @@ import pytest
 from tests.real.conftest import Cli
 from tests.standin import Cluster, Partition
 from tests.support.channel import find_interpreter, python_channel
+from tests.support.files import EXECUTABLE, programs, write
 from tests.support.modulesystems import cache_folder, install, write_lua_module
 
 PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/conda_env.py"
@@ -109,10 +110,7 @@ def open_mpi(venv: Path, folder: Path) -> Path:
 def horovodrun(site: Site, folder: Path, python: str) -> Path:
     """Horovod's program, for another interpreter."""
     script = (site.packages.parents[2] / "bin/horovodrun").read_text().partition("\n")[2]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "horovodrun").write_text(f"#!{python}\n{script}")
-    (folder / "horovodrun").chmod(0o755)
-    return folder
+    return write(folder / "horovodrun", f"#!{python}\n{script}", EXECUTABLE).parent
 
 
 ALVIS_TORCH = "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1"
@@ -203,24 +201,6 @@ without = ["horovod.gpu"]
 """
 
 
-@pytest.mark.optin  # srun starts ranks of modules in test_tutorial.py, too
-def test_alvis_in_an_allocation(alvis: Site) -> None:
-    """As the document does it: srun starts what the modules bring, on two nodes."""
-    recipe = alvis.recipe("alvis-cpu", WITHOUT_NCCL.format(minor=alvis.minor))
-    hvdenv = alvis.cli()
-    hvdenv("build", recipe, "--variant", "cpu")
-    salloc = ["salloc", "--quiet", "-p", "alvis", "-N2", "--ntasks-per-node=2"]
-    verified = alvis.cluster.run(
-        [*salloc, sys.executable, "-m", "hvdenv", "verify", recipe, "--variant", "cpu", "--quick"],
-        env={"HVDENV_HOME": str(alvis.home)},
-        check=False,
-        timeout=600,
-    )
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    rows = table(verified.stdout)
-    assert (rows["PyTorch"], rows["MPI"]) == ("XXX", "XXX")
-
-
 def test_alvis_with_tensorflow(alvis: Site) -> None:
     """The other module; what activate.sh makes of it."""
     recipe = alvis.recipe("alvis-cpu", WITHOUT_NCCL.format(minor=alvis.minor))
@@ -256,6 +236,8 @@ def conda(home: Path, site: Site) -> Path:
     packages = packages_but(site, "site-packages", "ninja", "pip")
     (prefix / library / "site-packages/site.pth").write_text(f"{packages}\n")
     horovodrun(site, prefix / "bin", f"{prefix}/bin/python")
+    # As much of conda as copying takes.
+    programs(prefix / "bin", conda='test "$1 $2 $3" = "create --yes --clone" && cp -a "$4" "$6"')
     return prefix
 
 
@@ -338,7 +320,7 @@ def test_thetagpu_job(site: Site, thetagpu: str) -> None:
 def test_thetagpu_with_additions(site: Site, thetagpu: str, conda: Path) -> None:
     """A copy of the site's environment, which packages can be added to."""
     clone = ("--variant", "cpu", "--set", "python.provider=clone")
-    prefix = site.home / "envs/clone"
+    prefix = site.home / "clone"
     hvdenv = site.cli()
     hvdenv("build", thetagpu, *clone, "--prefix", str(prefix))
     script = f". {prefix}/activate.sh; type -P python; horovodrun --version"
@@ -372,7 +354,6 @@ ALPHA = "Horovod/0.21.1-TensorFlow-2.4.1"
 # A stand-in for the tools of HPC workspace, which are not to be had here: it keeps what
 # their manual says of arguments, output and exit codes, and nothing else.
 WORKSPACES = """\
-#!/bin/sh
 filesystem=none
 while getopts F: option; do filesystem=$OPTARG; done
 shift $((OPTIND - 1))
@@ -423,11 +404,8 @@ def taurus(site: Site, conda: Path) -> Taurus:
             f'prepend_path("MODULEPATH", "{folder / name}")',
         )
         (folder / name).mkdir(parents=True)
-    wrong = site.apps / "wrong"
-    wrong.mkdir()
-    for program in ("mpirun", "mpicxx"):
-        (wrong / program).write_text("#!/bin/sh\necho the wrong MPI >&2\nexit 1\n")
-        (wrong / program).chmod(0o755)
+    fails = "echo the wrong MPI >&2\nexit 1"
+    wrong = programs(site.apps / "wrong", mpirun=fails, mpicxx=fails)
     cmake = site.apps / "cmake"
     link(cmake, site.packages.parents[2] / "bin/cmake")
     of_ml = {
@@ -453,10 +431,8 @@ def taurus(site: Site, conda: Path) -> Taurus:
     write_lua_module(opens[0], "OpenMPI/4.0.5", f'prepend_path("MODULEPATH", "{opens[1]}")')
     write_lua_module(opens[1], ALPHA, f'prepend_path("PATH", "{conda}/bin")')
     workspaces = site.apps / "workspaces"
-    (workspaces / "bin").mkdir(parents=True)
-    for tool in ("ws_allocate", "ws_find"):
-        (workspaces / "bin" / tool).write_text(WORKSPACES.format(folder=workspaces))
-        (workspaces / "bin" / tool).chmod(0o755)
+    tool = WORKSPACES.format(folder=workspaces)
+    programs(workspaces / "bin", ws_allocate=tool, ws_find=tool)
     # As after a login there: one module environment is loaded.
     login = ["bash", "-c", "module load modenv/scs5 && exec env -0"]
     shown = site.cluster.run(login).stdout.split("\0")
