@@ -1,4 +1,4 @@
-"""conda environments: of the recipe `neuron`, from channels with published metadata, and others."""
+"""The conda environment of the recipe `neuron`, from channels with published metadata."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from hvdenv import STEP_PROGRAMS
 from hvdenv.locks import condalock, lockfile, pypi
 from hvdenv.locks.lockfile import BuiltWith, Locked
-from tests.real.conftest import Cli, Result, hear_interrupts
+from tests.real.conftest import Cli, Result
 from tests.standin import Cluster
-from tests.support.channel import Channel, File, published_channels
+from tests.support.channel import Channel, published_channels
 from tests.support.clusters import NEURON, install_software, write_modules
 from tests.support.index import package
-from tests.support.modulesystems import cache_folder, install
 
-CONDA_ENV = STEP_PROGRAMS / "conda_env.py"
 SITE = """\
 [conda]
 channels = ["{folder}/pytorch", "{folder}/conda-forge"]
@@ -78,8 +71,11 @@ class Neuron(NamedTuple):
 
 @pytest.fixture(scope="module")
 def neuron(
-    home: Path, published: dict[str, Channel], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Neuron]:
+    cluster: Cluster,
+    home: Path,
+    published: dict[str, Channel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Neuron:
     """Python 3.10, pip, setuptools and wheel are real, the contents of all else are empty."""
     own = tmp_path_factory.mktemp("home")
     (own / "envs").mkdir()
@@ -88,20 +84,12 @@ def neuron(
     (own / "site.toml").write_text(SITE.format(folder=channels, home=own))
     package(own / "wheels", "tensorflow_gpu", "2.10.0", requires=REQUIRES, tag=TAG)
     links = f"{own}/wheels {os.environ.get('PIP_FIND_LINKS', '')}"
-    modules = install("lmod", cache_folder(tmp_path_factory))
-    shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
-    with Cluster(modules=modules, shared=shared) as cluster:
-        write_modules(cluster.modulefiles, install_software(home), NEURON)
-        site = {"HVDENV_SITE": str(own / "site.toml"), "PIP_FIND_LINKS": links}
-        cli = Cli(own, {**cluster.environ, **site})
-        built = cli("build", "neuron", code=5)
-        folder = cli("lock", "neuron", "--lockfiles", str(own / "locks"), "--json").json[
-            "directory"
-        ]
-        yield Neuron(cli, own / "channels", built, lockfile.read_lock(Path(folder)))
-
-
-# The recipe neuron
+    write_modules(cluster.modulefiles, install_software(home), NEURON)
+    site = {"HVDENV_SITE": str(own / "site.toml"), "PIP_FIND_LINKS": links}
+    cli = Cli(own, {**cluster.environ, **site})
+    built = cli("build", "neuron", code=5)
+    locked = cli("lock", "neuron", "--lockfiles", str(own / "locks"), "--json").json
+    return Neuron(cli, own / "channels", built, lockfile.read_lock(Path(locked["directory"])))
 
 
 def test_the_recipe_builds_up_to_the_compile(neuron: Neuron) -> None:
@@ -202,167 +190,12 @@ def test_what_does_not_fit(neuron: Neuron, changed: dict[str, str], printed: str
     assert printed in result.stderr
 
 
-# Its environment
-
-
-@pytest.fixture(scope="module")
-def environment(neuron: Neuron) -> Path:
-    return neuron.environment
-
-
-def output(*words: str | Path) -> str:
-    """Of a program of an environment, without anything of the tests' own environment."""
-    return subprocess.run(
-        [str(word) for word in words],
-        env={"PATH": "/usr/bin:/bin"},
-        text=True,
-        check=True,
-        stdout=subprocess.PIPE,
-        timeout=120,
-    ).stdout.strip()
-
-
-def test_it_is_an_environment_to_conda_and_to_a_group(environment: Path) -> None:
+def test_it_is_an_environment_to_conda_and_to_a_group(neuron: Neuron) -> None:
     """conda activates what has conda-meta, and takes it for its own with a history there."""
+    environment = neuron.environment
     assert (environment / "conda-meta/history").is_file()
     for path in (environment / "conda-meta").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o644, path
-
-
-def test_nothing_is_shared_with_the_cache(environment: Path) -> None:
     files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 500
-    assert {path.stat().st_nlink for path in files} == {1}
-
-
-# Others
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Channel:
-    """With a small package, one of many files, and one that would run a script."""
-    channel = Channel(tmp_path_factory.mktemp("tools") / "channel")
-    channel.add("large", "1.0", {f"share/large/{number}": File(b"x") for number in range(2000)})
-    channel.add("greeter", "1.0", {"share/greeter": File(b"hello")}, packed=".tar.bz2")
-    script = File(b"#!/bin/sh\ntouch $PREFIX/ran\n", executable=True)
-    channel.add("scripted", "1.0", {"bin/.scripted-post-link.sh": script}, noarch="generic")
-    return channel.index()
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def variables(cache: Path | None) -> dict[str, str]:
-    kept = {"RATTLER_CACHE_DIR": str(cache)} if cache else {}
-    return {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **kept}
-
-
-def start(*words: str | Path, cache: Path | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(CONDA_ENV), *map(str, words)],
-        env=variables(cache),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=hear_interrupts,
-    )
-
-
-def run(*words: str | Path, cache: Path | None = None) -> tuple[int, str]:
-    with start(*words, cache=cache) as process:
-        printed, _ = process.communicate(timeout=300)
-    return process.returncode, printed
-
-
-def document(folder: Path, channels: list[str], specs: list[str], **changed: Any) -> Path:
-    path = folder / "conda.json"
-    virtual = {"__cuda": "11.4", "__glibc": "2.17"}
-    spec = {"channels": channels, "specs": specs, "platform": "linux-64", "virtual": virtual}
-    path.write_text(json.dumps({**spec, **changed}))
-    return path
-
-
-def refused(folder: Path, cache: Path, *document_words: Any, **changed: Any) -> str:
-    """What is printed when it fails; then nothing is left of it."""
-    target = folder / "env"
-    status, printed = run(document(folder, *document_words, **changed), target, cache=cache)
-    assert status == 1, printed
-    assert "Traceback" not in printed
-    assert not target.exists()
-    return printed
-
-
-@pytest.mark.parametrize("spec", ["", "greeter ===", "gr\u00fcss $(id)"])
-def test_what_is_no_package(tools: Channel, cache: Path, tmp_path: Path, spec: str) -> None:
-    assert f"conda_env: {spec}: " in refused(tmp_path, cache, [tools.url], [spec])
-
-
-def test_a_channel_that_is_not_there(cache: Path, tmp_path: Path) -> None:
-    gone = tmp_path.as_uri() + "/gone"
-    printed = refused(tmp_path, cache, [gone], ["python"])
-    assert "a channel cannot be read" in printed
-    assert gone in printed
-    printed = refused(tmp_path, cache, ["http://127.0.0.1:9/site"], ["python"])
-    assert "a channel cannot be read" in printed
-    assert "http://127.0.0.1:9/site" in printed
-
-
-def test_scripts_of_packages_are_not_run(tools: Channel, cache: Path, tmp_path: Path) -> None:
-    spec = document(tmp_path, [tools.url], ["scripted"])
-    status, printed = run(spec, tmp_path / "env", cache=cache)
-    assert status == 0, printed
-    assert "bin/.scripted-post-link.sh" in printed
-    assert not (tmp_path / "env/ran").exists()
-
-
-# On a busy machine a program may get to its end before its test gets to end it.
-TRIES = 10
-
-
-def wait_for(path: Path) -> None:
-    """Until it is there, and not a moment longer."""
-    deadline = time.monotonic() + 300
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come to be"
-
-
-def test_killed_in_the_middle_and_run_again(tools: Channel, tmp_path: Path) -> None:
-    target, report = tmp_path / "env", tmp_path / "report.json"
-    words = (document(tmp_path, [tools.url], ["large"]), target, "--report", report)
-    for _ in range(TRIES):
-        with start(*words, cache=tmp_path / "cache") as process:
-            wait_for(target / "share")
-            process.kill()
-            printed, _ = process.communicate(timeout=300)
-        if process.returncode:
-            break
-        shutil.rmtree(target)
-        report.unlink()
-    assert process.returncode == -9, printed
-    assert not report.exists()
-    assert "exists already" in run(*words, cache=tmp_path / "cache")[1]
-    shutil.rmtree(target)
-    status, printed = run(*words, cache=tmp_path / "cache")
-    assert status == 0, printed
-    assert len(list(target.glob("share/large/*"))) == 2000
-    assert len(json.loads(report.read_text())) == 1
-    assert not Path(f"{target}.unfinished").exists()
-
-
-def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_path: Path) -> None:
-    """It dies there in one of four runs that installed something."""
-    (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'the end')")
-    words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env")
-    for program, reaches_it in ((["-c", ""], True), ([str(CONDA_ENV), *map(str, words)], False)):
-        printed = subprocess.run(
-            [sys.executable, *program],
-            env={**variables(cache), "PYTHONPATH": str(tmp_path)},
-            text=True,
-            check=True,
-            stdout=subprocess.PIPE,
-            timeout=300,
-        ).stdout
-        assert ("the end" in printed) is reaches_it
+    assert {path.stat().st_nlink for path in files} == {1}, "shared with the cache"

@@ -1,4 +1,4 @@
-"""Locks of conda environments: what was solved is fetched, verified and installed again."""
+"""conda environments and locks of them: what was solved is fetched, verified and installed again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import pytest
 
 from hvdenv.locks import condalock
 from tests.support.channel import PLACEHOLDER, Channel, File
+from tests.support.files import programs
 from tests.support.index import Site, served
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "hvdenv/standalone/steps/conda_env.py"
@@ -56,6 +58,9 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
         packed=".tar.bz2",
     )
     found.add("data", "0.1", {"share/data": File(b"0123456789" * 1000)}, noarch="generic")
+    found.add("large", "1.0", {f"share/large/{number}": File(b"x") for number in range(2000)})
+    script = File(b"#!/bin/sh\ntouch $PREFIX/ran\n", executable=True)
+    found.add("scripted", "1.0", {"bin/.scripted-post-link.sh": script}, noarch="generic")
     for subdir in ("linux-ppc64le", "linux-aarch64"):
         found.add("greeter", "0.9", {"share/hello": File(b"hi")}, subdir=subdir)
     return found.index()
@@ -65,20 +70,26 @@ def spec_of(url: str, **changed: Any) -> dict[str, Any]:
     return {"channels": [url], "specs": SPECS, "platform": "linux-64", "virtual": {}, **changed}
 
 
-def run(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) -> tuple[int, str]:
+def start(
+    spec: dict[str, Any], *words: str | Path, path: Path, **variables: str
+) -> subprocess.Popen[str]:
     """With a PATH among the variables, without py-rattler, so that a conda program does the work."""
     path.write_text(json.dumps(spec))
     alone = ("-E", "-S") if "PATH" in variables else ()
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *alone, PROGRAM, path, *words],
         env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home", **variables},
         text=True,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=600,
-        check=False,
     )
-    return done.returncode, done.stdout
+
+
+def run(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) -> tuple[int, str]:
+    with start(spec, *words, path=path, **variables) as process:
+        printed, _ = process.communicate(timeout=600)
+    return process.returncode, printed
 
 
 def good(spec: dict[str, Any], *words: str | Path, path: Path, **variables: str) -> str:
@@ -91,6 +102,11 @@ def solved(spec: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     good(spec, "--solve-only", folder / "records.json", path=folder / "request.json")
     found: list[dict[str, Any]] = json.loads((folder / "records.json").read_text())
     return found
+
+
+def explicit(url: str, folder: Path) -> dict[str, Any]:
+    """What asks for exactly the packages that are chosen now."""
+    return {"platform": "linux-64", "explicit": solved(spec_of(url), folder)}
 
 
 @pytest.fixture(scope="session")
@@ -162,14 +178,57 @@ def test_from_a_folder_with_the_channel_gone(
         assert record["sha256"] == package.sha256
 
 
+def test_scripts_of_packages_are_not_run(channel: Channel, tmp_path: Path) -> None:
+    spec = spec_of(channel.url, specs=["scripted"])
+    printed = good(spec, tmp_path / "env", path=tmp_path / "spec.json")
+    assert "bin/.scripted-post-link.sh" in printed
+    assert not (tmp_path / "env/ran").exists()
+
+
+# On a busy machine a program may get to its end before its test gets to end it.
+TRIES = 10
+
+
+def test_killed_in_the_middle_and_run_again(channel: Channel, tmp_path: Path) -> None:
+    target, report = tmp_path / "env", tmp_path / "report.json"
+    spec, words = spec_of(channel.url, specs=["large"]), (target, "--report", report)
+    path = tmp_path / "spec.json"
+    for _ in range(TRIES):
+        with start(spec, *words, path=path) as process:
+            wait_until((target / "share").exists, 300, pause=0)
+            process.kill()
+            printed, _ = process.communicate(timeout=300)
+        if process.returncode:
+            break
+        shutil.rmtree(target)
+        report.unlink()
+    assert process.returncode == -9, printed
+    assert not report.exists()
+    assert "exists already" in run(spec, *words, path=path)[1]
+    shutil.rmtree(target)
+    good(spec, *words, path=path)
+    assert len(list(target.glob("share/large/*"))) == 2000
+    assert len(json.loads(report.read_text())) == 1
+    assert not Path(f"{target}.unfinished").exists()
+
+
+def test_the_interpreter_is_not_let_to_its_end(channel: Channel, tmp_path: Path) -> None:
+    """It dies there in one of four runs that installed something."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'the end')")
+    mine = {"PYTHONPATH": str(tmp_path)}
+    spec = spec_of(channel.url, specs=["greeter"])
+    printed = good(spec, tmp_path / "env", path=tmp_path / "spec.json", **mine)
+    assert "the end" not in printed
+    assert "the end" in subprocess.check_output([sys.executable, "-c", ""], env=mine, text=True)
+
+
 # What bad input gets
 
 
-def refused(spec: dict[str, Any], folder: Path, *words: str | Path, **variables: str) -> str:
+def refused(spec: dict[str, Any], folder: Path, **variables: str) -> str:
     work = folder / "work"
     work.mkdir(exist_ok=True)
-    words = words or (work / "env",)
-    status, printed = run(spec, *words, path=work / "spec.json", **variables)
+    status, printed = run(spec, work / "env", path=work / "spec.json", **variables)
     assert status == 1, printed
     assert "Traceback" not in printed
     assert not (work / "env").exists()
@@ -185,6 +244,18 @@ def flip(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
+@pytest.mark.parametrize("text", ["", "greeter ===", "gr\u00fcss $(id)"])
+def test_what_is_no_package(channel: Channel, tmp_path: Path, text: str) -> None:
+    assert f"conda_env: {text}: " in refused(spec_of(channel.url, specs=[text]), tmp_path)
+
+
+def test_a_channel_that_is_not_there(tmp_path: Path) -> None:
+    for url in (f"{tmp_path.as_uri()}/gone", "http://127.0.0.1:9/site"):
+        printed = refused(spec_of(url), tmp_path)
+        assert "a channel cannot be read" in printed
+        assert url in printed
+
+
 @pytest.fixture
 def copied(channel: Channel, tmp_path: Path) -> Channel:
     """The channel, to be damaged."""
@@ -192,9 +263,9 @@ def copied(channel: Channel, tmp_path: Path) -> Channel:
 
 
 def test_a_file_of_a_channel_that_changed(copied: Channel, tmp_path: Path) -> None:
-    records = solved(spec_of(copied.url), tmp_path)
+    spec = explicit(copied.url, tmp_path)
     change(copied.folder / "linux-64/greeter-1.0-0.tar.bz2", flip)
-    printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    printed = refused(spec, tmp_path)
     assert "is not the package that was asked for: its sha256 is" in printed
 
 
@@ -237,29 +308,27 @@ def test_a_package_of_a_lock_that_is_none(
 
 def test_a_package_whose_content_is_another(copied: Channel, tmp_path: Path) -> None:
     """Its hash is right, but it is not the package that its name says."""
-    records = solved(spec_of(copied.url), tmp_path)
+    spec = explicit(copied.url, tmp_path)
     other = copied.folder / "noarch/data-0.2-0.conda"
     shutil.copy(copied.folder / "noarch/data-0.1-0.conda", other)
-    records[0].update(version="0.2", url=other.as_uri())
-    printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    spec["explicit"][0].update(version="0.2", url=other.as_uri())
+    printed = refused(spec, tmp_path)
     assert "data-0.2-0.conda is data 0.1, not data 0.2" in printed
 
 
 def test_a_file_that_is_no_package(copied: Channel, tmp_path: Path) -> None:
-    records = solved(spec_of(copied.url), tmp_path)
+    spec = explicit(copied.url, tmp_path)
     path = copied.folder / "noarch/data-0.1-0.conda"
     path.write_bytes(b"PK\3\4 and so on")
-    records[0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    spec["explicit"][0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    printed = refused(spec, tmp_path)
     assert "data-0.1-0.conda is no conda package: " in printed
 
 
 def test_a_cache_that_cannot_be_written(server: Site, tmp_path: Path) -> None:
-    records = solved(spec_of(server.url), tmp_path)
+    spec = explicit(server.url, tmp_path)
     (tmp_path / "cache").write_text("")
-    work = tmp_path / "work"
-    spec = {"platform": "linux-64", "explicit": records}
-    printed = refused(spec, tmp_path, work / "env", RATTLER_CACHE_DIR=f"{tmp_path}/cache")
+    printed = refused(spec, tmp_path, RATTLER_CACHE_DIR=f"{tmp_path}/cache")
     assert f"conda_env: {tmp_path}/cache/packages" in printed
 
 
@@ -274,8 +343,7 @@ def server(channel: Channel) -> Iterator[Site]:
 
 def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    records = solved(spec_of(server.url), tmp_path)
-    spec = {"platform": "linux-64", "explicit": records}
+    spec = explicit(server.url, tmp_path)
     path, variables = tmp_path / "spec.json", {"RATTLER_CACHE_DIR": str(cache)}
     printed = good(spec, tmp_path / "env", path=path, **variables)
     assert "downloaded data-0.1-0.conda" in printed
@@ -289,17 +357,11 @@ def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_pa
     assert server.asked == ["/noarch/data-0.1-0.conda"]
     assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
 
-
-def test_what_the_cache_has_is_not_fetched_again(server: Site, tmp_path: Path) -> None:
-    records = solved(spec_of(server.url), tmp_path)
-    spec, path = {"platform": "linux-64", "explicit": records}, tmp_path / "spec.json"
-    variables = {"RATTLER_CACHE_DIR": str(tmp_path / "cache")}
-    good(spec, tmp_path / "env", path=path, **variables)
     server.asked = []
     good(spec, "--fetch-only", tmp_path / "offline", path=path, **variables)
     assert server.asked == []
     fetched = {each.name for each in (tmp_path / "offline").glob("packages/*/*")}
-    assert fetched == {each["url"].rpartition("/")[2] for each in records}
+    assert fetched == {each["url"].rpartition("/")[2] for each in spec["explicit"]}
 
 
 @pytest.mark.parametrize(
@@ -314,11 +376,9 @@ def test_what_the_cache_has_is_not_fetched_again(server: Site, tmp_path: Path) -
 def test_a_server_that_sends_something_else(
     server: Site, tmp_path: Path, page: bytes, printed: str
 ) -> None:
-    records = solved(spec_of(server.url), tmp_path)
+    spec = explicit(server.url, tmp_path)
     server.instead = {"data-0.1-0.conda": page}
-    work = tmp_path / "work"
-    spec = {"platform": "linux-64", "explicit": records}
-    assert printed in refused(spec, tmp_path, work / "env", RATTLER_CACHE_DIR=f"{tmp_path}/cache")
+    assert printed in refused(spec, tmp_path, RATTLER_CACHE_DIR=f"{tmp_path}/cache")
     assert not list(tmp_path.glob("cache/packages/*/data*"))
 
 
@@ -389,12 +449,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real conda if one is named, else what stands in for it."""
     if named := os.environ.get("HVDENV_TEST_CONDA"):
         return Path(named)
-    path = tmp_path_factory.mktemp("program") / "conda"
-    path.write_text(
-        f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/support/conda_program.py "$@"\n'
-    )
-    path.chmod(0o755)
-    return path
+    conda = f'exec {sys.executable} {ROOT}/tests/support/conda_program.py "$@"'
+    return programs(tmp_path_factory.mktemp("program"), conda=conda) / "conda"
 
 
 def test_a_program_installs_the_same(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hvdenv.model.layers import load_recipe
 from tests.real.conftest import Cli
 from tests.standin import Cluster
 from tests.support.clusters import NEURON, install_software, write_modules
-from tests.support.modulesystems import cache_folder, install, write_module
+from tests.support.modulesystems import write_module
 
 PAGE = """\
 [you@login ~]$ module load gcc/10.2.0 cuda/11.4 nccl/2.14 cudampi/openmpi-4.1.1 cmake/3.16.9
@@ -26,19 +25,15 @@ PAGE = """\
 
 
 @pytest.fixture(scope="module")
-def site(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    software = install_software(home)
+def site(cluster: Cluster, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     nccl = tmp_path_factory.mktemp("nccl")
     (nccl / "include").mkdir()
     (nccl / "include" / "nccl.h").touch()
-    lmod = install("lmod", cache_folder(tmp_path_factory))
-    shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
-    with Cluster(modules=lmod, shared=shared) as cluster:
-        write_modules(cluster.modulefiles, software, NEURON)
-        write_module(cluster.modulefiles, "nccl/2.14", setenv={"NCCL_ROOT": str(nccl)})
-        for python in ("python/3.10.4", "python/3.11.5"):
-            write_module(cluster.modulefiles, python)
-        yield cluster
+    write_modules(cluster.modulefiles, install_software(home), NEURON)
+    write_module(cluster.modulefiles, "nccl/2.14", setenv={"NCCL_ROOT": str(nccl)})
+    for python in ("python/3.10.4", "python/3.11.5"):
+        write_module(cluster.modulefiles, python)
+    return cluster
 
 
 def test_a_page_and_the_cluster(

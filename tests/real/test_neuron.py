@@ -8,8 +8,6 @@ and PyTorch 1.12, the versions of the site's document. srun and jobs: test_tutor
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,6 @@ from tests.real.conftest import Cli, Result
 from tests.standin import Cluster
 from tests.support.channel import python_channel
 from tests.support.clusters import NEURON, install_software, write_modules
-from tests.support.modulesystems import cache_folder, install
 from tests.support.wheels import store_for
 
 pytestmark = pytest.mark.needs("python3-dev")
@@ -43,16 +40,6 @@ TABLE = {
     "MPI": True,
     "Gloo": True,
 }
-
-
-@pytest.fixture(scope="module")
-def neuron(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    software = install_software(home)
-    modules = install("lmod", cache_folder(tmp_path_factory))
-    shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
-    with Cluster(modules=modules, shared=shared) as cluster:
-        write_modules(cluster.modulefiles, software, NEURON)
-        yield cluster
 
 
 class Versions(NamedTuple):
@@ -117,12 +104,13 @@ class Neuron(NamedTuple):
 
 @pytest.fixture(scope="module")
 def hvdenv(
-    neuron: Cluster,
+    cluster: Cluster,
     home: Path,
     versions: Versions,
     local_prefix: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Neuron:
+    write_modules(cluster.modulefiles, install_software(home), NEURON)
     # A home of its own: other tests ask for what was built last.
     own, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("neuron")
     (own / "envs").mkdir()
@@ -130,7 +118,7 @@ def hvdenv(
     (own / "cache").symlink_to(home / "cache")
     channel = python_channel(home, versions.python).url
     (folder / "site.toml").write_text(SITE.format(channel=channel, home=own))
-    cli = Cli(own, {**neuron.environ, "HVDENV_SITE": str(folder / "site.toml")})
+    cli = Cli(own, {**cluster.environ, "HVDENV_SITE": str(folder / "site.toml")})
     sets = (word for each in versions.overrides for word in ("--set", each))
     words = ("neuron", "--variant", "cpu", *sets)
     locks = ("--lockfiles", str(folder / "locks"))
@@ -197,10 +185,6 @@ def test_horovodrun_over_mpi(hvdenv: Neuron) -> None:
     assert "(horovodrun-mpi)" in result.stdout
 
 
-def test_a_second_build_does_nothing(hvdenv: Neuron) -> None:
-    assert "nothing to do" in hvdenv("build", *hvdenv.locks, "--locked").stdout
-
-
 def test_the_environment_is_that_of_the_lock(hvdenv: Neuron) -> None:
     """conda's packages, pip's and the modules; Horovod's wheel is in the cache."""
     lock, record = hvdenv.lock, hvdenv.record
@@ -228,9 +212,9 @@ def test_the_environment_is_that_of_the_lock(hvdenv: Neuron) -> None:
     assert check.splitlines()[0].endswith(": unchanged")
 
 
-def test_a_module_that_was_renamed(hvdenv: Neuron, neuron: Cluster) -> None:
+def test_a_module_that_was_renamed(hvdenv: Neuron, cluster: Cluster) -> None:
     """After a maintenance: verify says what is gone, and what is like it."""
-    old = neuron.modulefiles / "cudampi/openmpi-4.1.1"
+    old = cluster.modulefiles / "cudampi/openmpi-4.1.1"
     new = old.with_name("openmpi-4.1.5")
     old.rename(new)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60, pause: float = 0.02) -> None:
     """Wait until something holds.
 
     Raises:
@@ -17,7 +17,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def runs(pid: int) -> bool:
