@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from hvdenv.reports.report import Finding, Report
 from hvdenv.sites.launchers import Launch
 from hvdenv.verification import inspection, rank_run, rank_start
 from hvdenv.verification.setup import Setup
+from tests.support.waiting import wait_until
 
 # How much longer than on an idle machine things take: what hangs is told from it by waiting.
 PATIENCE = float(os.environ.get("HVDENV_TEST_PATIENCE", "1"))
@@ -64,6 +65,14 @@ def make_copy(
     return Installation(
         str(folder), str(folder / "bin/python"), (str(folder / "bin"), *original.path)
     )
+
+
+def compiled(source: str, path: Path, *options: str) -> Path:
+    """A library from a text in C."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", str(path), *options]
+    subprocess.run(words, input=source, text=True, check=True)
+    return path
 
 
 def without_check_build(installation: Installation) -> Installation:
@@ -133,17 +142,18 @@ def marked(token: str) -> list[psutil.Process]:
 
 def processes_running(runner: Runner, script: str, count: int) -> list[psutil.Process]:
     """Processes of a runner that run a probe, once there are enough of them."""
-    deadline = time.monotonic() + 60 * PATIENCE
-    while time.monotonic() < deadline:
-        there = []
-        for process in marked(runner.token):
-            try:
-                words = process.cmdline()
-            except psutil.Error:
-                continue
-            if "python" in Path((words or [""])[0]).name and str(RANK_PROGRAMS / script) in words:
-                there.append(process)
-        if len(there) >= count:
-            return there
-        time.sleep(0.1)
-    raise AssertionError(f"{script} did not start")
+
+    def runs_it(process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            words = process.cmdline() or [""]
+            return "python" in Path(words[0]).name and str(RANK_PROGRAMS / script) in words
+        return False
+
+    there: list[psutil.Process] = []
+
+    def enough() -> bool:
+        there[:] = filter(runs_it, marked(runner.token))
+        return len(there) >= count
+
+    wait_until(enough, 60 * PATIENCE)
+    return there

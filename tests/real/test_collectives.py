@@ -106,21 +106,6 @@ def test_what_is_not_there_is_skipped(
         assert [each.why for each in event.skipped] == [why]
 
 
-def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runner) -> None:
-    """All the way from the files of Horovod to the findings, with 3 ranks."""
-    fault = (
-        "del grouped_allgather, grouped_allgather_async\n"
-        "_real = alltoall_async\n"
-        "def alltoall_async(tensor, *args, **kwargs):\n"
-        "    return _real(tensor + (rank() == 2), *args, **kwargs)\n"
-    )
-    run = run_ranks(copy(fault), runner, "Gloo", size=3, exercises=("collectives",))
-    judged = dict(rank_checks.judge_collectives(run))
-    assert judged["alltoall"].status == "fail"
-    assert "wrong on each of 3 ranks, in " in judged["alltoall"].message
-    assert judged.keys() <= {"alltoall", "process sets"}
-
-
 @pytest.fixture(scope="module")
 def wrong_mpi(original: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of wrong_mpi.c."""

@@ -36,6 +36,7 @@ from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
     TIMEOUT,
+    compiled,
     found,
     make_copy,
     marked,
@@ -47,6 +48,7 @@ from tests.real.doctored import (
 )
 from tests.standin import Cluster
 from tests.support.evidence import evidence
+from tests.support.files import programs
 from tests.support.waiting import wait_until
 
 TORCH = Expectation(("torch",), ("MPI", "Gloo"))
@@ -62,26 +64,46 @@ Copy = Callable[..., Installation]
 
 # Ranks.
 
+# Controller, fault, how the rank ended, a part of its evidence.
 DEATHS = {
-    "before, MPI": ("MPI", f"if {RANK} == '1': os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+    "before, MPI": (
+        "MPI",
+        f"if {RANK} == '1': os.kill(os.getpid(), signal.SIGSEGV)",
+        "was ended by SIGSEGV",
+        "",
+    ),
+    "in an operation, MPI": (
+        "MPI",
+        on_rank_1("os.kill(os.getpid(), signal.SIGSEGV)"),
+        "was ended by SIGSEGV",
+        "in allreduce_async",
+    ),
+    "by itself, Gloo": (
+        "Gloo",
+        on_rank_1("print('bad day', flush=True); os._exit(3)"),
+        "exited with code 3",
+        "    bad day",
+    ),
+    # The cause is not the rank that complains.
+    "early, Gloo": ("Gloo", on_rank_1("os._exit(0)"), "exited without a result", ""),
     "after, Gloo": (
         "Gloo",
         "_end = shutdown\n"
         "def shutdown():\n"
         "    os.kill(os.getpid(), signal.SIGKILL) if rank() == 1 else _end()\n",
-        "SIGKILL",
+        "was ended by SIGKILL",
+        "",
     ),
 }
 
 
 @pytest.mark.parametrize("name", DEATHS)
-def test_a_rank_that_dies_before_or_after_its_operations(
-    copy: Copy, runner: Runner, name: str
-) -> None:
-    controller, fault, number = DEATHS[name]
+def test_a_rank_that_ends_is_named(copy: Copy, runner: Runner, name: str) -> None:
+    controller, fault, how, evidence = DEATHS[name]
     judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
     assert judgement.status == "fail"
-    assert f"rank 1 on {HERE}: was ended by {number}" in judgement.message
+    assert f"rank 1 on {HERE}: {how}" in judgement.message
+    assert evidence in judgement.evidence
 
 
 def test_a_crash_is_explained_by_its_backtrace(copy: Copy, runner: Runner) -> None:
@@ -95,14 +117,6 @@ def test_a_crash_is_explained_by_its_backtrace(copy: Copy, runner: Runner) -> No
         " and UCX is in its backtrace: Segmentation fault: address not mapped to object at address 0x4"
     ), judgement.evidence
     assert "OMPI_MCA_pml=ob1" in judgement.remedy
-
-
-def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
-    copy: Copy, runner: Runner
-) -> None:
-    judgement = rank_judgement.judge_run(run_ranks(copy(on_rank_1("os._exit(0)")), runner, "Gloo"))
-    assert judgement.status == "fail"
-    assert judgement.message.startswith(f"rank 1 on {HERE}: exited without a result")
 
 
 ASLEEP = on_rank_1("time.sleep(1000)")
@@ -195,23 +209,15 @@ def test_a_slow_rank_of_tensorflow(copy: Copy, runner: Runner) -> None:
     assert [bool(record.note) for record in rank_records("tensorflow", run)] == [False, True]
 
 
-OTHERS = {
-    "shape": ("Gloo", "tensor = tensor.reshape(-1)[:1]", "Mismatched ALLREDUCE tensor shapes"),
-    "dtype": ("MPI", "tensor = tensor.double()", "Mismatched data types"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner, name: str) -> None:
-    controller, change, message = OTHERS[name]
-    fault = on_rank_1(
-        f"tensor = ({change.partition(' = ')[2]}) if '32.17' in kwargs['name'] else tensor"
+def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner) -> None:
+    change = "tensor.reshape(-1)[:1] if '32.17' in kwargs['name'] else tensor"
+    judgement = rank_judgement.judge_run(
+        run_ranks(copy(on_rank_1(f"tensor = {change}")), runner, "Gloo")
     )
-    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
     assert judgement.status == "fail"
     # Both are told of it; the first that ends may be the only one that does so by itself.
     assert re.search(rf"rank [01] on {HERE}", judgement.message), judgement
-    assert f"HorovodInternalError: {message}" in judgement.message
+    assert "HorovodInternalError: Mismatched ALLREDUCE tensor shapes" in judgement.message
 
 
 SHIM = """
@@ -241,12 +247,6 @@ def test_an_mpi_that_returns_a_wrong_number(copy: Copy, runner: Runner, tmp_path
     judgement = rank_judgement.judge_run(run_ranks(installation, runner, "MPI"))
     assert judgement.status == "fail"
     assert f"allreduce gives wrong values on rank 0 on {HERE}" in judgement.message
-
-
-def compiled(source: str, path: Path, *options: str) -> Path:
-    words = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", str(path), *options]
-    subprocess.run(words, input=source, text=True, check=True)
-    return path
 
 
 # Files.
@@ -293,7 +293,16 @@ def without_libmpi(path: Path) -> str:
     return "horovod.torch does not import: .*libmpi.so.40: cannot open shared object file"
 
 
-@pytest.mark.parametrize("damage", [cut_off, for_another_python, for_another_torch, without_libmpi])
+def for_an_older_torch(path: Path) -> str:
+    metadata = path.parents[1] / "metadata.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "pytorch": "1.0.0"}))
+    return "^built with torch 1.0.0, but "
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_off, for_another_python, for_another_torch, without_libmpi, for_an_older_torch],
+)
 def test_an_extension_that_cannot_be_loaded(
     copy: Copy, runner: Runner, damage: Callable[[Path], str]
 ) -> None:
@@ -302,9 +311,22 @@ def test_an_extension_that_cannot_be_loaded(
     assert re.search(wanted, judged(installation, runner).message, re.DOTALL)
 
 
+def test_an_extension_that_crashes_on_import(copy: Copy, runner: Runner) -> None:
+    finding = judged(copy("os.kill(os.getpid(), signal.SIGSEGV)"), runner)
+    assert finding.message == "importing horovod.torch was ended by SIGSEGV"
+    assert "horovod/torch/__init__.py" in finding.evidence
+
+
+def test_a_secret_in_an_import_error_is_hidden(copy: Copy, runner: Runner) -> None:
+    fault = "raise ImportError('token=\\\"abc\\\" https://me:pw@host failed')"
+    finding = judged(copy(fault), runner)
+    assert "horovod.torch does not import: ImportError: token=" in finding.message
+    assert "https://***@host failed" in finding.message
+    assert "pw@" not in finding.evidence
+
+
 def test_a_second_libmpi_that_is_found_first(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     folder = tmp_path / "other"
-    folder.mkdir()
     compiled(
         "int MPI_Init(void) { return 0; }", folder / "libmpi.so.40", "-Wl,-soname,libmpi.so.40"
     )
@@ -334,18 +356,11 @@ def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Pa
 # Programs.
 
 
-def program(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
 def test_an_mpirun_that_starts_nothing_and_says_that_all_is_well(
     original: Installation, runner: Runner, tmp_path: Path
 ) -> None:
-    program(tmp_path / "bin/mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
-    installation = original._replace(path=(str(tmp_path / "bin"), *original.path))
+    folder = programs(tmp_path / "bin", mpirun="echo 'mpirun (Open MPI) 4.1.8'")
+    installation = original._replace(path=(str(folder), *original.path))
     judgement = rank_judgement.judge_run(run_ranks(installation, runner, "MPI"))
     assert judgement.status == "fail"
     assert judgement.message == "mpirun started none of 2 ranks (exit 0)"
@@ -353,8 +368,8 @@ def test_an_mpirun_that_starts_nothing_and_says_that_all_is_well(
 
 def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -> None:
     installation = copy()
-    for name in ("mpirun", "horovodrun"):
-        program(Path(installation.prefix) / "bin" / name, "trap '' TERM; while :; do sleep 1; done")
+    deaf = "trap '' TERM; while :; do sleep 1; done"
+    programs(Path(installation.prefix) / "bin", mpirun=deaf, horovodrun=deaf)
     timeout, began = 12 * PATIENCE, time.monotonic()
     report = verify(Setup(installation, runner, TORCH, exercises=EXERCISES, seconds=timeout))
     assert time.monotonic() - began < timeout + MARGIN

@@ -12,13 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv.base.errors import UsageError
 from hvdenv.base.runner import Runner
-from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
-from hvdenv.reports.report import Finding
+from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.sites.launchers import Launch
-from hvdenv.verification import inspection, rank_judgement, rank_run
-from hvdenv.verification.installation_checks import check_extension
+from hvdenv.verification import rank_judgement, rank_run
 from hvdenv.verification.setup import Setup
 from hvdenv.verification.verify import EXERCISES, verify
 from tests.real.doctored import (
@@ -27,10 +24,8 @@ from tests.real.doctored import (
     marked,
     on_rank_1,
     processes_running,
-    purelib,
     run_ranks,
 )
-from tests.support.evidence import evidence
 from tests.support.waiting import wait_until
 
 BOTH = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
@@ -63,11 +58,6 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
     json.dumps(report.to_json())
 
 
-def test_more_ranks_than_cores(original: Installation, runner: Runner) -> None:
-    run = run_ranks(original, runner, "MPI", size=len(os.sched_getaffinity(0)) + 1)
-    assert rank_judgement.judge_run(run).status == "pass", rank_judgement.judge_run(run).evidence
-
-
 def test_no_extension_fails_though_the_table_marks_it(
     copy: Callable[..., Installation], runner: Runner
 ) -> None:
@@ -84,81 +74,6 @@ def test_no_extension_fails_though_the_table_marks_it(
     assert found(anything, "frameworks")["any framework"].status == "fail"
 
 
-def test_framework_replaced_after_the_build(
-    copy: Callable[..., Installation], runner: Runner
-) -> None:
-    installation = copy()
-    metadata = purelib(Path(installation.python)) / "horovod" / "metadata.json"
-    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "pytorch": "1.0.0"}))
-    extension = imported(installation, runner)
-    (finding,) = evidence_findings(extension)
-    assert finding.status == "fail"
-    assert finding.message.startswith("built with torch 1.0.0, but ")
-
-
-def imported(installation: Installation, runner: Runner) -> inspection.Extension:
-    """The extension of torch as a process of its own sees it."""
-    setup = Setup(installation, runner)
-    libraries = inspection.extension_files(setup, TIMEOUT)
-    return inspection.import_extension(setup, TIMEOUT, libraries["torch"])
-
-
-def evidence_findings(extension: inspection.Extension) -> list[Finding]:
-    setup = Setup(Installation("", "", ()), Runner(), TORCH)
-    return list(check_extension("torch", setup, evidence(extensions={"torch": extension})))
-
-
-def test_an_extension_that_crashes_on_import(
-    copy: Callable[..., Installation], runner: Runner
-) -> None:
-    installation = copy("os.kill(os.getpid(), signal.SIGSEGV)")
-    (finding,) = evidence_findings(imported(installation, runner))
-    assert finding.message == "importing horovod.torch was ended by SIGSEGV"
-    assert "horovod/torch/__init__.py" in finding.evidence
-
-
-def test_a_secret_in_an_import_error_is_hidden(
-    copy: Callable[..., Installation], runner: Runner
-) -> None:
-    installation = copy("raise ImportError('token=\\\"abc\\\" https://me:pw@host failed')")
-    (finding,) = evidence_findings(imported(installation, runner))
-    assert "horovod.torch does not import: ImportError: token=" in finding.message
-    assert "https://***@host failed" in finding.message
-    assert "pw@" not in finding.evidence
-
-
-CRASHES = [
-    ("Gloo", "os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
-    ("MPI", "os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV"),
-    ("Gloo", "print('bad day', flush=True); os._exit(3)", "exited with code 3"),
-]
-
-
-@pytest.mark.parametrize(("controller", "action", "message"), CRASHES)
-def test_a_rank_that_dies_is_named(
-    copy: Callable[..., Installation], runner: Runner, controller: str, action: str, message: str
-) -> None:
-    judgement = rank_judgement.judge_run(run_ranks(copy(on_rank_1(action)), runner, controller))
-    assert judgement.status == "fail"
-    assert f"rank 1 on {os.uname().nodename}" in judgement.message
-    assert message in judgement.message
-    if "SIGSEGV" in action:
-        assert "in allreduce_async" in judgement.evidence
-    if "bad day" in action:
-        assert "    bad day" in judgement.evidence
-
-
-def test_a_rank_that_ends_without_a_result(
-    copy: Callable[..., Installation], runner: Runner
-) -> None:
-    # Every rank, since Horovod on the others would notice one that is gone.
-    judgement = rank_judgement.judge_run(
-        run_ranks(copy("init = lambda: os._exit(0)"), runner, "MPI")
-    )
-    assert judgement.status == "fail"
-    assert "exited without a result" in judgement.message
-
-
 @pytest.mark.parametrize("controller", ["MPI", "Gloo"])
 def test_a_rank_that_prints_garbage_does_no_harm(
     copy: Callable[..., Installation], runner: Runner, controller: str
@@ -172,24 +87,17 @@ def test_a_rank_that_prints_garbage_does_no_harm(
     assert judgement.status == "pass", judgement
 
 
-WRONG = [
-    ("MPI", "    if rank() == 1: tensor = tensor * 0\n"),  # a sum that lacks a rank
-    ("Gloo", "    if rank() == 1: tensor = tensor * 2\n"),  # one that counts a rank twice
-    ("Gloo", "    if 'float64' in kwargs['name']: tensor = tensor.float().double()\n"),
-]
-
-
-@pytest.mark.parametrize(("controller", "change"), WRONG)
-def test_wrong_sums_are_seen(
-    copy: Callable[..., Installation], runner: Runner, controller: str, change: str
+def test_a_sum_that_is_less_precise_is_seen(
+    copy: Callable[..., Installation], runner: Runner
 ) -> None:
+    """Other wrong answers: wrong_answers.py, wrong.py and wrong_mpi.c."""
     fault = (
         "_real = allreduce_async\n"
         "def allreduce_async(tensor, *args, **kwargs):\n"
-        f"{change}"
+        "    if 'float64' in kwargs['name']: tensor = tensor.float().double()\n"
         "    return _real(tensor, *args, **kwargs)\n"
     )
-    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, controller))
+    judgement = rank_judgement.judge_run(run_ranks(copy(fault), runner, "Gloo"))
     assert judgement.status == "fail"
     assert "allreduce gives wrong values on rank 0" in judgement.message
     assert "expected" in judgement.evidence
@@ -258,20 +166,3 @@ def test_a_stopped_runner(original: Installation, runner: Runner) -> None:
     assert report.verdict == "error"
     told = found(report, "interrupted")["verify"]
     assert "it was ended before it could judge" in told.message and "allreduce" in told.message
-
-
-def test_prefixes_that_are_no_installation(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a Python environment"):
-        inspect_prefix(str(tmp_path))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").write_text("")
-    with pytest.raises(UsageError, match="Horovod is not installed"):
-        inspect_prefix(str(tmp_path))
-    (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
-    assert inspect_prefix(str(tmp_path)).python == str(tmp_path / "bin" / "python")
-
-
-def test_a_generation_of_hvdenv(original: Installation, tmp_path: Path) -> None:
-    base = Path(original.python).parents[1]
-    (tmp_path / "venv").symlink_to(base)
-    assert inspect_prefix(str(tmp_path)).path == (str(tmp_path / "venv" / "bin"),)
