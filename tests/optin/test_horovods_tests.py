@@ -14,15 +14,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
-from xml.etree import ElementTree
 
 import pytest
 
 from hvdenv.base.runner import Runner
-from hvdenv.base.schema import decode, parse_toml
 from hvdenv.environments.installation import Installation
 from hvdenv.verification.setup import Setup
 from tests.real.conftest import Cli, cli, home, local_prefix, original, runner
@@ -49,46 +45,42 @@ ALONE = (
 )
 LAUNCHERS = {"MPI": "mpirun", "Gloo": "horovodrun-gloo"}
 SECONDS = 3600.0
-# The packages come after the environment's own. Each rank writes a report.
+# They fail although nothing is wrong with an installation.
+KNOWN = (
+    # They give every optimizer of torch tensors with one dimension, which Muon (torch 2.9 and newer) refuses:
+    # https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html
+    "test_broadcast_state",
+    "test_broadcast_state_options",
+    "test_force_allreduce",
+    # They use names, arguments and methods of Keras 2, which Keras 3 (TensorFlow 2.16 and newer) does not have:
+    # https://keras.io/guides/migrating_to_keras_3/
+    "test_horovod_syncbn_cpu",
+    "test_partial_distributed_gradient_tape",
+    "test_broadcast_global_variables_callback_with_local_vars",
+    "test_grad_aggregation_with_inf_grad",
+    "test_gradient_aggregation_0",
+    "test_gradient_aggregation_1",
+    "test_gradient_aggregation_with_local_vars_0",
+    "test_gradient_aggregation_with_local_vars_1",
+    "test_legacy_optimizer",
+    "test_partial_distributed_optimizer",
+    "test_sparse_as_dense",
+    "test_sparse_as_dense_with_grad_aggregation",
+    "test_train_model_lr_schedule",
+)
+# The packages come after the environment's own.
 PYTEST = """
 import os, sys
-file, packages, reports = sys.argv[1:]
+file, packages, *known = sys.argv[1:]
 sys.path.append(packages)
 import pytest
-rank = os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-words = ["-q", "-s", "-p", "no:cacheprovider", "-c", os.devnull, f"--junitxml={reports}/{rank}.xml"]
+class Others:
+    def pytest_collection_modifyitems(self, items):
+        items[:] = [each for each in items if each.name not in known]
 os.chdir(os.path.dirname(file))
-pytest.main([*words, os.path.basename(file)])
+words = ["-q", "-s", "-p", "no:cacheprovider", "-c", os.devnull, os.path.basename(file)]
+sys.exit(pytest.main(words, [Others()]))
 """
-
-
-class Known(NamedTuple):
-    """Tests that fail although nothing is wrong with an installation.
-
-    Attributes:
-        tests: the ends of their names, with * for any characters.
-        failures: texts of which one must be in what a rank reports; another failure is new.
-        why: the reason.
-        source: where it is explained.
-    """
-
-    tests: tuple[str, ...]
-    failures: tuple[str, ...]
-    why: str
-    source: str
-
-    def explains(self, test: str, failure: str) -> bool:
-        named = any(fnmatchcase(test, f"*{name}") for name in self.tests)
-        return named and any(text in failure for text in self.failures)
-
-
-class KnownFailures(NamedTuple):
-    known: tuple[Known, ...]
-
-
-KNOWN = decode(
-    KnownFailures, parse_toml(Path(__file__).with_name("horovods_tests.toml").read_text())
-).known
 
 
 @pytest.fixture(scope="session")
@@ -106,47 +98,20 @@ def packages(original: Installation, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-def check(reports: Path, ranks: int, output: str) -> None:
-    """All ranks came to the end, and what failed is known to fail."""
-    documents = [ElementTree.parse(path) for path in sorted(reports.iterdir())]
-    assert len(documents) == ranks, output
-    cases = [case for document in documents for case in document.iter("testcase")]
-    assert cases, output
-    new = []
-    for case in cases:
-        test = f"{case.get('classname')}.{case.get('name')}"
-        failures = [each.text or "" for each in case if each.tag in ("failure", "error")]
-        new += [
-            f"{test}\n{failure}"
-            for failure in failures
-            if not any(each.explains(test, failure) for each in KNOWN)
-        ]
-    assert not new, "\n".join(new)
-    if all(case.find("skipped") is not None for case in cases):
-        pytest.skip("they all skip themselves here")
-
-
 @pytest.mark.parametrize("controller", LAUNCHERS)
 @pytest.mark.parametrize("file", OF_RANKS)
 def test_on_two_ranks(
-    original: Installation,
-    cli: Cli,
-    tests: Path,
-    packages: Path,
-    tmp_path: Path,
-    file: str,
-    controller: str,
+    original: Installation, cli: Cli, tests: Path, packages: Path, file: str, controller: str
 ) -> None:
     words = ("--prefix", original.prefix, "-n", "2", "--launcher", LAUNCHERS[controller])
-    program = ("python", "-c", PYTEST, str(tests / file), str(packages), str(tmp_path))
-    done = cli("run", *words, "--", *program, code=None, timeout=SECONDS)
-    check(tmp_path, 2, done.stdout + done.stderr)
+    program = ("python", "-c", PYTEST, str(tests / file), str(packages), *KNOWN)
+    cli("run", *words, "--", *program, timeout=SECONDS)
 
 
 @pytest.mark.parametrize("file", ALONE)
 def test_without_ranks(
-    original: Installation, runner: Runner, tests: Path, packages: Path, tmp_path: Path, file: str
+    original: Installation, runner: Runner, tests: Path, packages: Path, file: str
 ) -> None:
-    program = ("-c", PYTEST, str(tests / file), str(packages), str(tmp_path))
+    program = ("-c", PYTEST, str(tests / file), str(packages))
     done = Setup(original, runner).run((original.python, *program), SECONDS)
-    check(tmp_path, 1, done.output)
+    assert done.returncode == 0, done.output

@@ -20,10 +20,9 @@ import pytest
 
 from tests.real.conftest import Cli, cluster, home
 from tests.real.test_container import BASE, Store, pip_binds, rootfs, run, store
+from tests.real.test_image_hosts import bring_open_mpi
 from tests.standin import Cluster
-from tests.support.clusters import install_software
 from tests.support.images import equip
-from tests.support.modulesystems import write_module
 from tests.support.needs import need
 
 __all__ = ["cluster", "home", "pip_binds", "rootfs", "store"]
@@ -63,16 +62,10 @@ def recipe(home: Path, request: pytest.FixtureRequest) -> str:
         built: Store = request.getfixturevalue("store")
         binds: tuple[str, ...] = request.getfixturevalue("pip_binds")
         began = time.monotonic()
-        Cli(home, built.variables)(
-            "container",
-            str(path),
-            *WORDS,
-            "--format",
-            "docker",
-            "--to",
-            str(image.parent / "Dockerfile"),
-        )
-        built.build(image.parent / "Dockerfile", "localhost/horovod:1", binds)
+        dockerfile = image.parent / "Dockerfile"
+        words = ("container", str(path), *WORDS, "--format", "docker", "--to", str(dockerfile))
+        Cli(home, built.variables)(*words)
+        built.build(dockerfile, "localhost/horovod:1", binds)
         print(f"the image was built in {time.monotonic() - began:.0f} s")
         export(built, "localhost/horovod:1", image)
     return str(path)
@@ -100,13 +93,7 @@ def export(built: Store, name: str, image: Path) -> None:
 @pytest.fixture(scope="module")
 def on_hosts(cluster: Cluster, home: Path) -> Cli:
     """The command line on the head of a cluster whose hosts have an Open MPI of their own."""
-    software = install_software(home)
-    write_module(
-        cluster.modulefiles,
-        "hosts/openmpi-4.1.8",
-        setenv={"OPAL_PREFIX": str(software.packages)},
-        prepend_path={"PATH": software.mpi, "LD_LIBRARY_PATH": software.packages / "lib"},
-    )
+    bring_open_mpi(cluster, home)
     return Cli(home, {**cluster.environ, "USER": "root"})  # ch-run wants to know it
 
 

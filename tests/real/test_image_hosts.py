@@ -89,11 +89,8 @@ def bound(home: Path) -> list[Path]:
     return sorted(each for each in folders if not each.is_relative_to("/tmp"))
 
 
-@pytest.fixture(scope="module")
-def recipe(
-    image: Path, home: Path, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """A recipe whose programs run there, and a module that brings the hosts' Open MPI."""
+def bring_open_mpi(cluster: Cluster, home: Path) -> None:
+    """A module with an Open MPI of the hosts."""
     software = install_software(home)
     write_module(
         cluster.modulefiles,
@@ -101,6 +98,14 @@ def recipe(
         setenv={"OPAL_PREFIX": str(software.packages)},
         prepend_path={"PATH": software.mpi, "LD_LIBRARY_PATH": software.packages / "lib"},
     )
+
+
+@pytest.fixture(scope="module")
+def recipe(
+    image: Path, home: Path, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """A recipe whose programs run there."""
+    bring_open_mpi(cluster, home)
     path = tmp_path_factory.mktemp("recipe") / "imaged.toml"
     binds = [str(each) for each in bound(home)]
     path.write_text(RECIPE.format(module=MODULE, image=image, binds=json.dumps(binds)))

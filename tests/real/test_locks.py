@@ -261,8 +261,9 @@ def test_pip_and_uv_take_the_python_packages(locks: Path, tmp_path: Path) -> Non
     (tmp_path / PYPI).write_text(pypi.render(small, "3.11", "x86_64"))
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
+    own_cache = {**os.environ, "UV_CACHE_DIR": str(tmp_path / "uv")}
     uv = [sys.executable, "-m", "uv", "pip", "install", "--python", python]
-    subprocess.run([*uv, "--requirements", tmp_path / PYPI], check=True, env=_own_cache(tmp_path))
+    subprocess.run([*uv, "--requirements", tmp_path / PYPI], check=True, env=own_cache)
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format", "json"], check=True, capture_output=True
     )
@@ -271,10 +272,6 @@ def test_pip_and_uv_take_the_python_packages(locks: Path, tmp_path: Path) -> Non
     (tmp_path / "hashed.txt").write_text(pypi.requirements(small))
     pip = [python, "-m", "pip", "install", "--force-reinstall", "--require-hashes", "--no-deps"]
     subprocess.run([*pip, "--requirement", tmp_path / "hashed.txt"], check=True)
-
-
-def _own_cache(folder: Path) -> dict[str, str]:
-    return {**os.environ, "UV_CACHE_DIR": str(folder / "uv")}
 
 
 def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: Path) -> None:

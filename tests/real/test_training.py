@@ -114,13 +114,3 @@ def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     program = Path(__file__).parent / "rounding.py"
     output = subprocess.check_output([original.python, str(program), str(RANK_PROGRAMS)], text=True)
     assert int(output) == 10
-
-
-@pytest.mark.optin  # the same fault as above, on the way that test_collectives.py goes as well
-def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runner) -> None:
-    """All the way from the files of Horovod to the finding."""
-    fault = "def broadcast_parameters(*args, **kwargs): pass"
-    run = run_ranks(copy(fault), runner, "MPI", exercises=("training",))
-    ((_, judgement),) = training.judge_parts(run)
-    assert judgement.status == "fail"
-    assert "after broadcast_parameters are not equal: rank 1 on" in judgement.message
