@@ -11,15 +11,13 @@ import pytest
 from hvdenv.base.command import Command
 from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.model.cluster import Network
-from hvdenv.sites.hosts import Host
 from hvdenv.sites.launchers import Launch
 from hvdenv.verification import inspection
 from hvdenv.verification.bench import measure_yardstick
 from hvdenv.verification.setup import Effort, Setup
 from hvdenv.verification.verify import verify
 from tests.real.doctored import TIMEOUT, found, without_check_build
-from tests.standin import Cluster
+from tests.support.files import programs
 
 LAUNCH = Launch((), 2, os.geteuid() == 0)
 
@@ -70,12 +68,9 @@ def test_benchmarks(copy: Callable[..., Installation], runner: Runner, tmp_path:
 def test_a_compiler_that_does_not_do(
     original: Installation, runner: Runner, tmp_path: Path, compiler: str, problem: str
 ) -> None:
-    mpicc, mpirun = tmp_path / "bin/mpicc", tmp_path / "bin/mpirun"
-    mpicc.parent.mkdir()
-    mpicc.write_text(f"#!/bin/sh\n{compiler}\n")
-    mpicc.chmod(0o755)
-    mpirun.symlink_to(original.program("mpirun"))
-    other = original._replace(path=(str(mpicc.parent), *original.path))
+    folder = programs(tmp_path / "bin", mpicc=compiler)
+    (folder / "mpirun").symlink_to(original.program("mpirun"))
+    other = original._replace(path=(str(folder), *original.path))
     yardstick = measure_yardstick(
         Setup(other, runner, launch=LAUNCH),
         TIMEOUT,
@@ -84,7 +79,7 @@ def test_a_compiler_that_does_not_do(
         1024,
     )
     assert yardstick.points == ()
-    assert yardstick.problem.startswith(problem.format(mpicc=mpicc))
+    assert yardstick.problem.startswith(problem.format(mpicc=folder / "mpicc"))
     assert "no figures" in problem or "gcc: command not found" in yardstick.evidence
 
 
@@ -149,19 +144,3 @@ def test_the_yardstick_on_what_stands_for_gpus(
         assert problem in yardstick.evidence, yardstick
     else:
         assert [point[:2] for point in yardstick.points] == [(1024, 2)], yardstick
-
-
-def test_the_yardstick_on_two_hosts(
-    original: Installation, cluster: Cluster, tmp_path: Path
-) -> None:
-    """It is compiled here, in a directory that they see."""
-    runner = Runner(cluster.environ)
-    launch = LAUNCH._replace(
-        hosts=tuple(Host(name, 1) for name in cluster.hosts),
-        network=Network(use=(cluster.interface,)),
-    )
-    setup = Setup(original, runner, launch=launch, launchers=("mpirun",))
-    mpi, _ = inspection.host_mpi(setup, TIMEOUT)
-    yardstick = measure_yardstick(setup, TIMEOUT, Effort(0.2, str(tmp_path)), mpi, 1 << 20)
-    assert yardstick.points, yardstick
-    assert {point.ranks for point in yardstick.points} == {2}

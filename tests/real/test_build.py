@@ -142,14 +142,6 @@ def test_full_disk(home: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_prefix_that_is_not_ours(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
-    result = cli("build", "local", "--prefix", str(tmp_path / "precious"), code=2)
-    assert "precious" in result.stderr and "--prefix" in result.stderr
-    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"
-
-
 @pytest.mark.needs("openssh-client")  # MPI_Init of Open MPI 4 fails without it
 def test_one_process_without_a_launcher(local_prefix: Path) -> None:
     """What many try first: `python train.py`, alone, in the activated environment."""

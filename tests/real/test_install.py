@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from hvdenv.environments import generations
 from tests.real.conftest import Cli
-from tests.support.channel import python_channel
+from tests.support.index import package
 
 RECIPE = """
 format = 1
@@ -20,8 +19,7 @@ summary = "An environment with nothing in it"
 status = "tested"
 
 [python]
-provider = "{provider}"
-version = "=={minor}.*"
+version = "==3.11.*"
 
 [horovod]
 provider = "present"
@@ -32,10 +30,6 @@ controllers = ["gloo"]
 [frameworks.torch]
 provider = "present"
 version = "2.1.0"
-"""
-CONDA = """
-[conda]
-channels = ["{url}"]
 """
 WHEELS = (
     ("added", "1.0", ()),
@@ -51,25 +45,11 @@ WHEELS = (
 )
 
 
-def write_wheel(folder: Path, name: str, version: str, needs: tuple[str, ...] = ()) -> None:
-    info = f"{name}-{version}.dist-info"
-    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    files = {
-        "METADATA": head + "".join(f"Requires-Dist: {each}\n" for each in needs),
-        "WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
-        "RECORD": "".join(f"{info}/{each},,\n" for each in ("METADATA", "WHEEL", "RECORD")),
-    }
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for file, text in files.items():
-            archive.writestr(f"{info}/{file}", text)
-
-
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
     folder = tmp_path / "wheels"
-    folder.mkdir()
-    for wheel in WHEELS:
-        write_wheel(folder, *wheel)
+    for name, version, requires in WHEELS:
+        package(folder, name, version, requires=requires)
     return folder
 
 
@@ -80,26 +60,14 @@ def offline(wheels: Path) -> dict[str, str]:
 
 def versions(prefix: Path) -> dict[str, str]:
     """Of Python packages that lie in an environment."""
-    (environment,) = (each for each in (prefix / "venv", prefix / "conda") if each.exists())
-    found = environment.glob("lib/python3.*/site-packages/*.dist-info")
+    found = (prefix / "venv").glob("lib/python3.*/site-packages/*.dist-info")
     return dict(path.name.removesuffix(".dist-info").split("-")[:2] for path in found)
 
 
-@pytest.mark.parametrize(
-    "provider",
-    [
-        pytest.param("venv", marks=pytest.mark.needs("python3-dev")),
-        pytest.param("conda", marks=pytest.mark.optin),
-    ],
-)
-def test_packages_come_and_go_and_nothing_moves(
-    provider: str, wheels: Path, home: Path, tmp_path: Path
-) -> None:
+@pytest.mark.needs("python3-dev")
+def test_packages_come_and_go_and_nothing_moves(wheels: Path, tmp_path: Path) -> None:
     recipe, prefix = tmp_path / "small.toml", tmp_path / "env"
-    text = RECIPE.format(provider=provider, minor="3.11")
-    if provider == "conda":
-        text += CONDA.format(url=python_channel(home, "3.11").url)
-    recipe.write_text(text)
+    recipe.write_text(RECIPE)
     cli = Cli(tmp_path / "home", offline(wheels))
     words = (str(recipe), "--prefix", str(prefix))
     target = generations.at(prefix)
@@ -129,7 +97,7 @@ def test_packages_come_and_go_and_nothing_moves(
     assert "added: added<2, other" in cli("envs").stdout
 
     # What was added before stays in its version, also what it brought, unless it is named.
-    write_wheel(wheels, "helper", "2.0")
+    package(wheels, "helper", "2.0")
     refused = cli("install", *words, "newer", code=3).stderr
     assert "newer depend on helper>=2" in refused and "helper==1.0" in refused
     assert "name packages that you added before too" in refused

@@ -18,6 +18,7 @@ from hvdenv.verification import datapath, inspection, rank_judgement, rank_run, 
 from hvdenv.verification.setup import Setup
 from tests.real.doctored import purelib, run_ranks
 from tests.standin import Cluster
+from tests.support.files import programs
 
 ON_BOTH = Launch((), 2, hosts=(Host("gpu32", 1), Host("gpu33", 1)), root=True)
 SECONDS = 90.0
@@ -125,9 +126,7 @@ def test_ssh_without_a_key(original: Installation, cluster: Cluster, tmp_path: P
     lines = (cluster.folder / "etc/ssh_config").read_text().splitlines()
     config = tmp_path / "ssh_config"
     config.write_text("\n".join(line for line in lines if "IdentityFile" not in line))
-    ssh = tmp_path / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} -o BatchMode=yes "$@"\n')
-    ssh.chmod(0o755)
+    programs(tmp_path, ssh=f'exec /usr/bin/ssh -F {config} -o BatchMode=yes "$@"')
     path = f"{tmp_path}:{cluster.environ['PATH']}"
     runner = Runner({**cluster.environ, "PATH": path})
     judgement = rank_judgement.judge_run(start(original, runner, "mpirun"))

@@ -12,7 +12,6 @@ import pytest
 
 from hvdenv.environments.activation import Language, Modulefile, render_modulefile
 from hvdenv.model.cluster import Modules, Swap
-from tests.real.conftest import Cli
 from tests.support.modulesystems import KINDS, Installed, install, write_module
 
 HOSTILE = "a  b'\"$(touch HIT)`touch HIT`;&|<>*{}}{[exit][]\\!~#%"
@@ -163,18 +162,3 @@ def test_what_it_needs_is_not_there(system: Installed, tmp_path: Path, missing: 
     assert "loaded" not in said.splitlines()
     plain = " ".join(said.split())
     assert ("gcc/99" if missing == "module" else "is gone, or you may not enter it") in plain
-
-
-def test_the_environment_that_was_built(
-    system: Installed, cli: Cli, local_prefix: Path, tmp_path: Path
-) -> None:
-    form = "lua" if system.kind == "lmod" else "tcl"
-    written = cli("module", "local", "--format", form, "--to", str(tmp_path / "files"))
-    use = written.stdout.splitlines()[-1].removeprefix("use it with: ")
-    code = "import sys, horovod; print(sys.prefix, horovod.__file__)"
-    said, _ = bash(system, tmp_path, use, f'python -c "{code}"', "horovodrun --version")
-    generation = local_prefix.resolve()
-    prefix, file = said.splitlines()[-2].split()
-    assert prefix == f"{generation}/venv"
-    assert file.startswith(prefix)
-    assert said.splitlines()[-1] == "0.28.1"

@@ -26,6 +26,7 @@ from hvdenv.model.layers import load_recipe
 from tests.real.conftest import Cli
 from tests.real.doctored import make_copy
 from tests.standin import Cluster
+from tests.support.files import EXECUTABLE, programs, write
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.needs("squashfs-tools", "squashfuse", "/dev/fuse", "user namespaces")
@@ -70,9 +71,7 @@ def small_environment(place: Path) -> Environment:
     base = place / "base"
     python = f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n'
     for name, text in {"bin/python3.99": python, "lib/python3.99/os.py": "packed\n"}.items():
-        (base / name).parent.mkdir(parents=True)
-        (base / name).write_text(text)
-        (base / name).chmod(0o755)
+        write(base / name, text, EXECUTABLE)
     environment = generations.at(place / "env")
     environment.store.mkdir()
     generation = generations.create(environment, ONE)
@@ -117,8 +116,14 @@ def entered(packed: Packed, environment: Environment, *argv: str, job: str = "a"
     return [*image.before(packed, packed.manifest(), environment, job), *argv]
 
 
+def run(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
 def output(argv: Sequence[str]) -> str:
-    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    done = run(argv)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def users(packed: Packed) -> dict[int, str]:
@@ -154,12 +159,10 @@ def nothing_is_left(packed: Packed) -> bool:
     return not users(packed) and not mounts(packed)
 
 
-def one_core(folder: Path) -> Path:
-    """A Python that uses one core only."""
-    program = folder / "python"
-    program.write_text(f'#!/bin/sh\nexec taskset -c 0 {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    return program
+def python_by(folder: Path, program: str) -> str:
+    """A Python that another program starts."""
+    started = programs(folder, python=f'exec {program} {sys.executable} "$@"')
+    return str(started / "python")
 
 
 def test_an_image_is_the_same_when_it_is_made_again(
@@ -169,7 +172,7 @@ def test_an_image_is_the_same_when_it_is_made_again(
     data = first.image.read_bytes()
     other = Cli(user.home, {"SOURCE_DATE_EPOCH": "1000000000", "TZ": "Asia/Seoul"})
     again = user.home.parent / "again.sqsh"
-    monkeypatch.setattr("tests.real.conftest.sys.executable", f"{one_core(user.home)}")
+    monkeypatch.setattr("tests.real.conftest.sys.executable", python_by(user.home, "taskset -c 0"))
     other("pack", "local", "--prefix", str(environment.prefix), "--to", str(again))
     assert again.read_bytes() == data
     told = first.manifest()
@@ -204,12 +207,8 @@ def test_a_file_that_cannot_be_read_is_not_packed_as_an_empty_one(
 ) -> None:
     """For root without the capabilities that let it read all files."""
     (environment.generation(ONE) / "venv/file").chmod(0)
-    user.home.mkdir()
-    program = user.home / "python"
     limits = "setpriv --bounding-set=-dac_override,-dac_read_search"
-    program.write_text(f'#!/bin/sh\nexec {limits} {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr("tests.real.conftest.sys.executable", str(program))
+    monkeypatch.setattr("tests.real.conftest.sys.executable", python_by(user.home, limits))
     done = user("pack", "local", "--prefix", str(environment.prefix), code=5)
     assert "mksquashfs failed" in done.stderr
     assert "Failed to read file" in done.stderr
@@ -225,14 +224,8 @@ def test_programs_see_the_image_and_others_do_not(environment: Environment, pack
     here, base = environment.generation(ONE), environment.prefix.parent / "base"
     (base / "lib/python3.99/os.py").write_text("not packed\n")
     script = f"cat {here}/venv/file {base}/lib/python3.99/os.py; touch {here}/new; pwd; exit 3"
-    done = subprocess.run(
-        entered(packed, environment, "sh", "-c", script),
-        cwd=environment.prefix.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    argv = entered(packed, environment, "sh", "-c", script)
+    done = run(argv, cwd=environment.prefix.parent)
     assert done.stdout.splitlines() == ["packed", "packed", str(environment.prefix.parent)]
     assert (done.returncode, "Read-only file system" in done.stderr) == (3, True)
     assert (here / "venv/file").read_text() == "not packed\n"
@@ -255,16 +248,11 @@ def test_an_ordinary_user_mounts_it_and_gains_nothing(
 def test_a_host_without_namespaces_says_so_and_runs_without(
     environment: Environment, packed: Packed, place: Path
 ) -> None:
-    program = place / "bin/unshare"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho not permitted\nexit 1\n")
-    program.chmod(0o755)
+    folder = programs(place / "bin", unshare="echo not permitted\nexit 1")
     argv = entered(packed, environment, "cat", f"{environment.prefix}/venv/file")
-    environ = {"PATH": f"{program.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [*USER, *argv], env=environ, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "not packed\n"
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    done = run([*USER, *argv], env=environ)
+    assert (done.returncode, done.stdout) == (0, "not packed\n")
     assert "users may not make namespaces here (not permitted)" in done.stderr
     wait_until(lambda: nothing_is_left(packed), 10)
 
@@ -275,14 +263,9 @@ def test_a_host_that_cannot_mount_says_so_and_runs_without(
 ) -> None:
     """As a user who may not open /dev/fuse, on this machine or one made like it."""
     closed = [*WITH_FUSE, "sh", "-c", 'chmod 600 /dev/fuse; exec "$@"', "sh", *USER]
-    done = subprocess.run(
-        [*closed, *entered(packed, environment, "cat", f"{environment.prefix}/venv/file")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout == "not packed\n"
+    argv = entered(packed, environment, "cat", f"{environment.prefix}/venv/file")
+    done = run([*closed, *argv])
+    assert (done.returncode, done.stdout) == (0, "not packed\n")
     assert "/dev/fuse: Permission denied" in done.stderr
     assert "the program runs without the image" in done.stderr
 
@@ -300,13 +283,7 @@ def test_a_flipped_byte_is_refused(environment: Environment, packed: Packed) -> 
     data = bytearray(packed.image.read_bytes())
     data[len(data) // 2] ^= 1
     packed.image.write_bytes(data)
-    done = subprocess.run(
-        entered(packed, environment, "echo", "it ran"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run(entered(packed, environment, "echo", "it ran"))
     assert (done.returncode, done.stdout) == (125, "")
     assert "differs from its manifest" in done.stderr
     assert "hvdenv pack RECIPE" in done.stderr

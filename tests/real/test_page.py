@@ -1,4 +1,4 @@
-"""The HTML report in a real browser, as somebody opens it from a ticket."""
+"""The HTML report in a real browser, as somebody opens it from a ticket, and the documentation, from disk."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hvdenv.reports.page import render
 from hvdenv.reports.report import Report
 from tests.support.needs import need
 
+SITE = Path(__file__).parents[2] / "site"
 EVERYTHING = Path(__file__).parents[1] / "cases" / "reports" / "everything.json"
 WIDTHS = (400, 1400)
 SCHEMES = ("light", "dark")
@@ -138,3 +139,41 @@ def test_paper_has_all_of_it(show: Open) -> None:
     assert page.get_by_text("Horovod 0.28.1: NCCL").is_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+# The documentation.
+
+
+@pytest.fixture(scope="module")
+def site(browser: Browser) -> Iterator[Page]:
+    """Its first page; nothing may be requested from elsewhere or go wrong."""
+    if not (SITE / "index.html").is_file():
+        pytest.skip("the site is not built: run `make docs`")
+    requested: list[str] = []
+    problems: list[str] = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("requestfailed", lambda request: problems.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto((SITE / "index.html").as_uri())
+    yield page
+    assert problems == []
+    assert [each for each in requested if not each.startswith(("file:", "data:"))] == []
+
+
+def test_an_error_message_is_found(site: Page) -> None:
+    site.get_by_role("textbox").first.fill("has been removed from CMake")
+    site.keyboard.press("Enter")
+    result = site.locator("#search-results a").filter(has_text="CMake 4 rejects").first
+    result.click(timeout=15_000)
+    site.wait_for_url("**/cmake-4.html*")
+    assert site.get_by_text("CMAKE_POLICY_VERSION_MINIMUM=3.5").first.is_visible()
+
+
+def test_each_kind_of_page_is_in_the_navigation(site: Page) -> None:
+    site.goto((SITE / "index.html").as_uri())
+    navigation = site.get_by_role("navigation").first
+    for title in ("Your first environment", "Add your cluster", "Commands", "Decisions"):
+        assert navigation.get_by_role("link", name=title, exact=True).is_visible(), title
+    picture = site.get_by_role("img", name="hvdenv verify names the rank")
+    assert picture.evaluate("image => image.complete && image.offsetWidth") > 500

@@ -20,6 +20,7 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.environments.installation import Installation
 from hvdenv.knowledge.patches import Patch, all_patches
 from tests.real.doctored import TIMEOUT
+from tests.support.files import programs
 
 
 def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) -> Path:
@@ -119,9 +120,7 @@ def launched(
     """What horovodrun executes where mpirun says what it is: without and with patches."""
 
     def run(says: str) -> tuple[str, str]:
-        mpirun = tmp_path / "mpirun"
-        mpirun.write_text(f"#!/bin/sh\necho '{says}'\n")
-        mpirun.chmod(0o755)
+        programs(tmp_path, mpirun=f"echo '{says}'")
         stock, patched = (
             subprocess.run(
                 [local_prefix / "venv" / "bin" / "python", "-c", LAUNCH],

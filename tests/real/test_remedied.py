@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from hvdenv.knowledge.diagnosis import diagnose
-from tests.real.test_install import write_wheel
+from tests.support.files import write
+from tests.support.index import package
 
 CMAKELISTS = "cmake_minimum_required(VERSION 3.13)\nproject(horovod CXX)\n"
 FILES = {
@@ -31,7 +32,7 @@ FILES = {
     "text": "größer\n",
     "wheels/.keep": "",
 }
-WHEELS = (("one", "1"), ("two", "1"), ("new", "1", ("two>=1",)), ("old", "1", ("two<1",)))
+WHEELS = {"one": (), "two": (), "new": ("two>=1",), "old": ("two<1",)}
 
 
 class Case(NamedTuple):
@@ -96,11 +97,9 @@ WITH_NEEDS = [
 @pytest.mark.parametrize("case", WITH_NEEDS)
 def test_the_remedy_is_one(case: Case, tmp_path: Path) -> None:
     for name, text in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    for wheel in WHEELS:
-        write_wheel(tmp_path / "wheels", *wheel)
+        write(tmp_path / name, text)
+    for name, requires in WHEELS.items():
+        package(tmp_path / "wheels", name, "1", requires=requires)
     assert run(case.before, tmp_path).returncode == 0
     failed = run(case.fails, tmp_path)
     assert failed.returncode != 0

@@ -27,6 +27,7 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.base.command import OWN_PYTHON, Command
 from hvdenv.base.runner import Runner, clean
 from hvdenv.knowledge.diagnosis import explain
+from tests.support.files import programs
 from tests.support.index import package, served
 from tests.support.standalone import load
 
@@ -357,17 +358,14 @@ def test_constraints_of_pip_hold_for_uv(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_uv_starts_a_python_that_needs_the_libraries_of_modules(tmp_path: Path) -> None:
     package(tmp_path / "wheels", "tiny")
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /needed ] && exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    python = f'[ "$LD_LIBRARY_PATH" = /needed ] && exec {sys.executable} "$@"'
+    programs(tmp_path, python=python)
     words = ("--no-index", "--find-links", str(tmp_path / "wheels"), "--", "install", "tiny")
     code, printed = run_step(
         "uv_pip.py",
         *words,
         "--python",
-        str(python),
+        str(tmp_path / "python"),
         "--target",
         str(tmp_path / "t"),
         HVDENV_STEP_LIBRARY_PATH="/needed",
@@ -515,10 +513,19 @@ UNUSABLE = "pip's configuration cannot be used: "
         ("", "no certificates at /gone (cert in REQUESTS_CA_BUNDLE)"),
     ],
 )
-@pytest.mark.parametrize("program", ["get_files.py", "uv_pip.py", "pip_install.py"])
 def test_a_configuration_of_pip_that_cannot_be_used_is_named(
-    program: str, text: str, problem: str, tmp_path: Path
+    text: str, problem: str, tmp_path: Path
 ) -> None:
+    check_configuration("uv_pip.py", text, problem, tmp_path)
+
+
+@pytest.mark.parametrize("program", ["get_files.py", "pip_install.py"])
+def test_all_programs_read_it(program: str, tmp_path: Path) -> None:
+    problem = "no certificates at /gone (cert in REQUESTS_CA_BUNDLE)"
+    check_configuration(program, "", problem, tmp_path)
+
+
+def check_configuration(program: str, text: str, problem: str, tmp_path: Path) -> None:
     (conf := tmp_path / "pip.conf").write_text(text)
     (listed := tmp_path / "files.json").write_text('[{"file": "tiny"}]')
     words = {"get_files.py": [str(listed), str(tmp_path / "files")], "uv_pip.py": ["--", "install"]}
