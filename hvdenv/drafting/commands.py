@@ -50,7 +50,7 @@ def module(statement: Statement) -> Iterator[Fact]:
         # With one name, another version of the same module goes.
         out = names[0] if len(names) == 2 else "".join(names).rpartition("/")[0]
         swap = Value(SWAP, {"out": out, "into": names[-1]}, item=True) if out else None
-        yield swap or leave("modules.swap needs two modules")
+        yield swap or leave("a swap needs two modules")
     elif meaning in ("load", "unload", "use"):
         yield from (Value(at("modules", meaning), each, item=True) for each in names)
     else:
@@ -94,9 +94,13 @@ def _take_out(command: Value, loads: list[Value]) -> Iterator[Fact]:
     out, into = swap.get("out", command.value), swap.get("into", "")
     # With or without its version.
     gone = [each for each in loads if f"{each.value}/".startswith(f"{out}/")]
+    if not gone and (into or not loads):
+        yield command._replace(key=UNLOAD, value=out)
+        loads += [command._replace(key=LOAD, value=into)] if into else []
+        return
     if not gone:
         told = "recipes unload modules before they load others"
-        yield Left(command.origin, told, table="modules") if loads and not into else command
+        yield Left(command.origin, told, table="modules")
         return
     name, place = gone[-1].value, loads.index(gone[0])
     told = f"the page loads {into} in place of {name}" if into else f"the page unloads {name} again"

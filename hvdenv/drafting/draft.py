@@ -189,15 +189,6 @@ def _slot(value: Value) -> tuple[Key, str]:
     return value.key, str(value.value) if value.item else ""
 
 
-def _loads(values: Iterable[Value]) -> Iterator[Value]:
-    """The modules that are loaded in the end."""
-    for each in values:
-        if each.key == LOAD:
-            yield each
-        elif isinstance(each.value, dict) and each.key == at("modules.swap"):
-            yield each._replace(key=LOAD, value=each.value["into"])
-
-
 def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
     origin = each.origin._replace(text=why) if why else each.origin
     return Value(at(key), value, origin, Weight.INFERRED, item=item)
@@ -206,7 +197,7 @@ def _follows(key: str, value: Scalar, each: Value, why: str = "", *, item: bool 
 def _of_modules(values: Sequence[Value], *, builds: bool) -> Iterator[Value]:
     provider = find(values, "python.provider")
     venv = not provider or provider.value == "venv"
-    roles = {each: module_role(str(each.value)) for each in _loads(values)}
+    roles = {each: module_role(str(each.value)) for each in values if each.key == LOAD}
     present = "Horovod" in roles.values() and not builds
     for each, role in roles.items():
         name = str(each.value)
@@ -224,7 +215,7 @@ def _of_modules(values: Sequence[Value], *, builds: bool) -> Iterator[Value]:
                 more = "" if version[1].count(".") == 2 else ".*"
                 yield _follows("python.version", f"=={version[1]}{more}", each)
     for each in values:
-        if each.key in (at("modules.swap"), at("modules.unload")):
+        if each.key == at("modules.unload"):
             why = "it changes modules that are loaded by default"
             yield _follows("modules.purge", "no", each, why)
 
@@ -252,7 +243,7 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
     built = max(of_page, key=lambda each: each.weight > Weight.INFERRED, default=None)
     if not built:
         return
-    loads = (each for each in _loads(values) if not each.role)
+    loads = (each for each in values if each.key == LOAD and not each.role)
     modules = (each for each in loads if module_role(str(each.value)) == "MPI")
     mpi = next(modules, None) or find(values, "mpi.kind")
     if mpi and not {"mpi", f"{WITHOUT}mpi"} & {*items}:

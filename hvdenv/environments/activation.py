@@ -270,7 +270,7 @@ class Modulefile(NamedTuple):
     Attributes:
         name: of the module, such as ``horovod/0.28.1-neuron``.
         facts: what ``module whatis`` and ``module help`` print, by label.
-        modules: what is loaded with it: ``use``, ``source``, ``unload``, ``swap`` and ``load``.
+        modules: what is loaded with it: ``use``, ``source``, ``unload`` and ``load``.
             A modulefile cannot purge.
     """
 

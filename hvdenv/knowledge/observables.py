@@ -253,7 +253,7 @@ _PACKAGES_BRING = {
 def _unprovided(recipe: Recipe, facts: Facts) -> frozenset[str]:
     """What a build of Horovod needs and nothing brings, as far as names show it."""
     modules, conda, base = recipe.modules, recipe.conda, recipe.container
-    hidden = modules and (modules.purge == "no" or modules.source or modules.swap)
+    hidden = modules and (modules.purge == "no" or modules.source or modules.unload)
     if hidden or base or recipe.python.provider in ("prefix", "clone", "modules"):
         return frozenset()
     # The names of a site's collections show nothing of what they load.

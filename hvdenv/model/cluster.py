@@ -85,18 +85,6 @@ class Trust(NamedTuple):
     owners: tuple[Label, ...] = ()
 
 
-class Swap(NamedTuple):
-    """One module to replace by another.
-
-    Attributes:
-        out: the module to unload.
-        into: the module to load instead.
-    """
-
-    out: ModuleName
-    into: ModuleName
-
-
 class Modules(NamedTuple):
     """Modules to load, in this order.
 
@@ -106,7 +94,6 @@ class Modules(NamedTuple):
         use: directories with modulefiles, before those of the machine.
         source: scripts of the site to source.
         unload: default modules of the site to unload.
-        swap: modules to replace by others.
         load: modules for the build and for every run.
         build: modules for the build only, such as CMake, loaded last.
     """
@@ -116,7 +103,6 @@ class Modules(NamedTuple):
     use: tuple[Folder, ...] = ()
     source: tuple[Folder, ...] = ()
     unload: tuple[ModuleName, ...] = ()
-    swap: tuple[Swap, ...] = ()
     load: tuple[ModuleName, ...] = ()
     build: tuple[ModuleName, ...] = ()
 

@@ -278,7 +278,7 @@ def try_out(
     commands = load_commands(modules, phase)
     with _shell(runner, seconds) as shell:
         lines = (
-            *shell_lines(modules._replace(swap=(), load=(), build=()), "run", cleaned=True),
+            *shell_lines(modules._replace(load=(), build=()), "run", cleaned=True),
             f"hvdenv_failed={'yes' if listing else ''}",
             f'printf %s "${{LOADEDMODULES-}}" > {shell.word("before")}',
             *(

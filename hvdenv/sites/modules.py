@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from hvdenv.model.cluster import Modules, Swap
+from hvdenv.model.cluster import Modules
 
 
 class Backend(NamedTuple):
@@ -239,22 +239,9 @@ def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_S
     for module in modules.unload:
         command = f"module unload {shlex.quote(module)}"
         yield _Step(command, command, f"cannot unload the module {module}")
-    for swap in modules.swap:
-        yield _swap(swap)
     for module in (*modules.load, *(modules.build if phase == "build" else ())):
         command = f"module load {shlex.quote(module)}"
         yield _Step(command, command, f"cannot load the module {module}", module)
-
-
-def _swap(swap: Swap) -> _Step:
-    """Load a module instead of another, whether or not that is loaded."""
-    out, into = shlex.quote(swap.out), shlex.quote(swap.into)
-    command = (
-        f'case ":${{LOADEDMODULES-}}:" in *:{out}:* | *:{out}/*) module swap {out} {into} ;;'
-        f" *) module load {into} ;; esac"
-    )
-    failure = f"cannot load the module {swap.into} in the place of {swap.out}"
-    return _Step(f"module swap {out} {into}", command, failure, swap.into)
 
 
 def each_unloaded(modules: Modules, phase: Phase, command: str) -> str:

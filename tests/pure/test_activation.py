@@ -29,7 +29,7 @@ from hvdenv.environments.activation import (
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.locks.record import GenerationRecord
-from hvdenv.model.cluster import Modules, Swap
+from hvdenv.model.cluster import Modules
 from hvdenv.model.dialect import job_variables
 from hvdenv.model.recipe import Python, Recipe
 from tests.support.commands import Hvdenv
@@ -81,9 +81,8 @@ def test_programs_of_verify_get_them_filled_in(
 MODULES = Modules(
     use=("/apps/ann/a", "/home/ann/b"),
     source=("/apps/setup.sh",),
-    unload=("atp",),
-    swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),
-    load=("gcc/10.2.0",),
+    unload=("atp", "PrgEnv-intel"),
+    load=("PrgEnv-gnu", "gcc/10.2.0"),
     build=("cmake/3.16.9",),
 )
 

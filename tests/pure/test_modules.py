@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdenv.base.schema import Problem, decode
-from hvdenv.model.cluster import Modules, Swap
+from hvdenv.model.cluster import Modules
 from hvdenv.sites.module_shell import LoadResult, judge
 from hvdenv.sites.modules import (
     Loaded,
@@ -25,7 +25,6 @@ module() {
     printf '%s\\0' "$#" "$@" >> "$RECORD"
     case $1 in
     load) LOADEDMODULES="${LOADEDMODULES-}:$2" ;;
-    swap) LOADEDMODULES="${LOADEDMODULES-}:$3" ;;
     esac
 }
 """
@@ -55,15 +54,12 @@ def recorded(shell: str, modules: Modules) -> tuple[int, str, list[list[str]]]:
 @example(words=["$(touch /tmp/evil)", "a'b", 'a"b', "a\nb; exit 0", "`id`", "\\", "*", "-"])
 @example(words=["#", "!x", "~", "{a,b}", "é", ")", "esac", "a b", "%s", "|| exit"])
 def test_no_name_is_more_than_a_word_to_the_shell(shell: str, words: list[str]) -> None:
-    swaps = tuple(Swap(f"never {word}", word) for word in words)
-    modules = Modules(
-        purge="no", unload=tuple(words), swap=swaps, load=tuple(words), build=tuple(words)
-    )
+    modules = Modules(purge="no", unload=tuple(words), load=tuple(words), build=tuple(words))
     status, said, calls = recorded(shell, modules)
     assert (status, said) == (0, "")
     assert calls == [
         *(["unload", word] for word in words),
-        *(["load", word] for word in words * 3),
+        *(["load", word] for word in words * 2),
     ]
 
 
@@ -103,8 +99,7 @@ def test_a_failure_is_noticed(shell: str, module: str, tried: list[str]) -> None
 def test_names_of_modules() -> None:
     hostile = ["gcc;id", "gcc 10", "$(id)", "a\nb", "-x", "`id`", "a'b", "gcc/10|sh", ""]
     for name in (*hostile, "Horovod-0.28.1.eb"):
-        swap = {"out": "a", "into": name}
-        for fields in ({"load": [name]}, {"unload": [name]}, {"swap": [swap]}):
+        for fields in ({"load": [name]}, {"unload": [name]}):
             with pytest.raises(Problem):
                 decode(Modules, fields)
     of_sites = ["evp-patch", "GCCcore/.11.2.0", "cudampi/openmpi-4.1.1", "craype-accel-amd-gfx90a"]

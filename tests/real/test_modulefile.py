@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.environments.activation import Language, Modulefile, render_modulefile
-from hvdenv.model.cluster import Modules, Swap
+from hvdenv.model.cluster import Modules
 from tests.support.modulesystems import KINDS, Installed, install, write_module
 
 HOSTILE = "a  b'\"$(touch HIT)`touch HIT`;&|<>*{}}{[exit][]\\!~#%"
@@ -112,9 +112,8 @@ def test_what_it_needs_is_loaded_with_it(system: Installed, tmp_path: Path) -> N
     modules = Modules(
         use=(str(site), str(base)),
         source=(str(tmp_path / "setup.sh"),),
-        unload=("atp",),
-        swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),
-        load=("gcc/10.2.0",),
+        unload=("atp", "PrgEnv-intel"),
+        load=("PrgEnv-gnu", "gcc/10.2.0"),
         build=("cmake/3",),
     )
     publish(system, tmp_path / "own", entry_in(tmp_path, "hvd/1", modules))

@@ -14,7 +14,7 @@ import pytest
 
 from hvdenv.base.errors import StepError
 from hvdenv.base.runner import Runner
-from hvdenv.model.cluster import Modules, Swap
+from hvdenv.model.cluster import Modules
 from hvdenv.sites.module_shell import ModuleSystem, detect, find, load, try_out
 from hvdenv.sites.modules import BACKENDS, Loaded, Phase, offers, shell_lines
 from tests.real.doctored import marked
@@ -308,14 +308,13 @@ def test_one_programming_environment_in_the_place_of_another(site: Site) -> None
         site.module(
             f"PrgEnv-{name}/6.0", setenv={"PE_ENV": name}, conflict=["PrgEnv-gnu", "PrgEnv-intel"]
         )
-    swap = Swap("PrgEnv-intel", "PrgEnv-gnu")
     runner = site.after(site.load("PrgEnv-intel/6.0"))
     for start, purge in ((runner, "no"), (runner, "yes"), (site.runner(), "no")):
-        modules = site.modules(swap=(swap,), purge=purge)
+        modules = site.modules("PrgEnv-gnu", unload=("PrgEnv-intel",), purge=purge)
         loaded = load(site.system, modules, "run", start)
         assert loaded.loaded == ("PrgEnv-gnu/6.0",)
         assert loaded.set["PE_ENV"] == "gnu"
-    error = site.refused(swap=(Swap("PrgEnv-intel", "PrgEnv-gna"),))
+    error = site.refused("PrgEnv-gna", unload=("PrgEnv-intel",))
     assert error.message.startswith("PrgEnv-gna: not available; similar modules: PrgEnv-gnu/6.0")
 
 
