@@ -182,7 +182,7 @@ def test_the_recipe_of_the_guide(
     hvdenv("plan", fenn, *variant, *facts)
     script = hvdenv("job", fenn, *variant, "--account", "phys", "--", "python", "train.py").out
     assert ("--gres=gpu:a100:4" in script) == (not variant)
-    assert "srun -n 8 --cpus-per-task=16 --mpi=pmix python train.py" in script
+    assert "srun -n 8 --cpus-per-task=16 --mpi=pmix --quit-on-interrupt python train.py" in script
 
 
 def test_the_short_recipe_of_the_guide(tmp_path: Path) -> None:
