@@ -1,19 +1,21 @@
-"""The report for people, and as JUnit XML: within the schema of Jenkins, as a program reads it."""
+"""The report for people, as JUnit XML within the schema of Jenkins, and as an HTML page."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
 from typing import get_args
 from xml.etree import ElementTree
 
 import junitparser
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.reports import junit
-from hvdenv.reports.render import clean, render
+from hvdenv.reports import junit, page
+from hvdenv.reports.render import HEADINGS, clean, render
 from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row, Status
 
 ROWS = (
@@ -270,3 +272,149 @@ def test_any_text_is_text(one: str, two: str, three: str) -> None:
     assert failure is not None
     assert failure.get("message") == clean(two)
     assert clean(three).rstrip("\n") in (failure.text or "")
+
+
+# ---------------------------------------------------------------- the HTML page
+
+MARKUP = """<script> </pre> </style> <!-- ]]> {{ {% "/onload=" ' & &lt;""".split()
+MARKUP += ["\x1b[31m", "\ud800"]
+HOSTILE = (
+    st.lists(st.sampled_from(MARKUP) | st.text(st.characters(codec=None), max_size=3), min_size=1)
+    .map("".join)
+    .filter(clean)
+)
+VOID = {"meta", "link"}
+
+
+class Read(HTMLParser):
+    """Tags with their attributes, all texts, and the tags that are not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.unclosed: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.unclosed.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.unclosed or self.unclosed.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def shape(self) -> list[tuple[str, list[str]]]:
+        """The page without anything that is said in it."""
+        return [(tag, sorted(attributes)) for tag, attributes in self.tags]
+
+    def all(self, name: str) -> list[str]:
+        """All values of an attribute."""
+        return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+
+def report_of(*texts: str) -> Report:
+    """A report that says texts wherever it can."""
+    one, two, three = texts
+    findings = [
+        Finding(one, two, status, three, one, two)
+        for status in ("pass", "fail", "error", "unproven", "skip")
+    ]
+    measurements = (
+        *(Measurement("allreduce bandwidth", n, two, three, 1024 * n, 2) for n in (1, 2)),
+        Measurement(two, 1.0, "s"),
+        Measurement(three, 1.0, one, two),
+    )
+    table = (Row(one, two, True, True, False),)
+    rank = RankRecord(None, one, None, 1, two, three, one, "fail", two, data_path=three)
+    known = (one, two, three, one, 1.0, tuple(findings), measurements, table, (rank,))
+    return Report(*known, environment={two: three})
+
+
+@pytest.fixture(scope="module")
+def shown(everything: Report) -> Read:
+    return Read(page.render(everything))
+
+
+def test_the_page_is_well_formed(shown: Read) -> None:
+    assert (shown.wrong, shown.unclosed) == ([], [])
+    identities = shown.all("id")
+    assert len(identities) == len(set(identities))
+    named = {word for name in ("aria-labelledby", "headers") for word in shown.all(name)}
+    assert named <= set(identities)
+
+
+def test_the_page_needs_nothing_else(shown: Read) -> None:
+    tags = {tag for tag, _ in shown.tags}
+    assert not tags & {"script", "iframe", "object", "embed", "img", "base", "form"}
+    assert not [name for _, attributes in shown.tags for name in attributes if name[:2] == "on"]
+    assert shown.all("src") == []
+    links = shown.all("href")
+    assert {link for link in links if link[0] != "#"} == {"data:,"}
+    assert {link[1:] for link in links if link[0] == "#"} <= set(shown.all("id"))
+    styles = "".join(shown.texts)
+    assert "@import" not in styles and "url(" not in styles
+    assert any("default-src 'none'" in content for content in shown.all("content"))
+
+
+def test_who_does_not_see_it_is_told(shown: Read) -> None:
+    tags = [tag for tag, _ in shown.tags]
+    levels = [int(tag[1]) for tag in tags if tag in {"h1", "h2", "h3", "h4", "h5", "h6"}]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+    assert tags.count("caption") == tags.count("table")
+
+
+def test_all_is_in_it(shown: Read, everything: Report) -> None:
+    text = "\n".join(shown.texts)
+    for finding in everything.findings:
+        for part in finding[1:6]:
+            assert clean(part).strip() in text
+    for row in everything.table:
+        assert row.name in text
+    for name, value in everything.environment.items():
+        assert name in text and value in text
+    for rank in everything.ranks:
+        assert {rank.run, rank.host, str(rank.pid), rank.data_path} <= {*shown.texts}
+        assert rank.cause in text
+    for measurement in everything.measurements:
+        assert measurement.name in text and measurement.subject in text
+    assert "memory of verify" in text and "84.3 MiB" in text
+    assert "everything expected" not in text
+    assert "something expected is missing or does not work" in text
+    assert "https://***@pypi.example.org/simple" in text
+
+
+def test_statuses_come_with_the_worst_first(shown: Read) -> None:
+    statuses = [each for each in shown.all("id") if each in HEADINGS]
+    assert statuses == ["fail", "error", "unproven", "skip", "pass"]
+
+
+def test_a_report_of_nothing() -> None:
+    shown = Read(page.render(Report("", "/env", "n1", "", 0.0, ())))
+    assert (shown.wrong, shown.unclosed) == ([], [])
+    assert "unproven: /env on n1" in shown.texts
+    assert not {"table", "figure"} & {tag for tag, _ in shown.tags}
+
+
+SHAPE = Read(page.render(report_of("one", "two", "three"))).shape
+
+
+@settings(max_examples=40)
+@given(HOSTILE, HOSTILE, HOSTILE)
+def test_any_text_is_text_of_a_page(one: str, two: str, three: str) -> None:
+    shown = Read(page.render(report_of(one, two, three)))
+    assert shown.shape == SHAPE
+    "".join(shown.texts).encode()
+    # The first newline in <pre> is the template's own.
+    assert "\n" + clean(one) in shown.texts
