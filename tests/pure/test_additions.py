@@ -6,24 +6,15 @@ import re
 
 import pytest
 
-from hvdenv.base.command import Command
-from hvdenv.base.errors import IncompatibleError, LockError, StepError, UsageError
-from hvdenv.base.runner import Runner
-from hvdenv.building.run_step import attempt, perform
+from hvdenv.base.errors import IncompatibleError, LockError, UsageError
 from hvdenv.cli.install import added_to, parse
 from hvdenv.cli.main import make_parser
 from hvdenv.cli.options import read_request
 from hvdenv.locks import lockfile
 from hvdenv.locks.packages import Package
 from hvdenv.locks.record import Additions, GenerationRecord, LockUse
-from hvdenv.model.facts import Facts
-from hvdenv.model.layers import load_recipe
-from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import Plan, make_plan, steps_of
-from hvdenv.plans.step import Step
 from hvdenv.session.lock import add_recorded_lock, make_resolution, recipe_locks
 from hvdenv.session.prepare import Prepared, prepare
-from hvdenv.session.progress import Silent
 from hvdenv.session.request import Request
 from tests.support.commands import Hvdenv
 
@@ -69,58 +60,6 @@ def test_what_is_there_is_not_added_unless_an_extra_may_bring_something() -> Non
             IncompatibleError, match=r"the environment has (torch 2\.13\.0|numpy 1\.26\.4)"
         ):
             chosen(word)
-
-
-def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Plan:
-    maker = steps_of(recipe, facts, facts.interpreters[0])
-    return make_plan(maker._replace(additions=additions))
-
-
-def test_a_package_for_cpus_has_the_index_of_the_framework(recipe: Recipe, facts: Facts) -> None:
-    additions = chosen("tqdm>=4")._replace(new={"tqdm": "4.66.1", "rich": "13.0"})
-    found = {step.name: step.requested for step in plan(recipe, facts, additions).steps}
-    for name in ("resolution", "additions-resolution"):
-        requested = found[name]
-        assert requested and requested.pins == additions.kept
-        assert "--cpu-index" in requested.sources
-    assert requested and requested.requirements == ("tqdm==4.66.1", "rich==13.0")
-
-
-def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Facts) -> None:
-    one = chosen("tqdm")._replace(new={"tqdm": "4.1"})
-    others = [None, one._replace(new={"rich": "1.0"}), one._replace(new={"tqdm": "4.0"})]
-    digests = {plan(recipe, facts, each).digest for each in (one, *others)}
-    assert len(digests) == 4
-    assert plan(recipe, facts).wheel_inputs == plan(recipe, facts, one).wheel_inputs
-
-
-def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
-    steps = plan(load_recipe("neuron").recipe, facts, chosen("tqdm")).steps
-    (files,) = (step.files for step in steps if step.name == "environment")
-    (conda,) = (file.text for file in files if file.path.name == "conda.json")
-    assert '"python=3.11.7=h955ad1f_0"' in conda
-
-
-class Told(Silent):
-    """A progress that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def step_line(self, line: str) -> None:
-        self.lines.append(line)
-
-
-def test_an_attempt_ends_with_what_fails() -> None:
-    say, stop = Command(("echo", "said")), Command(("sh", "-c", "echo why; exit 3"))
-    told, runner = Told(), Runner()
-    assert attempt(Step("ask", "", (say, say)), runner, told).output == "saidsaid"
-    failed = attempt(Step("ask", "", (say, stop, say)), runner, told)
-    assert (failed.returncode, failed.output) == (3, "why")
-    assert told.lines == ["said", "said", "said", "why"]
-    with pytest.raises(StepError, match="ask failed"):
-        perform([Step("ask", "", (stop,))], runner, told)
-    perform([Step("ask", "", (say,))], runner, told)
 
 
 def prepared_for(*words: str) -> tuple[Request, Prepared]:

@@ -139,12 +139,6 @@ def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocat
     assert find_allocation(environ, hosts) == expected
 
 
-def test_an_own_scheduler_whose_file_lists_ranks() -> None:
-    own = {"own": shipped()["pbs"]._replace(counts_tasks=True)}
-    found = find_allocation({"PBS_JOBID": "7", "PBS_NODEFILE": "/n"}, "x1\nx1\nx2\n", own)
-    assert found.counts_tasks and found.hosts == (Host("x1", 2), Host("x2", 1))
-
-
 PROGRAM = ("bash", "--rcfile", "/home/a b/rc", "-i")
 
 

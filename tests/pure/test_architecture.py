@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 import hvdenv
 from tests.support import needs
+from tests.support.commands import ended
 
 PACKAGE = Path(hvdenv.__file__).parent
 # Packages and some modules: each imports what is listed before it, and what is listed beside
@@ -241,12 +241,13 @@ print(*sys.modules.keys() - before, file=sys.stderr)
 )
 def test_little_is_loaded_at_start(words: str, slow: set[str], cases: Path) -> None:
     command = words.format(facts=cases / "facts.json").split()
-    said = subprocess.run(
-        [sys.executable, "-c", LOADED, *command],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-        text=True,
-        capture_output=True,
+    said = ended(
+        sys.executable,
+        "-c",
+        LOADED,
+        *command,
         check=True,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
     )
     loaded = set(said.stderr.split())
     assert "hvdenv.cli.main" in loaded
@@ -278,6 +279,7 @@ def undeclared(path: Path) -> set[str]:
             case (
                 ast.List(elts=[ast.Constant(value=str(program)), *_])
                 | ast.Tuple(elts=[ast.Constant(value=str(program)), *_])
+                | ast.Call(func=ast.Name(id="ended"), args=[ast.Constant(value=str(program)), *_])
             ):
                 started.add(program.rpartition("/")[2])
     if path.parent.name == "pure":
@@ -306,7 +308,5 @@ def test_the_last_line_of_make_test() -> None:
 
 def test_tests_that_ci_does_not_run_can_be_collected() -> None:
     words = ["--collect-only", "--quiet", "-p", "no:cacheprovider", str(ROOT / "optin")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=ROOT.parent, capture_output=True, text=True
-    )
+    done = ended(sys.executable, "-m", "pytest", *words, cwd=ROOT.parent)
     assert done.returncode == 0, done.stdout

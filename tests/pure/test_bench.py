@@ -22,7 +22,7 @@ from tests.support.standalone import load
 SUBJECT: Final = "torch over MPI"
 MIB = 1 << 20
 SIZES = {"1KiB": 1 << 10, "1MiB": MIB, "16MiB": 16 * MIB, "64MiB": 64 * MIB}
-RANK, RANK_BENCH = load("rank"), load("bench")
+RANK = load("rank")
 
 
 def measured(**seconds: float) -> list[RankEvent]:
@@ -90,14 +90,6 @@ def test_all_figures_become_measurements() -> None:
     runs = [Yardstick((), "no mpicc"), *(Yardstick((point("1MiB", s),)) for s in (9.0, 1.0, 2.0))]
     found = list(bench.measurements([Benchmark(SUBJECT, GOOD, each) for each in runs]))
     assert [e.value for e in found if e.subject == "MPI alone" and e.unit == "us"] == [1e6]
-
-
-def test_one_rank_has_no_bandwidth() -> None:
-    alone = run(1, *measured(**{"1KiB": 1e-3}))
-    benchmark = Benchmark(SUBJECT, alone)
-    names = {each.name for each in bench.measurements([benchmark])}
-    assert names == {"allreduce latency"}
-    assert bench.judge_speed(benchmark).message == "1 KiB: 1000 us"
 
 
 # Judgements
@@ -179,34 +171,6 @@ def test_one_rank_of_a_launch() -> None:
     assert one.placed
     here = with_one_rank(Launch((), 4))
     assert (here.ranks, here.hosts, here.placed) == (1, (), False)
-
-
-# The ranks' side
-
-
-class Clock:
-    """Time as a loop of a given length has it."""
-
-    def __init__(self, one: float, limit: float) -> None:
-        self.one, self.left = one, limit
-
-    def time(self, loop: object, repeats: int) -> float:
-        self.left -= self.one * repeats
-        return self.one
-
-
-@pytest.mark.parametrize(
-    ("one", "limit", "repeats", "rounds"),
-    [
-        (1e-6, 10.0, 1000, 50),  # not more than it takes
-        (1e-3, 10.0, 11, 50),
-        (0.2, 10.0, 1, 24),  # half of the time that is left after the trials
-        (5.0, 10.0, 1, 3),  # never fewer
-    ],
-)
-def test_how_often_ranks_measure(one: float, limit: float, repeats: int, rounds: int) -> None:
-    found, each = RANK_BENCH.measure(Clock(one, limit), lambda: None, 0.5)
-    assert (each, len(found)) == (repeats, rounds)
 
 
 TIMEOUT: Final = "HOROVOD_GLOO_TIMEOUT_SECONDS"

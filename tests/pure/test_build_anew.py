@@ -30,7 +30,7 @@ from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.step import Step, Wheel
 from hvdenv.plans.steps import GENERATION
 from hvdenv.session import progress
-from hvdenv.session.progress import Lines, ObjectClock, Silent, VerifyProgress, choose
+from hvdenv.session.progress import Lines, Silent, VerifyProgress, choose
 
 DIGEST = "1" * 64
 
@@ -360,20 +360,6 @@ def test_a_drift_that_is_an_error_stops_the_build(site: Site) -> None:
     with pytest.raises(LockError, match="this machine differs from the one"):
         of_module.build()
     assert without.build()[0].generation == first.generation
-
-
-@pytest.mark.parametrize(
-    ("line", "report"),
-    [
-        ("[1/78] Building CXX object a.cc.o", "compiled 1 of 78 objects"),
-        ("  [78/78] Linking CXX shared module", "compiled 78 of 78 objects"),
-        ("[ 12%] Building CXX object", ""),
-        ("see [1/2] there", ""),
-        ("[1/2]", ""),
-    ],
-)
-def test_objects_that_are_compiled(line: str, report: str) -> None:
-    assert ObjectClock().report(line) == report
 
 
 # ---------------------------------------------------------------- what build and verify show

@@ -306,14 +306,6 @@ def test_extension_passes() -> None:
     assert not judge_extension(absent("mxnet"), ANYTHING)
 
 
-def test_allreduce() -> None:
-    (good,) = judge_allreduce(extension("torch"), rank_run())
-    assert (good.status, good.subject) == ("pass", "torch over MPI")
-    (bad,) = judge_allreduce(extension("torch"), rank_run(wrong=1))
-    assert bad.status == "fail"
-    assert not judge_allreduce(absent("torch"), None)
-
-
 @pytest.mark.parametrize(
     ("found", "changed", "status", "message"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import INSPECT_PROGRAMS
 from hvdenv.base.schema import encode
 from hvdenv.environments import generations
 from hvdenv.environments.installation import horovod_in, inspect_prefix, uses_mpi
@@ -236,19 +233,6 @@ def test_programs_of_horovod_may_be_those_of_another_environment(
     first, *_, last = seen["PATH"].split(":")
     assert (first, last) == (f"{venv}/bin", f"{other}/bin")
     assert inspect_prefix(str(venv)).program("horovodrun") == f"{other}/bin/horovodrun"
-
-
-def test_python_path_hides_a_horovod_that_a_pth_file_names(venv: Path, tmp_path: Path) -> None:
-    """Also an environment without packages of its own has a Horovod that can be hidden."""
-    for name in ("other", "fake"):
-        write(tmp_path / name / "horovod/__init__.py", "")
-    write(venv / PACKAGES / "x.pth", str(tmp_path / "other"))
-    printed = subprocess.check_output(
-        [venv / "bin/python", INSPECT_PROGRAMS / "extension.py", "torch"],
-        env={"PYTHONPATH": str(tmp_path / "fake")},
-    )
-    facts = json.loads(base64.b64decode(printed.split()[-1]))
-    assert facts["shadowed"] == {"horovod": str(tmp_path / "fake")}
 
 
 def test_a_folder_without_python_or_horovod_is_refused(

@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import __version__, cli
-from hvdenv.base import errors
-from hvdenv.base.errors import HvdenvError, RecipeError, UsageError
+from hvdenv.base.errors import HvdenvError
 from hvdenv.cli import verify
 from hvdenv.cli.main import COMMANDS, GROUPS, main, make_parser
 from hvdenv.cli.options import command_line
@@ -161,31 +160,6 @@ def test_no_words_show_a_bug(words: list[str], capsys: Captured) -> None:
     assert "Traceback" not in said.err
 
 
-def all_errors(kind: type[HvdenvError] = HvdenvError) -> list[type[HvdenvError]]:
-    return [kind, *(each for below in kind.__subclasses__() for each in all_errors(below))]
-
-
-def test_exit_codes_are_those_of_the_contract() -> None:
-    codes = {
-        kind.__name__: kind.exit_code
-        for kind in all_errors()
-        if kind.__module__ == errors.__name__ and "exit_code" in vars(kind)
-    }
-    malformed = {name for name, code in codes.items() if code == 2}
-    assert malformed == {"UsageError", "RecipeError", "UntrustedError"}
-    others = sorted(code for code in codes.values() if code != 2)
-    assert len(others) == len(set(others))
-    assert {*others} <= {1, 3, 4, 5, 6, 7, 70, 130}
-
-
-def test_an_error_says_what_where_and_what_to_do() -> None:
-    error = UsageError(
-        "it is wrong", where="f.toml:3: key", detail="line one\nline two\n", remedy="mend it"
-    )
-    assert str(error) == "f.toml:3: key: it is wrong\nline one\nline two\nwhat to do: mend it"
-    assert str(UsageError("it is wrong")) == "it is wrong"
-
-
 def with_command(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     """A command that does what a test needs, in the place of `recipes`."""
     module = ModuleType("hvdenv.cli.recipes")
@@ -223,27 +197,12 @@ def test_what_a_file_system_refuses_is_no_bug(
     assert "bug" not in said
 
 
-def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
-    with_command(monkeypatch, fail(RecipeError("\x1b[31mbad https://u:p@h", remedy="say x1y2z3")))
-    monkeypatch.setenv("MY_TOKEN", "x1y2z3")
-    assert hvdenv("recipes", code=2).err == "error: bad https://***@h\nwhat to do: say ***\n"
-
-
 @pytest.mark.parametrize("words", ["recipes", "show local", "plan local", "check local", "envs"])
 def test_json_is_all_that_is_on_standard_output(words: str, cases: Path, hvdenv: Hvdenv) -> None:
     facts = ("--facts", str(cases / "facts.json")) if words.startswith(("plan", "check")) else ()
     said = hvdenv(*words.split(), *facts, "--json")
     assert json.loads(said.out) is not None
     assert said.err == ""
-
-
-def test_recipes(hvdenv: Hvdenv) -> None:
-    said = hvdenv("recipes").out
-    assert re.search(r"^local +One plain Linux machine", said, re.MULTILINE)
-    assert "variants: keras2, openmpi5, tensorflow, torch" in said
-    (local,) = (e for e in json.loads(hvdenv("recipes", "--json").out) if e["name"] == "local")
-    assert local["variants"] == ["keras2", "openmpi5", "tensorflow", "torch"]
-    assert local["status"] == "tested"
 
 
 def module(*words: str, **options: Any) -> subprocess.Popen[str]:
@@ -336,15 +295,6 @@ def test_allreduces_alone_take_two_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(verify, "gpus", lambda: ())
     for words, ranks in (((), 3), (("--quick",), 2), (("--quick", "-n", "5"), 5)):
         assert hosts_of(*words) == (ranks, ())
-
-
-def test_hosts_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        hosts_of("--hostfile", str(tmp_path / "none"))
-    assert caught.value.where == str(tmp_path / "none")
-    with pytest.raises(SystemExit):
-        hosts_of("--hosts", "gpu32:1", "--hostfile", "hosts")
-    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_the_command_without_variables_of_the_shell() -> None:

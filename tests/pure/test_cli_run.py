@@ -6,26 +6,21 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hvdenv.base.command import Command
-from hvdenv.base.errors import StepError
-from hvdenv.base.runner import replace_process
 from hvdenv.base.schema import encode
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.environments import generations, manifest
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.placement import influences
-from tests.support.commands import Hvdenv
+from tests.support.commands import Hvdenv, ended
 from tests.support.environments import ONE, build
 from tests.support.files import programs
 
-Captured = pytest.CaptureFixture[str]
 ACTIVATE = 'VIRTUAL_ENV=/env; export VIRTUAL_ENV\nif [ -n "${BROKEN-}" ]; then return 1; fi\n'
 
 RECIPE = """\
@@ -111,7 +106,7 @@ def test_what_modules_provide_needs_no_build(
         srun() { echo "$PYTHONNOUSERSITE $LOADEDMODULES"; }
         exec() { "$@"; }
     """
-    found = subprocess.run(["bash", "-c", f"{programs}\n{line}"], text=True, capture_output=True)
+    found = ended("bash", "-c", f"{programs}\n{line}")
     assert found.stdout.startswith("1 modenv/ml:Horovod/0.19.5"), found
     script = hvdenv("job", *chosen, "--submit", "--dry-run", "--", "true").out
     assert "activate.sh" not in script
@@ -163,18 +158,6 @@ def test_ranks_in_an_image(imaged: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     )
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
-    script = hvdenv("job", imaged, "--launcher", launcher, "--", "python", "x.py").out
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    assert "activate.sh" not in script
-    assert script.index("module load singularity/3.9.7") < script.index("hvdenv_modules || fail")
-    last = script.splitlines()[-1]
-    assert last.startswith(f"{launcher} ") and " 8 " in last
-    assert ' -H "$hosts" ' in last or launcher == "srun"
-    assert last.endswith(f" singularity exec --nv --bind /scratch {tmp_path}/h.sif python x.py")
-
-
 def test_an_image_has_to_be_there_and_its_launcher_reaches_no_other_host(
     imaged: str, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
@@ -206,21 +189,6 @@ def test_the_hosts_mpirun_is_told_what_it_reads(
         said = dry(hvdenv, f"{imaged} --hosts a:1,b:1 --launcher mpirun -- true")
         assert (f" --prefix {folder.parent} " in said) == told
         assert " -x PATH " in said
-
-
-@pytest.mark.parametrize(("version", "layers"), [("4.1.4", 2), ("5.0.11", 1)])
-def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
-    recipe: str, built: Path, version: str, layers: int, tmp_path: Path, hvdenv: Hvdenv
-) -> None:
-    with open(recipe, "a") as file:
-        file.write('[variants.open]\nwithout = ["mpi.package", "mpi.version"]\n')
-    folder = programs(tmp_path / "mpi", mpirun=f"echo 'mpirun (Open MPI) {version}'")
-    activate = built.resolve() / "activate.sh"
-    activate.write_text(activate.read_text() + f'PATH="{folder}:$PATH"\n')
-    words = ("--variant", "open", "--prefix", str(built), "--launcher", "mpirun")
-    avoided = ("--set", 'network.avoid=["virbr0"]')
-    script = hvdenv("job", recipe, *words, *avoided, "--", "true").out
-    assert script.count("_tcp_if_exclude virbr0,lo") == layers
 
 
 def test_a_program_is_the_environments_where_mpi_comes_first(
@@ -468,20 +436,3 @@ def test_zsh_reads_the_users_files_too(tmp_path: Path) -> None:
     assert shell_command("zsh", tmp_path) == ("env", f"ZDOTDIR={tmp_path}", "zsh", "-i")
     assert ". ~/.zshenv" in files[".zshenv"]
     assert files[".zshrc"].index(". ~/.zshrc") < files[".zshrc"].index(". /p/activate.sh")
-
-
-def test_a_program_that_is_not_there() -> None:
-    numbers = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
-    before = [*map(signal.getsignal, numbers)]
-    with pytest.raises(StepError, match="cannot start no-such-program"):
-        replace_process(Command(("no-such-program",)), os.environ)
-    assert [*map(signal.getsignal, numbers)] == before
-
-
-def test_another_program_takes_the_place_of_this_process() -> None:
-    program = "import os; from hvdenv.base.command import Command\n"
-    program += "from hvdenv.base.runner import replace_process; print(os.getpid(), flush=True)\n"
-    program += "replace_process(Command(('sh', '-c', 'echo $$ $A; exit 3'), (('A', 'b'),)), {})"
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    before, after, variable = done.stdout.split()
-    assert (before, variable, done.returncode) == (after, "b", 3)

@@ -165,40 +165,6 @@ def test_what_more_ranks_would_prove(elsewhere: int, status: str) -> None:
     assert "-n 3" in found["process sets"].remedy
 
 
-def test_each_set_overlaps_another_and_none_has_all(program: Any) -> None:
-    sets = program.collective_cases.SETS.values()
-    for size in (3, 4, 5, 64):
-        members = [frozenset(each(size)) for each in sets]
-        assert len(set(members)) == len(members)
-        for each in members:
-            assert 1 < len(each) < size
-            assert any(each & other for other in members if other != each)
-
-
-def test_every_operation_has_a_large_message_in_every_type(program: Any) -> None:
-    cases = program.collective_cases
-    for size in (2, 3, 64):
-        tried = {
-            name: [case for batch in batches for case in batch]
-            for name, batches in cases.operations(size)
-        }
-        for name in (*(f"allreduce {each}" for each in cases.REDUCED), *MOVES):
-            large = {c.dtype: given_bytes(cases, c, size) for c in tried[name]}
-            assert all(large[dtype] > 2**18 for dtype in cases.NUMBERS), name
-            assert large["float32"] > 2**22
-
-
-MOVES = ("allgather", "broadcast", "alltoall", "reducescatter")
-
-
-def given_bytes(cases: Any, case: Any, size: int) -> int:
-    """Bytes of all that one rank gives, or gets where that is more."""
-    members = case.members(size)
-    shape = cases.shape_of(case, 0, size - 1, members)
-    times = size if case.kind == "allgather" else 1
-    return int(cases.elements(shape) * cases.WIDTHS.get(case.dtype, 1) * times)
-
-
 # The side of the ranks, as far as it can be tried without numpy.
 
 

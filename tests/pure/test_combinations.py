@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import combinations as script
-from benchmarks.combinations import Wanted, all_wanted
+from benchmarks.combinations import all_wanted
 from docs import reference
 from hvdenv.base.schema import Problem, encode
 from hvdenv.knowledge import combinations
@@ -180,37 +180,6 @@ def test_wanted_combinations(tmp_path: Path) -> None:
         frameworks = {"torch": one.torch, "tensorflow": one.tensorflow}
         assert {*recipe.horovod.frameworks} == {name for name, each in frameworks.items() if each}
         assert one.mpi is None or (recipe.mpi and recipe.mpi.package == one.mpi)
-
-
-def test_the_recipe_of_a_combination() -> None:
-    mpich: dict[str, Any] = {"mpi": "mpich", "mpi_version": "4.3.2"}
-    wanted = Wanted("x", "3.9", torch="2.1.2", set={"packages.numpy": '"<2"'}, **mpich)
-    assert wanted.recipe.splitlines()[3:] == [
-        'python.version = "==3.9.*"',
-        'horovod.frameworks = ["torch"]',
-        'frameworks.torch.version = "2.1.2"',
-        'mpi.kind = "mpich"',
-        'mpi.package = "mpich"',
-        'mpi.version = "4.3.2"',
-        'packages.numpy = "<2"',
-    ]
-
-
-def test_the_worst_finding_counts() -> None:
-    found = [
-        ("torch over MPI", "pass"),
-        ("alltoall, torch over MPI", "fail"),
-        ("torch over MPI", "skip"),
-        ("torch over Gloo", "pass"),
-        ("tensorflow over Gloo", "unproven"),
-        ("tensorflow over MPI", "skip"),
-    ]
-    findings = [{"subject": subject, "status": status} for subject, status in found]
-    assert script.judged_of(("torch", "tensorflow"), findings) == (
-        Judged("torch", "mpi", "fail"),
-        Judged("torch", "gloo", "pass"),
-        Judged("tensorflow", "gloo", "unproven"),
-    )
 
 
 def test_failures_that_are_the_machines_fault_exist() -> None:

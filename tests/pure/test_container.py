@@ -185,15 +185,6 @@ def test_the_name_of_an_image_says_its_distribution(base: str) -> None:
     assert [each.name for each in DISTRIBUTIONS if re.search(each.pattern, base)] == [BASES[base]]
 
 
-def test_the_python_that_is_named_is_taken() -> None:
-    recipe = torch_on("rockylinux:9")
-    with pytest.raises(IncompatibleError, match=r"--python requests 3\.9"):
-        plan_of(recipe, "3.9")
-    plan = plan_of(recipe, "3.12")
-    assert plan.python.path == "/usr/bin/python3.12"
-    assert "python3.12-devel" in define(recipe, plan, "docker")
-
-
 def test_what_comes_from_the_cluster_cannot_be_in_an_image() -> None:
     recipe = torch_on(DEBIAN)
     site = recipe._replace(

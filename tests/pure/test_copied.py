@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import venv
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from hvdenv.locks.lockfile import Locked, Source
 from hvdenv.locks.pypi import Package
 from hvdenv.locks.record import GenerationRecord
 from tests.pure.test_locks import NINJA, TORCH, locked
+from tests.support.commands import ended
 from tests.support.environments import ONE, build, local
 from tests.support.files import EXECUTABLE, write
 
@@ -55,7 +55,7 @@ def test_scripts_of_a_copy_run_in_the_copy(source: Path, tmp_path: Path) -> None
     assert copy(source, target) == ""
     script = target / "bin" / "tool"
     assert script.read_text().startswith(f"#!{target}/bin/python\n")
-    done = subprocess.run([script], capture_output=True, text=True, check=True)
+    done = ended(script, check=True)
     assert done.stdout == f"{target}\n"
     (record,) = target.glob("lib/python3*/site-packages/tool-1.0.dist-info/RECORD")
     (row,) = (each for each in record.read_text().splitlines() if "bin/tool" in each)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvdenv.base.masking import plain
-from hvdenv.base.runner import Runner
 from hvdenv.base.schema import Table, encode, parse_toml
 from hvdenv.drafting import here
 from hvdenv.drafting.draft import Draft, combine
@@ -472,18 +471,6 @@ def test_here_drafts_a_partition_with_gpus(
     monkeypatch.setattr(here, "drafted", lambda *_: Found(tuple(here.partitions(several))))
     choice = 'job.partition: "gpu" (sinfo: gpu has GPUs), "gpu2" (sinfo: gpu2 has GPUs)'
     assert (choice in hvdenv("init", "x", "--here", *words, "-o", "-").out) is (words == ())
-
-
-def test_in_a_job_this_host_is_a_node_of_its_partition(
-    facts: Facts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def seen() -> dict[str, object]:
-        found = here.drafted(facts, here.Machine(Runner()))
-        return {each.key[-1]: each.value for each in found.values if each.key[1:2] == ("gpu",)}
-
-    assert not seen()
-    monkeypatch.setenv("SLURM_JOB_PARTITION", "gpu")
-    assert seen() == {**seen(), "arch": facts.machine, "glibc": facts.glibc}
 
 
 def test_modules_to_choose_from() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from hvdenv.base.schema import encode
 from hvdenv.environments import generations, image, prune
 from hvdenv.environments.generations import UNFIT_IN_BASH, UNFIT_IN_PREFIX, Environment, at
 from hvdenv.environments.image import ImageManifest, Packed
-from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import make_plan, render_bash, steps_of
+from tests.support.commands import ended
 from tests.support.environments import ONE, THREE, TWO, build, build_active
 from tests.support.files import write
 from tests.support.standalone import load
@@ -229,36 +226,14 @@ done
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_bash_and_python_agree_on_such_paths(locale: str) -> None:
     texts = [f"a{chr(code)}b" for code in range(1, 128)] + ["jürgen", "à", "山田"]
-    said = subprocess.run(
-        ["bash", "-c", ASK, "bash", UNFIT_IN_BASH, *texts],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"LC_ALL": locale},
+    said = ended(
+        "bash", "-c", ASK, "bash", UNFIT_IN_BASH, *texts, check=True, env={"LC_ALL": locale}
     ).stdout.split()
     unfit = [text for text, word in zip(texts, said, strict=True) if word == "unfit"]
     assert unfit == [text for text in texts if re.search(UNFIT_IN_PREFIX, text)]
     assert "".join(sorted(text[1] for text in unfit)) == "".join(
         sorted({*UNFIT, *map(chr, range(1, 33))})
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "code"), [("jürgen", 0), ("a+b=c", 0), ("a b", 2), ("a\\b", 2), ("--help", 2)]
-)
-def test_the_script_of_a_plan_refuses_such_paths(
-    recipe: Recipe, facts: Facts, python: Interpreter, tmp_path: Path, name: str, code: int
-) -> None:
-    plan = make_plan(steps_of(recipe, facts, python)).at(tmp_path)
-    before_any_work = render_bash(plan, tmp_path).partition("\nmkdir ")[0]
-    found = subprocess.run(
-        ["bash", "-c", before_any_work, "bash", *([name] if name[0] == "-" else [tmp_path / name])],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == code, found.stderr
-    assert ("name a directory without" in found.stderr) == (code == 2)
 
 
 # Older generations

@@ -7,20 +7,17 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from gpukit import make
-from hvdenv.base.places import find_places
-from hvdenv.building.wheelcache import own, store
+from tests.support.commands import ended
 from tests.support.waiting import wait_until
-from tests.support.wheels import wheel_in
 
 KIT = Path(__file__).parents[2] / "gpukit"
 
@@ -56,35 +53,13 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
     assert stages(kit, gpus).keys() == found.keys() - {"horovod-tests"}
 
 
-def test_with_host_names_ranks_share_a_single_gpu_over_nccl(kit: ModuleType) -> None:
-    found = stages(kit, 1, kit.HOSTS)
-    slots = "kit-a:1,kit-b:1,kit-c:1,kit-d:1"
-    verified = {"nccl": "--hosts", "bench": "--hosts"}
-    for name, option in {**verified, "cases-nccl": "--host", "horovod-tests": "--host"}.items():
-        stage = found[name]
-        assert stage.words[stage.words.index(option) + 1] == slots
-        assert stage.ranks == 4
-    assert not any(slots in found[name].words for name in ("shared-gpu", "cases-shared-gpu"))
-    assert "not process_sets" not in " ".join(found["horovod-tests"].words)
-
-
 def test_a_command_runs_under_the_name_of_a_host() -> None:
     words = ["bash", str(KIT / "ssh"), "-o", "BatchMode=yes", "kit-a", "-p", "22", "uname", "-n;"]
     words += ["read", "x;", "echo", '"$x"']
-    done = subprocess.run(words, input="from standard input\n", capture_output=True, text=True)
+    done = ended(*words, input="from standard input\n")
     if "Operation not permitted" in done.stderr:
         pytest.skip("this user may not set host names (unshare --user --uts)")
     assert done.stdout == "kit-a\nfrom standard input\n", done.stderr
-
-
-def test_one_rank_skips_tests_that_need_two_and_goes_on_after_a_failure(kit: ModuleType) -> None:
-    one, two = (stages(kit, gpus)["horovod-tests"].words for gpus in (1, 2))
-    assert "-x" in two and "-x" not in one
-    chosen_by_one, chosen_by_two = (words[words.index("-k") + 1] for words in (one, two))
-    for name in ("process_sets", "join", "sync_batch_norm"):
-        assert f" and not {name}" in chosen_by_one
-        assert f"not {name}" not in chosen_by_two
-    assert "test_horovod_sync_batch_norm" in chosen_by_two
 
 
 def judged(
@@ -157,43 +132,6 @@ def test_what_a_stage_proves_on_a_node_with_gpus(
     assert "mpirun" not in found[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "printed"),
-    [
-        ("shared-gpu", report(device="cpu")),
-        ("program", of_program("skip")),
-        ("cases-shared-gpu", [case(0, device="cpu"), case(1, device="cpu")]),
-        ("cases-nccl", [case(0, "skip", "cpu")]),
-        ("horovod-tests", "41 passed, 30 skipped in 9s"),
-    ],
-)
-def test_without_a_gpu_nothing_is_proven_and_nothing_failed(
-    kit: ModuleType, name: str, printed: object
-) -> None:
-    status, why = judged(kit, name, printed, gpus=0, gpu=False)
-    assert (status, bool(why)) == ("unproven", True)
-    assert judged(kit, name, printed, code=1, gpus=0, gpu=False)[0] == "fail"
-
-
-@pytest.mark.parametrize(
-    ("version", "python", "why"),
-    [
-        ("2.11.0+cu130", "3.12.3", ""),
-        ("2.11.0+cpu", "3.12.3", "has torch 2.11.0+cpu: the kit's wheels need torch 2.11.0+cu130"),
-        ("", "3.12.3", "has no torch"),
-        ("2.11.0+cu130", "3.11.7", "start run.py with Python 3.12"),
-    ],
-)
-def test_a_python_that_the_kit_does_not_fit(
-    kit: ModuleType, monkeypatch: pytest.MonkeyPatch, version: str, python: str, why: str
-) -> None:
-    monkeypatch.setattr("platform.python_version", lambda: python)
-    torch = SimpleNamespace(__version__=version) if version else None
-    found = kit.why_not_here(torch)
-    assert bool(found) == bool(why)
-    assert why in found
-
-
 def stage(kit: ModuleType, script: str, kind: str = "cases") -> Any:
     return kit.Stage("one", kind, ["sh", "-c", script], 9, 1)
 
@@ -207,31 +145,12 @@ def test_a_stage_that_hangs_is_ended_with_what_it_started(kit: ModuleType, tmp_p
     wait_until(lambda: not is_running(f"sleep\0{seconds}\0"))
 
 
-def test_a_stage_that_ends_when_it_is_told_to_was_late_all_the_same(
-    kit: ModuleType, tmp_path: Path
-) -> None:
-    script = "trap 'exit 3' TERM; echo x; sleep 60 & wait"
-    assert kit.run_stage(tmp_path, stage(kit, script), 1) == 124
-    assert (tmp_path / "one.json").read_text() == "x\n"
-
-
 def is_running(line: str) -> bool:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes() == line.encode():
                 return True
     return False
-
-
-def test_where_a_stage_prints(kit: ModuleType, tmp_path: Path) -> None:
-    script = "echo out; echo err >&2; exit 7"
-    assert kit.run_stage(tmp_path, stage(kit, script), 20) == 7
-    assert (tmp_path / "one.json").read_text() == "out\n"
-    assert (tmp_path / "one.log").read_text() == "err\n"
-    (tmp_path / "one.json").unlink()
-    assert kit.run_stage(tmp_path, stage(kit, script, "tests"), 20) == 7
-    assert not (tmp_path / "one.json").exists()
-    assert sorted((tmp_path / "one.log").read_text().split()) == ["err", "out"]
 
 
 def test_files_of_the_archive_belong_to_root_and_nobody_else_writes_them(tmp_path: Path) -> None:
@@ -250,14 +169,3 @@ def test_the_page_and_the_program_name_the_same_stages(kit: ModuleType) -> None:
     rows = page.split("| stage |")[1].split("\n\n")[0].splitlines()[2:]
     named = re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1] for row in rows))
     assert set(named) == set(stages(kit, 1))
-
-
-def test_the_kit_takes_the_wheel_of_an_environment_from_the_cache(tmp_path: Path) -> None:
-    prefix = tmp_path / "env"
-    prefix.mkdir()
-    (prefix / "hvdenv.json").write_text(json.dumps({"stack": {"torch": "2.11.0"}}))
-    assert not make.take_wheel(prefix, tmp_path / "none")
-    wheel = wheel_in(tmp_path)
-    store(own(find_places()), {"torch": "2.11.0"}, wheel)
-    assert make.take_wheel(prefix, tmp_path / "nccl")
-    assert (tmp_path / "nccl" / wheel.name).read_bytes() == wheel.read_bytes()

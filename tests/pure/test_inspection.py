@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from itertools import product
@@ -27,8 +26,8 @@ from hvdenv.verification import inspection
 from hvdenv.verification.drift import File, Module, Observation, compare
 from hvdenv.verification.inspection import Observed, parse_check_build
 from hvdenv.verification.installation_checks import check_drift, check_files
-from hvdenv.verification.rank_start import words_before_launcher
 from hvdenv.verification.setup import Parts, Setup
+from tests.support.commands import ended
 from tests.support.evidence import evidence
 from tests.support.files import EXECUTABLE, write
 from tests.support.merge import patched
@@ -101,20 +100,6 @@ def test_files_are_looked_at_no_longer_than_there_is_time(generation: Path) -> N
         changed_files(generation, runner=runner)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "image", "told"),
-    [
-        ("horovodrun-gloo", False, True),
-        ("horovodrun-gloo", True, False),
-        ("mpirun", False, False),
-    ],
-)
-def test_horovodrun_is_told_what_check_build_found(launcher: str, image: bool, told: bool) -> None:
-    installation = Installation("/env", "/env/bin/python", (), inside=("apptainer",) * image)
-    words = words_before_launcher(Setup(installation, Runner({})), launcher)
-    assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py", "start"] * told
-
-
 CASES = Path(__file__).parents[1] / "cases" / "checkbuild"
 GOOD = sorted((CASES / "good").glob("*.txt"))
 BAD = sorted((CASES / "bad").glob("*.txt"))
@@ -154,12 +139,6 @@ def test_a_cut_text_never_gives_another_table(path: Path) -> None:
             assert parse_check_build(text) == expected
 
 
-@pytest.mark.parametrize("version", ["0.28.1rc1", "0.28.1.post1", "1.0.0+cu121"])
-def test_versions(version: str) -> None:
-    text = read(CASES / "good/0.28.1.txt").replace("0.28.1", version)
-    assert parse_check_build(text).version == version
-
-
 @given(
     st.sampled_from(PLAIN), st.text(st.characters(exclude_characters="[]:\r")), st.integers(0, 17)
 )
@@ -178,12 +157,15 @@ def test_any_other_text_is_refused(text: str) -> None:
 def with_program(folder: Path, what: str, text: str, interpreter: str, *words: str) -> Any:
     """standalone/inspect/horovodrun.py has run this script, with the modules of a directory."""
     script = write(folder / "horovodrun", text.format(python=interpreter), EXECUTABLE)
-    return subprocess.run(
-        [sys.executable, "-s", str(INSPECT_PROGRAMS / "horovodrun.py"), what, str(script), *words],
-        env={"PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
+    return ended(
+        sys.executable,
+        "-s",
+        INSPECT_PROGRAMS / "horovodrun.py",
+        what,
+        script,
+        *words,
         check=True,
+        env={"PYTHONPATH": str(folder)},
     )
 
 
@@ -222,27 +204,6 @@ def test_each_row_has_its_framework(
     write(tmp_path / "horovod/torch/__init__.py", COUNT + fault)
     done = with_program(tmp_path, "check", HOROVODRUN, interpreter, "torch")
     assert (done.stdout.count("fine"), done.stderr.count("imported")) == (3, imports)
-
-
-# As Horovod does it, in the module that its script imports.
-LAUNCH = """#!{python}
-import sys
-from horovod.common.util import gloo_built
-print(sys.argv[1:], gloo_built(verbose=True))
-"""
-
-
-@pytest.mark.parametrize(
-    ("interpreter", "answer"), [(sys.executable, True), (f"/usr/bin/env {sys.executable}", "asked")]
-)
-def test_horovodrun_is_told_that_gloo_was_built(
-    tmp_path: Path, interpreter: str, answer: object
-) -> None:
-    util = "def gloo_built(verbose=False):\n    return 'asked'\n"
-    write(tmp_path / "horovod/common/util.py", util)
-    words = ("--gloo", "-np", "2")
-    printed = with_program(tmp_path, "start", LAUNCH, interpreter, *words).stdout
-    assert printed == f"['--gloo', '-np', '2'] {answer}\n"
 
 
 # ---------------------------------------------------------------- what has changed since the build
@@ -358,16 +319,6 @@ SETUP = Setup(Installation("/env", "python", ()), Runner(), cores=4)
 
 def parts_of(setup: Setup = SETUP, told: list[tuple[str, str, str]] | None = None) -> Parts:
     return Parts(setup, lambda *event: told.append(event) if told is not None else None)
-
-
-def test_nothing_is_imported_from_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """horovodrun starts Pythons with -c (multiprocessing)."""
-    (tmp_path / "pathlib.py").write_text("print('of the directory')")
-    monkeypatch.chdir(tmp_path)
-    horovodrun = f"{sys.executable} -s -c 'import pathlib; print(pathlib.__file__)'"
-    assert "of the directory" not in SETUP.run(("sh", "-c", horovodrun), 60).output
 
 
 def test_a_part_is_told_and_measured() -> None:

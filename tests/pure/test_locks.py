@@ -12,7 +12,6 @@ from hvdenv.base.runner import Runner
 from hvdenv.base.schema import decode
 from hvdenv.building import resolver as uv
 from hvdenv.building.resolver import Resolver
-from hvdenv.cli import lock
 from hvdenv.locks import compare, lockfile, pypi
 from hvdenv.locks.compare import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, BuiltWith, Horovod, Inputs, Locked
@@ -145,20 +144,7 @@ CUDA = closed(
     ("sympy", "1.14.0", ()),
     ("triton", "3.6.0", ()),
 )
-ASKED = INPUTS._replace(packages=("torch==2.13.0",))
 SAID = "torch 2.13.0 is a CUDA build, which requires 2 packages such as nvidia-cublas"
-
-
-def test_a_build_for_cuda_is_not_one_for_cpus(tmp_path: Path) -> None:
-    assert compare.cuda_builds(CUDA, ["torch", "other"]) == (SAID,)
-    assert compare.cuda_builds(CUDA, []) == ()
-    # Somebody else may have asked for what torch for CPUs does not require.
-    cpu = CUDA[0]._replace(requires=("sympy",))
-    assert compare.cuda_builds((cpu, *CUDA[1:]), ["torch"]) == ()
-    for folder, packages in ((tmp_path / "a", CUDA), (tmp_path / "b", (cpu, CUDA[2]))):
-        lock = lockfile.bind(folder, ASKED, {PYPI: pypi.render(packages, "3.11", "x86_64")})
-        assert compare.problems(lock, ASKED) == []
-        assert compare.problems(lock, ASKED, ["torch"]) == ([SAID] if packages is CUDA else [])
 
 
 @pytest.mark.parametrize("refused", [True, False])
@@ -484,39 +470,6 @@ def test_the_wheel_that_is_locked_is_the_one_that_an_old_pip_takes(python: str, 
     six = entry("six", "1", *(f"https://x.org/six-1-{each}_x86_64.whl" for each in tags))
     (found,) = from_uv(six, graph="six==1\n", python=python)
     assert found.file == f"six-1-{tag}_x86_64.whl"
-
-
-def test_conda_is_locked_for_a_machine_that_uv_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
-) -> None:
-    """A network that is not there is not tried in another way."""
-    asked = []
-
-    def answered(resolver: Resolver, *_: object, machine: uv.PythonPlatform, **__: object) -> None:
-        asked.append(("--universal" in resolver.python, resolver.builds, machine.machine))
-        raise NetworkError("the network cannot be reached")
-
-    monkeypatch.setattr(Resolver, "lock", answered)
-    monkeypatch.setattr(lock, "_conda", lambda *_: "")
-    words = ["lock", "neuron", "--lockfiles", str(tmp_path), "--platform", "linux-ppc64le"]
-    assert "another way" not in hvdenv(*words, code=5).err
-    assert asked == [(True, False, "ppc64le")]
-
-
-def test_what_a_site_provides_is_listed_in_an_environment_like_the_builds(
-    maker: Resolution,
-) -> None:
-    sees = maker.recipe.python._replace(system_site_packages=True)
-    maker = Resolution(*maker._replace(recipe=maker.recipe._replace(python=sees)))
-    assert not maker.portable
-    environment, listing = maker.site()
-    assert "--system-site-packages" in environment.commands[0].argv
-    assert listing.commands[0].argv[-1].endswith("/check_requirements.py")
-
-
-def test_what_conda_provides_is_not_locked_again_unless_it_does_not_fit() -> None:
-    provided = {"numpy": "1.26.4", "pip": "24.0", "torch": "2.0"}
-    assert compare.fitting(provided, ["numpy>=1.23", "torch>=2.1", "six"]) == {"numpy", "pip"}
 
 
 def test_a_locked_plan_installs_the_files_of_the_lock_and_nothing_else(steps: Steps) -> None:

@@ -20,7 +20,6 @@ from hvdenv.base.masking import forgotten, mask
 from hvdenv.base.runner import Runner
 from hvdenv.building import lookup
 from hvdenv.building.lookup import Questions, look_up
-from hvdenv.building.resolver import platform
 from hvdenv.environments import prefix_lock
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
@@ -122,20 +121,6 @@ def test_builds_do_without_an_index_of_cpu_builds_that_does_not_answer(ask: Ask)
     assert ask((1, NO_TORCH), silent=SILENT).wrong
     (told,) = ask((2, f"warning: none\n{NO_NETWORK}"), silent=SILENT).not_looked_up
     assert told.startswith("Python packages: Failed to fetch: `https://pypi.org")
-
-
-@pytest.mark.parametrize(
-    ("machine", "glibc", "tag"),
-    [
-        ("x86_64", "2.17", "x86_64-manylinux_2_17"),
-        ("aarch64", "2.30", "aarch64-manylinux_2_28"),
-        ("x86_64", "2.41", "x86_64-manylinux_2_40"),
-        ("x86_64", "2.12", ""),
-        ("ppc64le", "2.28", ""),
-    ],
-)
-def test_platforms(machine: str, glibc: str, tag: str) -> None:
-    assert platform(machine, glibc) == tag
 
 
 Sources = Callable[..., Any]
@@ -284,12 +269,6 @@ def test_offline(hvdenv: Hvdenv, cases: Path) -> None:
     page = "frameworks.torch.extra_index=https://x.org/torch_stable.html"
     words = ("--offline", "--facts", str(cases / "facts.json"), "--set", page)
     assert "and not a package index" in hvdenv("check", "local", *words, code=3).out
-
-
-def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
-    chain = "no channel\nCaused by: request for (https://x/y)\nCaused by: client error\nCaused by: no such name\nhint"
-    assert lookup._first_cause(chain) == "no channel\nrequest for (https://x/y): no such name\nhint"
-    assert lookup._first_cause("one\nCaused by: two") == "one\nCaused by: two"
 
 
 def test_proxies_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import stat
-import subprocess
 import sys
 import time
 import unicodedata
@@ -37,7 +36,7 @@ from hvdenv.building.effects import _recorded
 from hvdenv.cli.main import COMMANDS, main
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.sites.modules import Loaded
-from tests.support.commands import Hvdenv
+from tests.support.commands import Hvdenv, ended
 from tests.support.files import write
 
 # Texts that are likelier to hold something than arbitrary ones.
@@ -108,9 +107,7 @@ def _printed(value: str) -> Iterator[str]:
     yield f"Authorization: Basic {base64.b64encode(b'ann:' + content).decode()}"
     if "\udcff" not in value:
         for script in ('printf %q "$1"', 'set -x; : "$1"', "A=$1; declare -p A"):
-            shell = subprocess.run(
-                ["bash", "-c", script, "-", value], capture_output=True, text=True, check=True
-            )
+            shell = ended("bash", "-c", script, "-", value, check=True)
             yield shell.stdout + shell.stderr
 
 

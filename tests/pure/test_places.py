@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from hvdenv.base.places import (
     write_text,
 )
 from hvdenv.base.reading import MIB, RECIPE, SYSTEM, Kind, open_file, read_file, read_text
+from tests.support.commands import ended
 from tests.support.files import write
 from tests.support.wheels import umask
 
@@ -231,9 +231,7 @@ def test_everything_that_a_command_makes_has_a_safe_umask(tmp_path: Path) -> Non
         "print(Runner().run(Command(show)).output)\n"
         "sys.stdout.flush(); replace_process(Command(show), os.environ)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, check=True
-    ).stdout.split()
+    shown = ended(sys.executable, "-c", program, check=True).stdout.split()
     assert shown[-2:] == ["0002", "0000"]
 
 
@@ -321,13 +319,6 @@ def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_text_that_is_no_utf8(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"a\xff")
-    with pytest.raises(UnicodeDecodeError):
-        read_text(tmp_path / "x", RECIPE)
-    assert read_text(tmp_path / "x", RECIPE, errors="replace") == "a\N{REPLACEMENT CHARACTER}"
-
-
 def test_no_descriptor_is_left_open_and_none_is_inherited(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x" * MIB)
     before = len(os.listdir("/proc/self/fd"))
@@ -377,13 +368,7 @@ def test_no_command_waits_for_a_pipe_or_reads_a_device(tmp_path: Path, cases: Pa
         for command in COMMANDS:
             words = command.format(folder / "x", folder=folder, facts=cases / "facts.json")
             calls[words] = (said, str(folder))
-    shown = subprocess.run(
-        [sys.executable, "-c", ALL_COMMANDS, *calls],
-        text=True,
-        stdout=subprocess.PIPE,
-        timeout=120,
-        check=False,
-    )
+    shown = ended(sys.executable, "-c", ALL_COMMANDS, *calls)
     answers = [json.loads(line) for line in shown.stdout.splitlines()]
     for (words, texts), (code, said) in zip(calls.items(), answers, strict=True):
         assert code in (2, 5), (words, said)

@@ -3,11 +3,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,14 +17,9 @@ from hvdenv.base.schema import encode
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
-from hvdenv.model.observe import observe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans import steps
 from hvdenv.plans.plan import Plan, choose_versions, make_plan, render_bash, steps_of
-from hvdenv.plans.step import Step
-from hvdenv.plans.steps import Steps
-from hvdenv.session import prepare
-from hvdenv.session import recipe as opened
 from hvdenv.session.prepare import choose_python
 from tests.support.commands import Hvdenv
 from tests.support.files import write
@@ -236,60 +229,3 @@ def test_a_plan_for_another_architecture(facts: Facts, tmp_path: Path, hvdenv: H
     (wheel,) = (step for step in found["steps"] if step["name"] == "wheel")
     # Unset or empty would mean the flags of the machine that builds.
     assert ["HOROVOD_BUILD_ARCH_FLAGS", " "] in wheel["commands"][0]["env"]
-
-
-def test_steps_have_names_of_their_own_and_reasons(recipe: Recipe, facts: Facts) -> None:
-    steps = plan(recipe, facts).steps
-    assert len({step.name for step in steps}) == len(steps)
-    assert all(step.reason for step in steps)
-    assert steps[-1].effect == "record"
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts what a command prepares. Its steps are only those that run no command."""
-    counted: Counter[str] = Counter()
-
-    def count(owner: Any, name: str, function: Any) -> None:
-        def counting(*words: Any, **more: Any) -> Any:
-            counted[name] += 1
-            return function(*words, **more)
-
-        monkeypatch.setattr(owner, name, counting)
-
-    def quick(maker: Steps) -> tuple[Step, ...]:
-        return tuple(step for step in every(maker) if not step.commands and not step.requested)
-
-    every = Steps.all
-    count(Steps, "all", quick)
-    count(prepare, "make_plan", make_plan)
-    count(prepare, "observe", observe)
-    count(opened, "load_recipe", load_recipe)
-    return counted
-
-
-BUILD = ["build", "local", "--allow", "disk-low", "--allow", "python-incomplete"]
-SHOW = ["plan", "local", "--variant", "torch"]
-
-
-@pytest.mark.parametrize(
-    "commands",
-    [
-        [SHOW],
-        [[*SHOW, "--json"]],
-        [[*SHOW, "--format", "bash"]],
-        [[*SHOW, "--locked"]],
-        [BUILD, BUILD, [*BUILD, "--rebuild"]],
-    ],
-)
-def test_a_command_prepares_and_plans_once(
-    calls: Counter[str], commands: list[list[str]], hvdenv: Hvdenv
-) -> None:
-    said = []
-    for words in commands:
-        calls.clear()
-        said.append(hvdenv(*words).out)
-        assert calls == {"all": 1, "make_plan": 1, "observe": 1, "load_recipe": 1}
-    if commands[0] is BUILD:
-        assert (find_places().envs / "local/activate.sh").is_file()
-        assert [each.startswith("nothing to do: ") for each in said] == [False, True, False]

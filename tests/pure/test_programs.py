@@ -443,32 +443,6 @@ def test_names_of_checkpoints() -> None:
     assert not any(holds_a_model(f"/d/{name}") for name in others.split())
 
 
-def test_savers_get_their_file_by_place_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, used = load("recorder"), []
-    recorder.savers("framework", "save")
-    framework = SimpleNamespace(save=lambda model, filepath: None)
-    recorder.hook(framework, "save", recorder.HOOKS.pop()[2])
-    monkeypatch.setattr(recorder.recorder, "file", lambda *words, **_: used.append(words))
-    framework.save("model", "a.h5")
-    framework.save("model", filepath="a.h5")
-    assert used == 2 * [("a.h5", True)]
-
-
-def test_a_step_counts_if_it_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the program trains while it handles an exception."""
-    torch, optimizer, ended = load("in_torch"), SimpleNamespace(), list[object]()
-    one = load("recorder").Optimizer(optimizer, "train.py:8")
-    monkeypatch.setitem(torch.recorder.optimizers, id(optimizer), one)
-    monkeypatch.setattr(torch, "begins", lambda _: None)
-    monkeypatch.setattr(torch, "ended", ended.append)
-    try:
-        torch.steps(lambda _: 1 / 0, optimizer)
-    except ZeroDivisionError:
-        assert not ended
-        assert torch.steps(lambda _: "loss", optimizer) == "loss"
-    assert ended == [one]
-
-
 @pytest.mark.parametrize(
     ("methods", "reduced", "expected"),
     [

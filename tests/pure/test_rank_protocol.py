@@ -10,7 +10,6 @@ import subprocess
 import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +29,8 @@ from hvdenv.standalone.ranks.events import (
     to_table,
 )
 from hvdenv.verification.datapath import rank_records
-from hvdenv.verification.rank_judgement import apart, causes_by_rank, judge_exercise, judge_run
+from hvdenv.verification.rank_judgement import causes_by_rank, judge_exercise, judge_run
 from hvdenv.verification.rank_run import (
-    Rank,
     RankRun,
     Received,
     collect,
@@ -243,42 +241,6 @@ def test_a_slow_rank_is_named_and_fails_nothing(seconds: tuple[float, ...], said
     assert ("took" in judgement.message) == bool(said)
     notes = [record.note for record in rank_records("torch", run(*good(size), *events, size=size))]
     assert [note in judgement.message for note in notes if note] == [True] * bool(said)
-
-
-def test_time_without_a_core_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, now, waits = load("context"), [100.0], [0.0]
-    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(program, "queued", lambda: waits[0])
-    context = object.__new__(program.Context)
-    context.waited = 0.0
-    began = context.worked
-    now[0] += 1.0  # work
-    now[0], waits[0] = now[0] + 3.0, 3.0  # no core
-    with context.waiting():
-        now[0], waits[0] = now[0] + 2.0, 3.5
-    now[0] += 0.5  # work
-    assert context.worked - began == pytest.approx(1.5)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "digits", "texts"),
-    [
-        (0.0361, 0.0358, 1, ("0.0361", "0.0358")),
-        (0.0361, 0.02, 1, ("0.04", "0.02")),
-        (float("nan"), 0.5, 2, ("nan", "0.5")),
-        (0.1 + 0.2, 0.3, 3, ("0.30000000000000004", "0.29999999999999999")),
-    ],
-)
-def test_numbers_that_differ_have_texts_that_differ(
-    one: float, other: float, digits: int, texts: tuple[str, str]
-) -> None:
-    assert apart(one, other, digits) == texts
-
-
-def test_rank_numbers_come_from_the_launcher_until_the_rank_says_its_own() -> None:
-    assert Rank("n1", 1, (started(3).event,)).name == "rank 3 on n1"
-    assert Rank("n1", 1).name == "rank unknown on n1"
-    assert Rank("n1", 1, (started(3).event, result(1).event)).name == "rank 1 on n1"
 
 
 KILLED = exited(1, code=-9, signal="SIGKILL", tail="last words")

@@ -78,22 +78,6 @@ GOOD = encode(PASS)
 FIGURE = {"name": "n", "value": 1, "unit": "s"}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "problem"),
-    [
-        ("schema", "hvdenv.report/3", f"its schema is not one of hvdenv.report/1, {SCHEMA}"),
-        ("host", None, "host: expected a string, found None"),
-        ("findings", ["text"], "findings.0.: expected a table, found 'text'"),
-        ("findings", [{"check": "a"}], "findings.0..subject: this key is required"),
-        ("findings", [{**GOOD, "status": "good"}], "findings.0..status: expected one of"),
-        ("measurements", [{**FIGURE, "ranks": True}], "ranks: expected a whole number, found true"),
-    ],
-)
-def test_what_is_no_report_is_refused(key: str, value: object, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Report.from_json(changed(**{key: value}))
-
-
 @pytest.fixture
 def kept(cases: Path) -> str:
     """A report that verify kept, whose verdict is fail."""
@@ -191,24 +175,27 @@ def test_what_could_not_be_written_is_said_first(
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("content", "problem"),
     [
-        ("", "this is not a report of verify: Expecting value"),
-        ("{}", "this is not a report of verify: its schema is not one of"),
-        ('["a list"]', "this is not a report of verify: its schema is not one of"),
-        (json.dumps({"schema": SCHEMA}), "this is not a report of verify: recipe: this key is"),
-        ("[" * 100000, "this is not a report of verify"),
-        ("\xff", "this is not a report of verify"),
-        (None, "cannot read it: No such file or directory"),
+        ("", "Expecting value"),
+        (["a list"], "its schema is not one of"),
+        ({"schema": "hvdenv.report/3"}, f"its schema is not one of hvdenv.report/1, {SCHEMA}"),
+        ({"schema": SCHEMA}, "recipe: this key is"),
+        ("[" * 100000, ""),
+        ("\xff", ""),
+        (changed(host=None), "host: expected a string, found None"),
+        (changed(findings=["text"]), "findings[0]: expected a table, found 'text'"),
+        (changed(findings=[{"check": "a"}]), "findings[0].subject: this key is required"),
+        (changed(findings=[{**GOOD, "status": "good"}]), "findings[0].status: expected one of"),
+        (changed(measurements=[{**FIGURE, "ranks": True}]), "measurements[0].ranks: expected a"),
     ],
-    ids=["empty", "another object", "a list", "a part", "deep", "not UTF-8", "not there"],
 )
-def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+def test_what_is_no_report(content: object, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
     path = tmp_path / "report.json"
-    if text is not None:
-        path.write_bytes(text.encode("latin-1"))
+    path.write_bytes(text.encode("latin-1"))
     said = hvdenv("verify", "--report", str(path), code=2).err
-    assert f"error: --report {path}: {problem}" in said
+    assert f"error: --report {path}: this is not a report of verify: {problem}" in said
 
 
 @pytest.mark.parametrize("words", ["local", "--prefix /env", "--where compute"])

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hvdenv.base.command import OWN_PYTHON, Command, spelled_out
+from hvdenv.base.command import Command
 from hvdenv.base.errors import InterruptedRunError, StepError
 from hvdenv.base.runner import (
     ENDING,
@@ -278,12 +278,6 @@ def test_a_short_command_costs_no_waiting() -> None:
     wait_until(lambda: runner.run(sh("true")).seconds < 0.05)
 
 
-def test_commands_are_spelled_out_for_a_shell() -> None:
-    command = Command(("a", "b c", "$d"), (("X", "1 2"), ("Y", "")))
-    assert spelled_out(command) == "env X='1 2' Y='' a 'b c' '$d'"
-    assert spelled_out(Command(("a",))) == "a"
-
-
 def test_variables_made_from_others_of_the_process() -> None:
     runner = Runner({"PATH": "/usr/bin"}).changed({"EBROOTNCCL": "/sw/nccl"})
     derived = {"PATH": "/env/bin:$PATH", "NCCL": "$EBROOTNCCL/lib", "TWO": "$HERE:$HERE"}
@@ -292,31 +286,6 @@ def test_variables_made_from_others_of_the_process() -> None:
     assert expected.items() <= runner.environment(command).items()
     with pytest.raises(StepError, match=r"NCCL .* no module sets EBROOTNCCL"):
         Runner({"PATH": "/usr/bin"}).environment(command)
-
-
-def test_a_changed_runner_stops_with_the_first(tmp_path: Path) -> None:
-    runner = Runner({"A": "1", "B": "2"})
-    changed = runner.changed({"A": "x", "C": "3"}, unset=["B"])
-    seen = changed.environment(Command(()))
-    assert (seen["A"], seen["C"], "B" in seen, changed.token) == ("x", "3", False, runner.token)
-    assert runner.environment(Command(()))["B"] == "2"
-    runner.stop()
-    with pytest.raises(InterruptedRunError):
-        changed.run(Command(("true",)))
-
-
-def test_its_own_python_has_its_own_libraries() -> None:
-    """Modules may have taken away what hvdenv's interpreter is linked with."""
-    runner = Runner({"PATH": "/usr/bin:/bin"}).changed({"LD_LIBRARY_PATH": "/none"})
-    code = "import os, sys; print(sys.executable, os.environ['LD_LIBRARY_PATH'])"
-    # uv starts the environment's Python, which needs them.
-    seen = runner.environment(Command((OWN_PYTHON, "-c", code)))
-    assert seen["HVDENV_STEP_LIBRARY_PATH"] == "/none"
-    outcome = runner.run(Command((OWN_PYTHON, "-c", code)))
-    assert (
-        outcome.output.strip()
-        == f"{sys.executable} {os.environ.get('LD_LIBRARY_PATH', '')}".strip()
-    )
 
 
 def test_signals_are_put_off_and_not_lost() -> None:

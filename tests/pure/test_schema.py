@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hvdenv.base.schema import Pattern, Problem, decode, encode, line_of
+from hvdenv.base.schema import Pattern, Problem, decode, line_of
 from hvdenv.model import recipe as recipes
 from hvdenv.model.recipe import Recipe
 
@@ -246,10 +245,6 @@ def test_a_statement_of_many_lines_takes_no_long_time(value: str) -> None:
     started = time.process_time()
     assert line_of(f"a = {value}\nb = 1\n", ("b",)) == 5003
     assert time.process_time() - started < 5
-
-
-def test_encode_writes_nan_as_it_is() -> None:
-    assert math.isnan(encode({"x": math.nan})["x"])
 
 
 # ---------------------------------------------------------------- recipes

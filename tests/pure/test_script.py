@@ -10,7 +10,7 @@ import pytest
 from hvdenv.base.command import Command
 from hvdenv.base.places import find_places
 from hvdenv.base.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
-from hvdenv.model.facts import Facts, Tool
+from hvdenv.model.facts import Facts
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import Plan, make_plan, render_bash, steps_of
 from hvdenv.plans.step import Step, TextFile
@@ -77,13 +77,6 @@ def test_a_folder_that_is_refused_and_nothing_is_run(
         assert "name a directory without spaces and special characters" in said
     assert bash(script, str(tmp_path)) == (2, f"{tmp_path} exists already\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_compiler_in_a_strange_place_is_quoted(recipe: Recipe, facts: Facts) -> None:
-    odd = facts._replace(cxx=Tool("/opt/a b$(touch pwned)/g++"))
-    script = render_bash(make_plan(steps_of(recipe, odd, odd.interpreters[0])), Path("/envs/local"))
-    assert accepted(script)
-    assert "CXX='/opt/a b$(touch pwned)/g++'" in script
 
 
 # Neither is in any recipe: the pattern of each value refuses them. The script quotes all the same.

@@ -137,12 +137,6 @@ def test_conda_channels_are_free(recipe: Recipe) -> None:
     assert not channels & {"defaults", "main", "anaconda", "r"}
 
 
-def test_neuron_for_cpus_asks_the_channel_for_python_only() -> None:
-    recipe = of("neuron", "cpu")
-    assert recipe.conda and recipe.conda.packages == {}
-    assert {each.provider for each in recipe.frameworks.values()} == {"pip"}
-
-
 def test_hashes_belong_to_the_versions() -> None:
     pinned = [of(name, variant).horovod for name, variant in CHOICES]
     given = {(each.version, each.sha256) for each in pinned if each.provider == "source"}

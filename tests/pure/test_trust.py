@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.session import build as session_build
 from hvdenv.session import job
-from tests.support.commands import Hvdenv
+from tests.support.commands import Hvdenv, ended
 from tests.support.environments import ONE, build
 from tests.support.files import EXECUTABLE, write
 
@@ -342,9 +341,7 @@ def test_modules_of_the_current_folder_are_not_imported(
 
 def outcome_of(*words: str) -> tuple[int, str]:
     """The exit code and the errors of a Python that shows a recipe in the current directory."""
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = ended(sys.executable, *words)
     assert "of the directory" not in done.stdout
     assert 'name = "local"' in done.stdout
     return done.returncode, done.stderr

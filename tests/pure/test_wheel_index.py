@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import zipfile
@@ -25,7 +24,7 @@ from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from tests.support.commands import Hvdenv, Said
 from tests.support.index import served
-from tests.support.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
+from tests.support.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
 
 VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"
 PIP = [sys.executable, "-m", "pip", "install", "--isolated", "--no-deps", "--no-cache-dir"]
@@ -240,18 +239,6 @@ def test_links_of_another_user_are_not_followed(name: str, index: Index, tmp_pat
         said = index.publish(code=code).err
     assert "belongs to another user (uid 4711)" in said
     assert not list(mine.iterdir())
-
-
-@pytest.mark.parametrize("mode", [0o2750, 0o755, 0o3770])
-def test_readers_of_the_folder_can_read_the_files(mode: int, empty: Index) -> None:
-    empty.keep()
-    empty.folder.mkdir()
-    empty.folder.chmod(mode)
-    with umask(0o077):
-        empty.publish()
-    for path in empty.folder.rglob("*"):
-        wanted = mode if path.is_dir() else mode & 0o044 | 0o600
-        assert stat.S_IMODE(path.stat().st_mode) == wanted
 
 
 def test_a_folder_with_other_files_is_refused(empty: Index, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,23 +91,6 @@ def test_a_wheel_is_found_again(shelf: Shelf) -> None:
     assert os.listdir(entry.parent) == [key(INPUTS)]
     assert other.take(shelf.own, inputs=dict(reversed(INPUTS.items()))) == Taken(entry)
     assert other.take(shelf.own, inputs={**INPUTS, "source": "abd"}) == Taken(None)
-
-
-def test_nothing_is_left_of_a_wheel_that_cannot_be_copied(shelf: Shelf) -> None:
-    shelf.keep(shelf.own)
-    with largest_file(1000):  # as on a full disk
-        (note,) = shelf.take(shelf.own).notes
-    assert "cannot be copied: File too large" in note
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def flip(entry: Path) -> None:

@@ -1,8 +1,9 @@
-"""How tests call commands of hvdenv: see the fixture `hvdenv`."""
+"""How tests call commands of hvdenv (see the fixture `hvdenv`) and other programs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import subprocess
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,3 +29,9 @@ class Hvdenv:
         said = Said(*self.capsys.readouterr())
         assert ended == code, (words, said)
         return said
+
+
+def ended(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, and what it printed."""
+    options = {"text": True, "capture_output": True, "check": False, "timeout": 120, **options}
+    return subprocess.run(list(map(str, words)), **options)
