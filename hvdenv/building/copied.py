@@ -7,12 +7,9 @@ are copied: no file is shared, so no environment can change another.
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdenv.base import trust
@@ -22,7 +19,6 @@ from hvdenv.base.places import Places
 from hvdenv.base.reading import OWN, read_file
 from hvdenv.base.schema import Table
 from hvdenv.building.state import State
-from hvdenv.building.wheelcache import record_hash
 from hvdenv.environments import manifest, registry
 from hvdenv.locks import pypi
 from hvdenv.locks.record import GenerationRecord
@@ -87,7 +83,7 @@ def copy(source: Path, state: State) -> str:
         )
         if not removed:
             raise OSError(removed.tail(1))
-    except (OSError, ValueError, csv.Error, HvdenvError) as error:
+    except (OSError, ValueError, HvdenvError) as error:
         shutil.rmtree(target, ignore_errors=True)
         if empty.exists():
             empty.rename(target)
@@ -140,49 +136,26 @@ def _is_unchanged(generation: Path, digest: str) -> bool:
 def _relocate(environment: Path, old: bytes) -> None:
     """Write the place of an environment into the files that name the place it was copied from.
 
+    Python corrects that of bytecode. RECORDs keep the hashes of scripts as they were installed.
+
     Raises:
         OSError: a file cannot be read or written.
         ValueError: a script cannot name its interpreter here.
     """
     new = os.fsencode(environment)
-    changed = {path for path in _naming_places(environment) if _replace(path, old, new)}
-    for record in environment.glob("lib/python3*/site-packages/*.dist-info/RECORD"):
-        _correct(record, changed)
-
-
-def _naming_places(environment: Path) -> Iterator[Path]:
-    """The files of an environment that may contain its path; Python corrects that of bytecode."""
-    yield environment / "pyvenv.cfg"
+    _replace(environment / "pyvenv.cfg", old, new)
     for path in (environment / "bin").iterdir():
         if path.is_file() and not path.is_symlink():
-            yield path
+            _replace(path, old, new)
 
 
-def _replace(path: Path, old: bytes, new: bytes) -> bool:
-    """Replace a path in a text file. Returns whether the file contains it."""
+def _replace(path: Path, old: bytes, new: bytes) -> None:
+    """Replace a path in a text file."""
     content = read_file(path, OWN).data
     if old not in content or b"\0" in content:
-        return False
+        return
     content = content.replace(old, new)
     first = content.split(b"\n", 1)[0]
     if first.startswith(b"#!") and (len(first) > _FIRST_LINE or first.count(b" ")):
         raise ValueError(f"{path} cannot name its interpreter: the path is too long, or has spaces")
     path.write_bytes(content)
-    return True
-
-
-def _correct(record: Path, changed: set[Path]) -> None:
-    """Correct the hashes and sizes of changed files in the RECORD of a package."""
-    site_packages = record.parent.parent
-    rows = list(csv.reader(io.StringIO(read_file(record, OWN).data.decode())))
-    stale = False
-    for row in rows:
-        path = Path(os.path.normpath(site_packages / row[0]))
-        if path in changed:
-            content = read_file(path, OWN).data
-            row[1:] = [record_hash(hashlib.sha256(content).digest()), str(len(content))]
-            stale = True
-    if stale:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        record.write_bytes(text.getvalue().encode())

@@ -15,6 +15,7 @@ publisher has added meanwhile.
 """
 
 import ast
+import base64
 import hashlib
 import html
 import json
@@ -38,7 +39,7 @@ from hvdenv.base.errors import UsageError
 from hvdenv.base.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.base.reading import MIB, OWN, STATE, WHEEL, hash_file, open_file, read_file, read_text
 from hvdenv.base.schema import Problem, decode, encode
-from hvdenv.building.wheelcache import Record, record_hash
+from hvdenv.building.wheelcache import Record
 from hvdenv.knowledge.patches import applicable, set_number
 from hvdenv.plans.step import digest
 from hvdenv.sites.launchers import parse_mpi_version
@@ -323,7 +324,8 @@ def add_file(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: 
             stream.write(part)
             digest.update(part)
             size += len(part)
-    return f"{name},{record_hash(digest.digest())},{size}"
+    stated = base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
+    return f"{name},sha256={stated},{size}"
 
 
 def _with_check(text: str, framework: str) -> str:

@@ -6,7 +6,6 @@ entry that cannot be used is replaced. They also read shared ones, whose entries
 owner (docs/how-to/share-compiled-wheels.md).
 """
 
-import base64
 import hashlib
 import json
 import os
@@ -45,11 +44,6 @@ WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the nam
 _Time = Annotated[
     str, Pattern(r"[0-9-]{10}T[0-9:]{8}\+00:00", "a time such as 2026-11-22T00:29:40+00:00")
 ]
-
-
-def record_hash(digest: bytes) -> str:
-    """A sha256 as the RECORD of a wheel states it."""
-    return f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 class Cache(NamedTuple):

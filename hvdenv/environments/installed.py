@@ -150,7 +150,7 @@ def damaged_files(site_packages: Path, hashes: Mapping[str, str]) -> list[str]:
     Raises:
         OSError: a RECORD cannot be read.
     """
-    # conda rewrites programs for the prefix, and some of its packages have empty metadata.
+    # Some packages of conda have empty metadata.
     of_conda = (site_packages.parents[2] / "conda-meta").is_dir()
     problems: list[str] = []
     stated: dict[str, tuple[str, set[str]]] = {}
@@ -163,8 +163,9 @@ def damaged_files(site_packages: Path, hashes: Mapping[str, str]) -> list[str]:
                 )
         try:
             for path, sha256 in _listed(info / "RECORD"):
-                # METADATA was edited after the RECORD was written (torch 1.12.0).
-                if path != f"{info.name}/METADATA" and not (of_conda and path.startswith("../")):
+                # METADATA was edited after the RECORD was written (torch 1.12.0). Programs name
+                # the prefix: conda and copies of environments rewrite them.
+                if path != f"{info.name}/METADATA" and not path.startswith("../"):
                     inside = os.path.normpath(site_packages / path)
                     _, fitting = stated.setdefault(inside, (f"{info.stem}: {path}", set()))
                     fitting.add(sha256)

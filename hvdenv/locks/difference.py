@@ -55,10 +55,7 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
 
     For an environment that hvdenv did not build, only packages, Python and wheel are compared.
     """
-    one, two = (
-        _groups(each, _shared_python(each.python, other.python))
-        for each, other in ((first, second), (second, first))
-    )
+    one, two = _groups(first), _groups(second)
     compared = one if first.recipe and second.recipe else _ALWAYS
     return tuple(
         each
@@ -72,14 +69,9 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
     )
 
 
-def _shared_python(python: str, other: str) -> str:
-    """A version of Python, as precise as the other one: pyvenv.cfg may have only 3.11 of 3.11.7."""
-    return ".".join(python.split(".")[: other.count(".") + 1]) if other else python
-
-
-def _groups(contents: Contents, python: str) -> Groups:
+def _groups(contents: Contents) -> Groups:
     horovod = contents.horovod or Horovod("")
-    versions = {"Python": python, "Horovod": horovod.version}
+    versions = {"Python": contents.python, "Horovod": horovod.version}
     known = {name: {name: Item(text)} if text else {} for name, text in versions.items()}
     return {
         "recipe": {"recipe": Item(contents.name)},
