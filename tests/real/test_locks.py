@@ -143,7 +143,7 @@ def test_a_node_without_internet_builds_what_was_fetched(
     assert not any(mode & stat.S_IWOTH for mode in modes if not stat.S_ISLNK(mode))
 
     second = place / "second"
-    again = without_network(new, *build[:-1], second)
+    again = without_network(new, *build[:-1], second, **wheels)
     assert again.returncode == 0, again.stderr
     said = f"] environment: copying the packages from {prefix.resolve()}/venv"
     assert said in again.stderr
