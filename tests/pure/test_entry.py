@@ -139,8 +139,10 @@ def test_an_interrupt_at_any_moment_is_one_line(number: signal.Signals, cases: P
     began = time.monotonic()
     assert run(*words).returncode == 0
     whole = time.monotonic() - began
-    starting = [0.006 * each for each in range(8)]  # the shell, then Python's own start
-    for wait in (*starting, *(0.01 + whole * part / 4 for part in range(4))):
+    # Each signal at moments of its own: the shell, Python's own start, then the command.
+    first = ENDING.index(number) / len(ENDING)
+    starting = [0.012 * (first + each) for each in range(4)]
+    for wait in (*starting, *(0.01 + whole * (first + part) / 2 for part in range(2))):
         with subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
