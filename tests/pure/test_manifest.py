@@ -36,6 +36,24 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
+def test_one_line_for_each_file_in_order(tree: Path) -> None:
+    written = write(tree, ["logs"])
+    content = (tree / NAME).read_bytes()
+    assert written.digest == hashlib.sha256(content).hexdigest()
+    assert (len(written.entries), written.bytes) == (5, 3 * 2**20 + 9)
+    header, *lines = content.decode().splitlines()
+    assert header == "hvdenv.manifest/1"
+    assert lines[:2] == ["exclude\tlogs", f"exclude\t{NAME}"]
+    paths = [line.split("\t")[2] for line in lines[2:]]
+    assert paths == sorted(paths)
+    assert f"{hashlib.sha256(b'').hexdigest()}\t0\tempty" in lines
+    assert "link\tlib\tlib64" in lines
+    # The same tree has the same digest.
+    (tree / "logs/more.log").touch()
+    os.utime(tree / "empty", (0, 0))
+    assert write(tree, ["logs"]) == written
+
+
 @settings(deadline=None, max_examples=40)
 @given(files=st.dictionaries(ODD, st.binary(max_size=50), max_size=5), target=ODD)
 def test_odd_names_come_back(
