@@ -171,6 +171,8 @@ def test_a_compile_that_is_interrupted_leaves_nothing(fetched: Path, place: Path
     """The packages are copied from the environment of the test before it, if that has run."""
     prefix, temporary = place / "env", place / "temporary"
     cli, store = Cli(place / "home", {"TMPDIR": str(temporary)}), generations.at(prefix).store
+    # The test before it copied the wheel of this stack.
+    shutil.rmtree(cli.home / "cache/wheels", ignore_errors=True)
     locked = ("build", *TORCH, "--prefix", str(prefix), "--locked", "--fetched", str(fetched))
 
     def compiling() -> bool:
