@@ -41,7 +41,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -86,9 +86,11 @@ EMPTY: Record = {
 }
 
 
-def find_program(environ: Mapping[str, str]) -> Optional[str]:
-    """The conda program of this machine; None if there is none."""
-    for name in (environ.get("CONDA_EXE"), "micromamba", "mamba", "conda"):
+def find_program(
+    environ: Mapping[str, str], names: Iterable[str] = ("micromamba", "mamba", "conda")
+) -> Optional[str]:
+    """The conda program of this machine: $CONDA_EXE, or the first of these; None if there is none."""
+    for name in (environ.get("CONDA_EXE"), *names):
         found = shutil.which(name, path=environ.get("PATH", os.defpath)) if name else None
         if found:
             return found
@@ -100,8 +102,7 @@ def clone(source: str, prefix: str) -> None:
 
     py-rattler has no such function, and micromamba has neither.
     """
-    named = os.environ.get("CONDA_EXE", "")
-    program = shutil.which(named) or shutil.which("conda")
+    program = find_program(os.environ, ["conda"])
     if not program:
         raise Failure(
             "a copy of %s needs conda, and there is none on PATH\n"
