@@ -100,6 +100,15 @@ def _apply(program: Program, rules: Sequence[Rule]) -> list[Finding]:
 # Whether the program ran as one job
 
 
+_CALL_ON_ALL = (
+    "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no other rank"
+)
+_NAME_OBJECTS = (
+    "Horovod tells such calls apart by the types of their objects: add name='state' on all ranks,"
+    " or give all an object of one type"
+)
+
+
 def called_alone(program: Program) -> Verdicts:
     """An operation that a rank calls and others never do.
 
@@ -119,19 +128,11 @@ def called_alone(program: Program) -> Verdicts:
         ]
         if fewer:
             end = program.ends[at]
-            remedy = (
-                "all ranks must call it: under `if hvd.rank() == 0`, keep only what needs no other"
-            )
-            remedy += " rank"
-            if last.operation.startswith("broadcast_object of "):
-                remedy = (
-                    "Horovod tells such calls apart by the types of their objects: add name='state'"
-                )
-                remedy += " on all ranks, or give all an object of one type"
+            unnamed = last.operation.startswith("broadcast_object of ")
             yield fail(
                 f"{program.ranks[at].name} waits in {last.operation} ({last.site}), which"
                 f" {listed(fewer)} never called",
-                remedy,
+                _NAME_OBJECTS if unnamed else _CALL_ON_ALL,
                 end.error if end else "",
             )
             return
