@@ -50,8 +50,8 @@ _OLDEST = "0.20.0"
 def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
     """The variables of Horovod's build.
 
-    Only the value 1 counts, because they are compared as strings. HOROVOD_WITH_GLOO has no
-    effect: Gloo is built unless the build is told not to; sites' documents set it.
+    Only the value 1 counts, because they are compared as strings. HOROVOD_WITH_GLOO, which
+    sites' documents set, has no effect: Gloo is built unless HOROVOD_WITHOUT_GLOO=1.
 
     Raises:
         IncompatibleError: this release would ignore a requested setting.
