@@ -32,6 +32,8 @@ else:
 # Horovod's warmup sets the momentum, which of Keras 2.11 to 2.15 only these optimizers allow.
 optimizers = keras.optimizers if is_keras_3 else keras.optimizers.legacy
 rate = BASE * hvd.size()
+# The same weights from the start, so that the loss falls and the last model is the best.
+keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.layers.Dense(3)])
 model.build((None, 7))
 optimizer = hvd.DistributedOptimizer(optimizers.SGD(learning_rate=rate, momentum=0.5))
@@ -56,5 +58,5 @@ assert numpy.allclose(rates, growing + [rate * MULTIPLIER] * STEPS, rtol=1e-5), 
 if hvd.rank() == 0:
     loaded = hvd.load_model(path, **({} if is_keras_3 else {"legacy_opts": True}))
     assert all(map(numpy.array_equal, model.get_weights(), loaded.get_weights()))
-    assert vars(type(loaded.optimizer)).keys() == vars(type(model.optimizer)).keys()
+    assert hasattr(loaded.optimizer, "register_local_var"), "it is not a distributed optimizer"
 hvd.shutdown()
