@@ -135,10 +135,16 @@ class Program:
 
     def _training(self, optimizer: events.Optimizer, alone: float | None) -> Trained:
         own = [
-            [step for step in rank.all(events.TrainingStep) if step.optimizer == optimizer.number]
+            {
+                step.step: step
+                for step in rank.all(events.TrainingStep)
+                if step.optimizer == optimizer.number
+            }
             for rank in self.ranks
         ]
-        steps = list(zip(*own, strict=False))
+        # By their numbers: the report of a step may be lost on its way.
+        taken = sorted(set.intersection(*map(set, own)))
+        steps = [[each[step] for each in own] for step in taken]
         rate = steps[0][0].rate if steps else None
         factor = rate / alone if rate and alone else None
         if factor and abs(factor - self.size) < 1e-6 * self.size:

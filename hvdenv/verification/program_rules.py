@@ -496,9 +496,18 @@ def _mean(program: Program, trained: Trained) -> Verdict:
     """What the reduced gradients are of the ranks' own."""
     size, operation = program.size, trained.optimizer.operation
     text = f"all ranks apply the same gradients{trained.name} in {len(trained.steps)} steps"
-    factors = {_factor(each) for each in trained.steps if _has_projections(each)}
-    if not factors:
+    projected = [each for each in trained.steps if _has_projections(each)]
+    finite = [each for each in projected if _is_finite(each)]
+    if not projected:
         return passed(text)
+    if not finite:
+        return unproven(
+            f"the gradients{trained.name} are infinite or NaN, so whether they are averaged cannot be"
+            " seen",
+            "find the operation that makes them so: torch.autograd.set_detect_anomaly(True), or"
+            " tf.debugging.enable_check_numerics()",
+        )
+    factors = {_factor(each) for each in finite}
     if operation == "Adasum":
         return passed(f"{text}, combined by Adasum")
     factor = next(iter(factors))
@@ -523,6 +532,11 @@ def _has_projections(steps: Steps) -> bool:
     """Whether all ranks report the projections of their gradients, on equally many directions."""
     lengths = {len(each) for step in steps for each in (step.own, step.reduced)}
     return len(lengths) == 1 and lengths != {0}
+
+
+def _is_finite(steps: Steps) -> bool:
+    """Whether no gradient is infinite or NaN, as with a loss scale that is still too high."""
+    return all(math.isfinite(each) for step in steps for each in (*step.own, *step.reduced))
 
 
 def _factor(steps: Steps) -> float | None:
