@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 
-from hvdenv.base.masking import learn
-from hvdenv.drafting.options import Options, meaning_of, split, tables, variable
-from hvdenv.drafting.pages import Block, logical_lines
+from hvdenv.drafting.options import meaning_of, split, tables
 from hvdenv.drafting.shell import Statement
-from hvdenv.drafting.values import BUILD, UNKNOWN, Fact, Origin, Value, Weight, at, leave, shown
+from hvdenv.drafting.values import BUILD, UNKNOWN, Fact, Left, Value, Weight, at, leave
 from hvdenv.model.recipe import Framework
 
 _CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
@@ -25,8 +21,6 @@ _SOURCE = leave(
 _PAGE_PROGRAM = leave("a program of the page", understood=True)
 # Of a channel that has an address for each release, such as open-ce/1.7.2.
 _RELEASE = re.compile(r"\d[\d.]*|current|latest")
-# Longer files are no lists of packages.
-_MOST_LINES = 2000
 
 
 def python(statement: Statement) -> Iterator[Fact]:
@@ -132,12 +126,12 @@ def _framework(name: str, package: str, version: str) -> Iterator[Fact]:
     yield Value(at("frameworks", name, "version"), version) if version else told
 
 
-def read_pip(words: Sequence[str], others: Collection[str] = ()) -> Iterator[Fact]:
-    """``pip install``; words follow the program.
+# In place of the framework that an index is for, if a command only names the index.
+EVERY = "*"
 
-    Args:
-        others: frameworks that the same file installs.
-    """
+
+def read_pip(words: Sequence[str]) -> Iterator[Fact]:
+    """``pip install``; words follow the program."""
     options = split(words, tables()["pip"])
     action, *specs = options.rest or ("",)
     if action not in ("install", "wheel", "download"):
@@ -146,29 +140,22 @@ def read_pip(words: Sequence[str], others: Collection[str] = ()) -> Iterator[Fac
     yield from options.reasons
     for text in specs:
         yield from requirement(text)
-    frameworks = {*others, *(name for text in specs for name in find_frameworks(text))}
-    yield from _indexes(options, sorted(frameworks))
-
-
-def find_frameworks(text: str) -> list[str]:
-    """The framework that a requirement installs, if any."""
-    found = re.match(r"[A-Za-z-]+", text)
-    name = meaning_of(found[0], "pip_packages") if found else ""
-    return [name] if name in get_args(Framework) else []
-
-
-def _indexes(options: Options, frameworks: Sequence[str]) -> Iterator[Fact]:
+    named = {meaning_of(re.split(r"[^A-Za-z-]", text)[0], "pip_packages") for text in specs}
+    frameworks = sorted(named & {*get_args(Framework)}) if specs else [EVERY]
     for _, meaning, url in options.given:
-        if meaning not in ("index", "links"):
-            continue
-        # Such pages list files; they are no index. The other ending is PyTorch's.
-        key = "find_links" if url.endswith(".html") or meaning == "links" else "extra_index"
-        key = "cpu_index" if url.rstrip("/").endswith("/whl/cpu") else key
-        for name in frameworks:
-            yield Value(at("frameworks", name, key), url, item=key == "find_links")
-        if not frameworks:
-            told = f"an index for other packages ({url}); a site file can name it"
-            yield leave(told, understood=url.startswith("https://download.pytorch.org/"))
+        if meaning in ("index", "links"):
+            # Such pages list files; they are no index. The other ending is PyTorch's.
+            key = "find_links" if url.endswith(".html") or meaning == "links" else "extra_index"
+            key = "cpu_index" if url.rstrip("/").endswith("/whl/cpu") else key
+            for name in frameworks:
+                yield Value(at("frameworks", name, key), url, item=key == "find_links")
+            if not frameworks:
+                yield other_index(url)
+
+
+def other_index(url: str) -> Left:
+    told = f"an index for other packages ({url}); a site file can name it"
+    return leave(told, understood=url.startswith("https://download.pytorch.org/"))
 
 
 def requirement(text: str) -> Iterator[Fact]:
@@ -214,74 +201,3 @@ def _package(requirement: Requirement) -> Iterator[Fact]:
     else:
         told = f"hvdenv needs no {name}; `hvdenv install {name}` adds it after the build"
         yield leave(told, understood=True)
-
-
-Lines = Iterator[tuple[Statement, Iterator[Fact]]]
-
-
-def _requirements(block: Block, source: str) -> Lines:
-    """requirements.txt; the options of pip are lines, too."""
-    texts = {
-        line: re.sub(r"\\\n", " ", re.split(r"(?:^|\s)#", line.text)[0]).strip()
-        for line in logical_lines(block.lines[:_MOST_LINES])
-    }
-    frameworks = {name for text in texts.values() for name in find_frameworks(text)}
-    for line, text in texts.items():
-        if text:
-            origin = Origin(source, block.line + line.first, shown(text), block.line + line.last)
-            yield Statement(("pip",), (), origin), _requirement_line(text, frameworks)
-
-
-def _requirement_line(text: str, frameworks: Collection[str] = ()) -> Iterator[Fact]:
-    if not text.startswith("-"):
-        yield from requirement(re.split(r"\s--", text)[0])
-        return
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        yield leave("its quotes do not match")
-    else:
-        yield from read_pip(["install", *words], frameworks)
-
-
-def _environment(block: Block, source: str) -> Lines:
-    """environment.yml."""
-    try:
-        root = yaml.compose("\n".join(block.lines[:_MOST_LINES]), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError):
-        root = None
-    for key, node in root.value if isinstance(root, yaml.MappingNode) else ():
-        for entry, facts in _entries(str(key.value), node):
-            number = entry.start_mark.line
-            origin = Origin(source, block.line + number, shown(block.lines[number]))
-            yield Statement(("conda",), (), origin), facts
-
-
-def _entries(key: str, node: yaml.Node) -> Iterator[tuple[yaml.Node, Iterator[Fact]]]:
-    """The entries of a key, and what each means."""
-    items = node.value if isinstance(node, yaml.SequenceNode) else []
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    if key == "dependencies":
-        yield node, iter([Value(at("python.provider"), "conda")])
-    elif key == "variables":
-        learn((str(name.value), str(value.value)) for name, value in pairs)  # before they are shown
-    elif key != "channels":
-        yield node, iter([leave("hvdenv names and stores environments itself", understood=True)])
-        return
-    for name, value in pairs if key == "variables" else ():
-        yield name, variable(str(name.value), str(value.value), exported=True)
-    for each in items if key != "variables" else ():
-        if key == "channels":
-            yield each, iter([channel(str(each.value))])
-        elif not isinstance(each, yaml.MappingNode):
-            yield each, conda_package(str(each.value))
-        else:
-            of_pip = (of.value for _, of in each.value if isinstance(of, yaml.SequenceNode))
-            for item in (item for of in of_pip for item in of):
-                yield item, _requirement_line(str(item.value))
-
-
-READERS: dict[str, Callable[[Block, str], Lines]] = {
-    "requirements": _requirements,
-    "conda": _environment,
-}

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from html.parser import HTMLParser
+from html import unescape
+from itertools import pairwise
 from textwrap import dedent
 from typing import Literal, NamedTuple
 
@@ -19,13 +20,19 @@ _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 
 DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
-_PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
+# Tags of preformatted text, comments, and what browsers take for comments.
+_TAG = re.compile(
+    r"(</?(?:pre|syntaxhighlight|source)\b[^<>]*>|<!--|-->|<!\[[^>\n]*>?)", re.IGNORECASE
+)
+_LANGUAGE = re.compile(r"""\b(?:lang|class)=["'](?:language-)?([\w+-]{1,40})""")
 # Also within quotes, lists and the tabs of some generators.
 _FENCE = re.compile(r"[ \t]{0,20}(?:>[ \t]?)?(?:(?:[*+-]|\d{1,3}[.)])[ \t]+)?(?:`{3}|~{3})")
 # Fences within indented code that are looked for.
 _DEEPEST = 4
-# Titles: of Markdown, and underlined.
-_HEADING = re.compile(r"(?P<marks>#{1,6}) |(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$")
+# Titles: of Markdown, underlined, and of HTML.
+_HEADING = re.compile(
+    r"^(?P<marks>#{1,6}) |^(?P<under>={3,}|-{3,}|~{3,}|\^{3,})\s*$|<h(?P<html>[1-6])\b"
+)
 # Of a section, the levels and numbers of the titles that it is below.
 Section = tuple[tuple[int, int], ...]
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
@@ -61,27 +68,6 @@ class Block(NamedTuple):
     kind: Kind = "shell"
     language: str = ""
     section: Section = ()
-
-
-class Line(NamedTuple):
-    """A line, with those that continue it after a backslash.
-
-    Attributes:
-        first, last: their places in the block, from 0.
-    """
-
-    first: int
-    last: int
-    text: str
-
-
-def logical_lines(lines: Sequence[str]) -> Iterator[Line]:
-    parts = list[str]()
-    for number, line in enumerate(lines):
-        parts.append(line)
-        if not line.endswith("\\") or len(parts) > 200 or number == len(lines) - 1:
-            yield Line(number - len(parts) + 1, number, "\n".join(parts))
-            parts = []
 
 
 def blocks(text: str, name: str = "") -> Iterator[Block]:
@@ -120,12 +106,12 @@ def _kind_by_content(lines: Sequence[str]) -> Kind | None:
     return "docker" if any(map(_FROM.match, lines)) else None
 
 
-def _code_block(first: int, lines: Sequence[str], language: str, section: Section = ()) -> Block:
+def _code_block(first: int, lines: Sequence[str], language: str) -> Block:
     """A block of code; ``first`` counts from 0."""
     named = language.split(",")[0].split(" ")[0]
     other = _OTHER_LANGUAGE.fullmatch(named) and not any(map(DIRECTIVE.match, lines))
     kind = _kind_by_content(lines) or ("other" if other else "shell")
-    return Block(first + 1, tuple(lines), kind, language=language, section=section)
+    return Block(first + 1, tuple(lines), kind, language=language)
 
 
 def _code(lines: Sequence[str]) -> Iterator[Block]:
@@ -133,23 +119,29 @@ def _code(lines: Sequence[str]) -> Iterator[Block]:
     fenced = any(map(_FENCE.match, lines))
     if fenced and (any("```" in line for line in lines) or not any(map(_RST.match, lines))):
         return _fenced(lines)
-    if any(map(_HTML.search, lines)):
-        parser = _Preformatted()
-        parser.feed(_ended("\n".join(lines)))
-        parser.close()
-        return iter(parser.found)
-    return _literals(lines)
+    html = any(map(_HTML.search, lines))
+    return _preformatted("\n".join(lines)) if html else _literals(lines)
 
 
-def _ended(html: str) -> str:
-    """A page without the beginnings of tags and comments that do not end.
-
-    HTMLParser would search for the end of each of them in all the rest of the page.
-    """
-    for opening, closing in (("<!--", "-->"), ("<", ">")):
-        head, end, tail = html.rpartition(closing)
-        html = head + end + tail.replace(opening, f"&lt;{opening[1:]}")
-    return html
+def _preformatted(text: str) -> Iterator[Block]:
+    """The preformatted texts of a page in HTML."""
+    number = first = depth = 0
+    code, language, comment = "", "", False
+    for piece in _TAG.split(text):
+        if comment or (piece == "<!--" and not depth):
+            comment = piece != "-->"
+        elif not _TAG.fullmatch(piece) or piece.startswith(("<!", "--")):
+            code += piece if depth else ""
+        elif not piece.startswith("</"):
+            first, code, language = (first, code, language) if depth else (number, "", piece)
+            depth += 1
+        elif depth:
+            depth -= 1
+            if not depth:
+                named = _LANGUAGE.search(language + code[:200])
+                body = unescape(re.sub(r"<[^<>]*>", "", re.sub(r"<br\b[^<>]*>", "\n", code)))
+                yield _code_block(first, body.rstrip().split("\n"), named[1] if named else "")
+        number += piece.count("\n")
 
 
 def _fenced(lines: Sequence[str], first: int = 0, depth: int = 0) -> Iterator[Block]:
@@ -190,80 +182,26 @@ def _indent(line: str) -> int:
 
 def _with_text(lines: Sequence[str], code: Sequence[Block]) -> Iterator[Block]:
     """The blocks of code, and the text between them, by sections."""
-    start, headings = 0, _Headings()
+    section: Section = ()
+    count = start = 0
     for block in (*code, Block(len(lines) + 1, ())):
         end = max(block.line - 1, start)
-        first = start
-        for number in range(start, end):
-            if level := headings.level(lines[number]):
-                if any(line.strip() for line in lines[first:number]):
-                    text = tuple(lines[first:number])
-                    yield Block(first + 1, text, "text", section=headings.section)
-                headings.enter(level)
-                first = number
-        if any(line.strip() for line in lines[first:end]):
-            yield Block(first + 1, tuple(lines[first:end]), "text", section=headings.section)
+        found = ((number, _level(lines[number])) for number in range(start, end))
+        titles = [(number, level) for number, level in found if level]
+        for (first, level), (following, _) in pairwise([(start, 0), *titles, (end, 0)]):
+            if level:
+                count += 1
+                section = (*(each for each in section if each[0] < level), (level, count))
+            if any(line.strip() for line in lines[first:following]):
+                yield Block(first + 1, tuple(lines[first:following]), "text", section=section)
         if block.lines:
-            yield block._replace(section=block.section or headings.section)
+            yield block._replace(section=section)
         start = max(start, block.line - 1 + len(block.lines))
 
 
-class _Headings:
-    """The titles that are read so far."""
-
-    def __init__(self) -> None:
-        self.section: Section = ()
-        self.count = 0
-
-    def level(self, line: str) -> int:
-        """Of the section that a line begins; 0 if it begins none."""
-        found = _HEADING.match(line)
-        return len(found["marks"] or "") or 1 + "=-~^".index(line[0]) if found else 0
-
-    def enter(self, level: int) -> None:
-        self.count += 1
-        above = (each for each in self.section if each[0] < level)
-        self.section = (*above, (level, self.count))
-
-
-class _Preformatted(HTMLParser):
-    """The preformatted texts of a page in HTML."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.depth = self.first = 0
-        self.headings = _Headings()
-        self.language = ""
-        self.parts: list[str] = []
-        self.found: list[Block] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        language = given.get("lang") or (given.get("class") or "").removeprefix("language-")
-        if tag in _PREFORMATTED:
-            if not self.depth:
-                self.first, self.parts, self.language = self.getpos()[0] - 1, [], language
-            self.depth += 1
-        elif re.fullmatch(r"h[1-6]", tag):
-            self.headings.enter(int(tag[1]))
-        elif tag == "code" and self.depth:
-            self.language = self.language or language
-        elif tag == "br" and self.depth:
-            self.parts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _PREFORMATTED and self.depth:
-            self.depth -= 1
-            if not self.depth:
-                lines = "".join(self.parts).split("\n")
-                self.found.append(
-                    _code_block(self.first, lines, self.language, self.headings.section)
-                )
-
-    def handle_data(self, data: str) -> None:
-        if self.depth:
-            self.parts.append(data)
-
-    def parse_marked_section(self, i: int, report: bool = True) -> int:
-        """Skip ``<![...>``, as browsers do: the inherited method raises on unknown words."""
-        return self.rawdata.find(">", i) + 1 or -1
+def _level(line: str) -> int:
+    """Of the section that a line begins; 0 if it begins none."""
+    found = _HEADING.search(line)
+    if not found:
+        return 0
+    return len(found["marks"] or "") or int(found["html"] or 1 + "=-~^".index(line[0]))

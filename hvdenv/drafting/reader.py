@@ -110,47 +110,34 @@ class _Reader:
     def found(self, last: int) -> Found:
         """What was read; ``last`` is the last line of the page."""
         facts = _of_first(self.facts, self.scripts, self.blocks, last)
-        facts = commands.with_modules(facts)
+        facts = commands.with_modules(chain.from_iterable(_indexes(facts)))
         return Found(tuple(facts), tuple(self.lines.values()), self.commands)
 
     def read_block(self, block: Block) -> None:
+        """A script with directives starts from nothing, and describes a job."""
         script = read_script(block, self.source, is_known, self.room)
         self.lines |= {each.origin.line: each for each in script.lines}
         self.blocks.append((block.line, block.section))
-        if reader := packages.READERS.get(block.kind):
-            self._read(reader(block, self.source))
-        else:
-            self._read_script(block, script.statements)
-        for inner in script.inner:
-            self.read_block(inner._replace(section=block.section))
-
-    def _read_script(self, block: Block, statements: Sequence[Statement]) -> None:
-        """A script with directives starts from nothing, and describes a job."""
-        batch = any(each.batch for each in statements)
-        nqsv = jobs.is_nqsv(statements)
-        start, before = [commands.START] if batch else [], len(self.facts)
-        resolved = map(self._resolved, _without_python(statements))
-        self._read((each, self._meaning(each, nqsv=nqsv)) for each in resolved)
-        read = self.facts[before:]
-        self.facts[before:] = [*start, *(each for each in read if each.key[0] != OPTION), *start]
+        nqsv = jobs.is_nqsv(script.statements)
+        read = list[Fact]()
+        for statement in map(self._resolved, script.statements):
+            if self.room > 0:
+                self.commands += 1
+                facts = [*islice(_meaning(statement, nqsv=nqsv), self.room)]
+                self.room -= 1 + len(facts)
+                read += (_placed(each, statement) for each in facts)
+        batch = any(each.batch for each in script.statements)
+        start = [commands.START] if batch else []
+        self.facts += [*start, *(each for each in read if each.key[0] != OPTION), *start]
         options = [each for each in read if isinstance(each, Value) and each.key[0] == OPTION]
         if batch or options:
             scheduler = next((each.key[1] for each in options if each.key[1]), "")
             launches = any(each.key == _LAUNCHER for each in read)
             job = list(jobs.job_values(options, scheduler)) if scheduler or not batch else []
-            ends = block.line + len(block.lines) - 1
-            self.scripts.append(Script((block.line, ends), batch, launches, job))
-
-    def _read(self, read: Iterable[tuple[Statement, Iterator[Fact]]]) -> None:
-        """Keep what commands mean."""
-        for statement, facts in read:
-            if self.room <= 0:
-                return
-            self.commands += 1
-            self.room -= 1
-            for fact in islice(facts, self.room):
-                self.room -= 1
-                self.facts.append(_placed(fact, statement))
+            lines = block.line, block.line + len(block.lines) - 1
+            self.scripts.append(Script(lines, batch, launches, job))
+        for inner in script.inner:
+            self.read_block(inner._replace(section=block.section))
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""
@@ -169,18 +156,18 @@ class _Reader:
         )
         return statement._replace(words=tuple(chain.from_iterable(words)), variables=variables)
 
-    def _meaning(self, statement: Statement, *, nqsv: bool) -> Iterator[Fact]:
-        if statement.directive and nqsv:
-            yield leave("hvdenv has no scheduler for NQSV: see docs/how-to/add-a-scheduler.md")
-        elif statement.directive:
-            yield from jobs.directive(statement)
-        else:
-            yield from _variables(statement)
-            program = find_program(statement.program)
-            if program:
-                yield from program.read(statement)
-            elif statement.program.strip("."):
-                yield leave(f"hvdenv does not know {statement.program}")
+
+def _meaning(statement: Statement, *, nqsv: bool) -> Iterator[Fact]:
+    if statement.directive and nqsv:
+        yield leave("hvdenv has no scheduler for NQSV: see docs/how-to/add-a-scheduler.md")
+    elif statement.directive:
+        yield from jobs.directive(statement)
+    else:
+        yield from _variables(statement)
+        if program := find_program(statement.program):
+            yield from program.read(statement)
+        elif statement.program.strip("."):
+            yield leave(f"hvdenv does not know {statement.program}")
 
 
 def _placed(fact: Fact, statement: Statement) -> Fact:
@@ -215,14 +202,18 @@ def _variables(statement: Statement) -> Iterator[Fact]:
         yield from variable(name, value, exported=bool(statement.words))
 
 
-def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Without what is typed into an interactive Python."""
-    inside = False
-    for statement in statements:
-        starts = len(statement.words) == 1 and statement.program.startswith("python")
-        inside = starts or (inside and not is_known(statement.program))
-        if not inside or starts:
-            yield statement
+def _indexes(facts: Sequence[Fact]) -> Iterator[Iterable[Fact]]:
+    """An index that its command names for every framework, with the frameworks of the page."""
+    of_frameworks = (each.key[1] for each in facts if each.key[0] == "frameworks")
+    names = dict.fromkeys(name for name in of_frameworks if name != packages.EVERY)
+    for each in facts:
+        if isinstance(each, Left) or each.key[:2] != ("frameworks", packages.EVERY):
+            yield [each]
+        elif names:
+            keys = (("frameworks", name, each.key[-1]) for name in names)
+            yield (each._replace(key=key) for key in keys)
+        else:
+            yield [packages.other_index(str(each.value))._replace(origin=each.origin)]
 
 
 class Part(NamedTuple):
@@ -232,14 +223,14 @@ class Part(NamedTuple):
     section: Section
     does: dict[Key, set[str]]
 
-    @property
-    def horovod(self) -> dict[Key, set[str]]:
-        return {key: values for key, values in self.does.items() if key[0] == "horovod"}
-
     def conflicts(self, other: Part) -> bool:
         """Whether both create an environment or build Horovod, and not the same again."""
         creates, builds = (key in self.does and key in other.does for key in (_CREATES, BUILD))
-        return creates or (builds and self.horovod != other.horovod)
+        mine, its = (
+            {key: values for key, values in each.does.items() if key[0] == "horovod"}
+            for each in (self, other)
+        )
+        return creates or (builds and mine != its)
 
 
 def _of_first(
@@ -256,14 +247,14 @@ def _of_first(
     others = _find_others(_parts(facts, blocks), last)
 
     def way(line: int) -> Lines | None:
-        return next((lines for lines, _ in others if lines[0] <= line <= lines[1]), None)
+        return next((lines for lines in others if lines[0] <= line <= lines[1]), None)
 
     def rank(script: Script) -> tuple[bool, bool, bool]:
         return not script.batch, bool(way(script.lines[0])), script.batch and not script.launches
 
     ranked = sorted(scripts, key=rank)
-    best = rank(ranked[0]) if ranked else None
-    chosen = [each for each in ranked if not each.batch and rank(each) == best] or ranked[:1]
+    chosen = [each for each in ranked if not each.batch and rank(each) == rank(ranked[0])]
+    chosen = chosen or ranked[:1]
     found, left = list[Fact](), list[Left]()
     for script in chosen:
         found += script.job
@@ -271,7 +262,7 @@ def _of_first(
     told = "another script of the page describes the job"
     for more in ranked[len(chosen) :]:
         found += (Left(each.origin, told, True, "job" * more.batch) for each in more.job)
-    hints = {lines: _hint(lines, instead, others, last) for lines, instead in others}
+    hints = {lines: _hint(lines, [others[lines], *others], last) for lines in others}
     for fact in facts:
         lines = way(fact.origin.line)
         of_job = fact.key[0] in _OF_JOBS and first <= fact.origin.line <= end
@@ -300,19 +291,17 @@ def _parts(facts: Iterable[Fact], blocks: Iterable[tuple[int, Section]]) -> list
     return parts
 
 
-def _find_others(parts: Sequence[Part], last: int) -> list[tuple[Lines, Lines]]:
+def _find_others(parts: Sequence[Part], last: int) -> dict[Lines, Lines]:
     """The lines of each way that the draft does not follow, and of the one that it follows instead."""
-    kept, others = list[Part](), list[tuple[Lines, Lines]]()
+    kept, others, end = list[Part](), dict[Lines, Lines](), 0
     for part in parts:
-        if not {_CREATES, BUILD} & part.does.keys():
-            continue
-        if any(first <= part.first <= end for (first, end), _ in others):
-            continue
-        rival = next((each for each in kept if each.conflicts(part)), None)
-        if rival is None:
-            kept.append(part)
-        else:
-            others.append((_reach(part, rival, parts, last), _reach(rival, part, parts, last)))
+        if part.first > end and {_CREATES, BUILD} & part.does.keys():
+            if rival := next((each for each in kept if each.conflicts(part)), None):
+                lines = _reach(part, rival, parts, last)
+                others[lines] = _reach(rival, part, parts, last)
+                end = lines[1]
+            else:
+                kept.append(part)
     return others
 
 
@@ -331,11 +320,10 @@ def _reach(part: Part, rival: Part, parts: Sequence[Part], last: int) -> Lines:
     return parts[first].first, after - 1
 
 
-def _hint(way: Lines, instead: Lines, others: Iterable[tuple[Lines, Lines]], last: int) -> str:
+def _hint(way: Lines, gone: Iterable[Lines], last: int) -> str:
     """Names the lines that draft another way, with what the page says for all: ``1-7,20-31``."""
     ranges, start = list[str](), 1
-    gone = {instead, *(lines for lines, _ in others)} - {way}
-    for first, end in [*sorted(gone), (last + 1, last + 1)]:
+    for first, end in [*sorted({*gone} - {way}), (last + 1, last + 1)]:
         if first > start:
             ranges.append(f"{start}-{first - 1}")
         start = max(start, end + 1)

@@ -1,15 +1,19 @@
-"""Reads shell code into statements, and never runs it."""
+"""Reads a page's code into statements, and never runs it.
+
+Every kind of code becomes shell code, line by line: a session without its prompts, the instructions of a
+Dockerfile, and lists of packages as the commands that install them.
+"""
 
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from hvdenv.base.errors import UsageError
 from hvdenv.base.masking import learn
-from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, Line, kind_of_file, logical_lines
+from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, kind_of_file
 from hvdenv.drafting.values import PLACEHOLDER, UNKNOWN, Left, Origin, shown, shown_whole
 
 try:
@@ -59,6 +63,11 @@ _KEYWORD = re.compile(
 # Instructions of a Dockerfile, and what a shell has in their place.
 _DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": "", "FROM": "FROM "}
 
+# A line of environment.yml: an item of a list, a key, or both.
+_YAML = re.compile(
+    r"(?P<indent> *)(?P<item>- +)?(?:(?P<name>[\w.-]{1,100}):(?: +|$))?(?P<value>.*)"
+)
+
 Known = Callable[[str], bool]
 
 
@@ -100,9 +109,29 @@ class Script(NamedTuple):
     lines: tuple[Left, ...]
 
 
-# A line, what a shell would read of it (nothing for sentences and output), and why it is no command,
-# if none is found in it.
-_Typed = tuple[Line, str, str]
+class Line(NamedTuple):
+    """A line of a page, with those that continue it after a backslash.
+
+    Attributes:
+        first, last: their places in the block, from 0.
+        code: what a shell would read in its place; nothing for sentences and output.
+        reason: why it is no command, if none is found in it.
+    """
+
+    first: int
+    last: int
+    text: str
+    code: str = ""
+    reason: str = ""
+
+
+def _logical_lines(lines: Sequence[str]) -> Iterator[Line]:
+    parts = list[str]()
+    for number, line in enumerate(lines):
+        parts.append(line)
+        if not line.endswith("\\") or len(parts) > 200 or number == len(lines) - 1:
+            yield Line(number - len(parts) + 1, number, "\n".join(parts))
+            parts = []
 
 
 def read_script(block: Block, source: str, known: Known, most: int) -> Script:
@@ -113,44 +142,47 @@ def read_script(block: Block, source: str, known: Known, most: int) -> Script:
         known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
-    typed = list(_typed(block, known))
-    if block.kind in ("conda", "requirements"):
-        return Script((), (), tuple(_lines(block, source, typed)))
-    reader = _Reader(source, block.line)
-    found = reader.read([_TO_FILL_IN.sub(PLACEHOLDER, code) for _, code, _ in typed], most)
-    if not any(each.batch or known(each.program) for each in found):
+    lines = list(_as_shell(block, known))
+    reader = _Reader(source, block, lines)
+    found = list(islice(reader.statements(), most))
+    batch = any(each.directive for each in found)
+    if not batch and not any(known(each.program) for each in found):
         found = [each for each in found if not each.words and each.variables]
     # The reader has learnt the secrets of the lines.
-    return Script(tuple(found), tuple(reader.inner), tuple(_lines(block, source, typed)))
+    return Script(
+        tuple(each._replace(batch=batch) for each in found),
+        tuple(reader.inner),
+        tuple(_lines(block, source, lines)),
+    )
 
 
-def _typed(block: Block, known: Known) -> Iterator[_Typed]:
+def _as_shell(block: Block, known: Known) -> Iterator[Line]:
     prompts = block.kind == "shell" and any(
         _PROMPT.match(line) for line in block.lines if not line.lstrip().startswith(">>>")
     )
     script = False
-    lines = _instructions(block.lines) if block.kind == "docker" else block.lines
-    for line in logical_lines(lines):
+    translate: Callable[[str], str] | None = None
+    lines: Sequence[str] = block.lines
+    if block.kind == "docker":
+        lines, translate = _instructions(lines), _docker_code
+    elif block.kind in ("conda", "requirements"):
+        translate = _environment_code() if block.kind == "conda" else _requirement_code
+    for line in _logical_lines(lines):
         first = line.text.split("\n")[0]
         script = not _PROMPT.match(first) and (script or first.startswith("#!"))
         code, reason = line.text, ""
         if REFUSED in line.text:
             code, reason = "", "control characters, or too long: it was not read"
-        elif block.kind in ("conda", "requirements"):
-            reason = "it lists no package"
         elif block.kind == "other":
             code, reason = "", f"{block.language.split(' ')[0] or 'it'} is not shell code"
-        elif block.kind == "docker":
-            code, reason = _docker_code(line.text), "an instruction for the image"
+        elif translate:
+            code, reason = translate(line.text), "it is about the image, or the environment itself"
         elif block.kind == "text":
             command = _is_command(line.text, known)
             code, reason = _without_prompt(line.text) if command else "", "in a sentence"
         elif prompts and not script:
             code, reason = _after_prompt(line.text), "output of a command"
-        if code and block.kind not in ("conda", "requirements"):
-            reason = "hvdenv found no command in it"
-        # Each line keeps its place.
-        yield line, code or "\n" * (line.last - line.first), reason
+        yield line._replace(code=code, reason="hvdenv found no command in it" if code else reason)
 
 
 def _instructions(lines: Sequence[str]) -> list[str]:
@@ -168,6 +200,42 @@ def _docker_code(text: str) -> str:
     if instruction == "ENV" and "=" not in rest:
         rest = "=".join(rest.split(None, 1))
     return f"{_DOCKER_CODE[instruction]}{rest}" if instruction in _DOCKER_CODE else ""
+
+
+def _requirement_code(text: str) -> str:
+    """A line of requirements.txt; the options of pip are lines, too."""
+    text = re.split(r"(?:^|\s)#", text.replace("\\\n", " "))[0].strip()
+    words = text.split() if text.startswith("-") else [re.split(r"\s--", text)[0]]
+    return f"pip install {shlex.join(words)}" if text else ""
+
+
+def _environment_code() -> Callable[[str], str]:
+    """Reads environment.yml line by line: the names of its lists, and their items."""
+    key, depth_of_pip = "", 0
+
+    def code(text: str) -> str:
+        nonlocal key, depth_of_pip
+        found = _YAML.fullmatch(re.split(r"(?:^|\s)#", text)[0].rstrip())
+        if not found:
+            return ""
+        depth, item, name = len(found["indent"]), found["item"], found["name"] or ""
+        value = (found["value"] or "").strip("\"'")
+        if not depth and not item:
+            key = name
+            return "conda create" if name == "dependencies" else ""
+        if item and name == "pip" and not value:
+            depth_of_pip = depth + 1
+        elif key == "variables" and name and not item:
+            return f"export {name}={shlex.quote(value)}"
+        elif item and not name and key == "dependencies" and 0 < depth_of_pip <= depth:
+            return _requirement_code(value)
+        elif item and not name and key in ("channels", "dependencies"):
+            depth_of_pip = 0
+            command = "install" if key == "dependencies" else "config --add channels"
+            return f"conda {command} {shlex.quote(value)}"
+        return ""
+
+    return code
 
 
 def _is_command(line: str, known: Known) -> bool:
@@ -192,46 +260,50 @@ def _after_prompt(text: str) -> str:
     return typed.replace("\n> ", "\n") if typed != text else ""
 
 
-def _lines(block: Block, source: str, typed: Sequence[_Typed]) -> Iterator[Left]:
+def _lines(block: Block, source: str, lines: Iterable[Line]) -> Iterator[Left]:
     """Every line. What is not shell code may contain secrets, so that it is not shown."""
     hidden = Left(Origin(source), "")
-    for line, code, reason in typed:
-        code, stripped = code.strip(), line.text.strip()
+    for line in lines:
+        code, stripped = line.code.strip(), line.text.strip()
         first, last = block.line + line.first, block.line + line.last
         comment = (code or stripped).startswith("#") and not DIRECTIVE.match(code or stripped)
         if not stripped or (comment and block.kind != "text"):
             continue
         if code or block.kind == "docker" or (block.kind == "text" and _MENTION.search(stripped)):
             hidden = Left(Origin(source), "")
-            yield Left(Origin(source, first, shown(stripped), last), reason, understood=True)
+            yield Left(Origin(source, first, shown(stripped), last), line.reason, understood=True)
         elif block.kind != "text":
-            start = hidden.origin.line if reason == hidden.reason else first
-            hidden = Left(Origin(source, start, "", last), reason, understood=True)
+            start = hidden.origin.line if line.reason == hidden.reason else first
+            hidden = Left(Origin(source, start, "", last), line.reason, understood=True)
             yield hidden
 
 
 class _Reader:
-    """Reads one block, whose first line has the number ``first``."""
+    """Reads one block."""
 
-    def __init__(self, source: str, first: int) -> None:
+    def __init__(self, source: str, block: Block, lines: Sequence[Line]) -> None:
         self.source = source
-        self.first = first
+        self.first = block.line
+        self.lines = lines
+        # Those of a list of packages are shown as they are, and not as commands.
+        listed = block.kind in ("conda", "requirements")
+        self.listed = {each.first: each for each in lines} if listed else {}
         self.parser = _parser()
         self.inner: list[Block] = []
 
-    def read(self, codes: Sequence[str], most: int) -> list[Statement]:
-        lines = "\n".join(codes).split("\n")
-        found = list(islice(self._read(lines), most))
-        batch = any(each.directive for each in found)
-        return [each._replace(batch=batch) for each in found]
-
-    def _read(self, lines: list[str]) -> Iterator[Statement]:
+    def statements(self) -> Iterator[Statement]:
         """Those of the whole block; of its single lines, if it is not valid as a whole."""
+        # Each line keeps its place.
+        codes = (
+            each.code + "\n" * (each.last - each.first - each.code.count("\n"))
+            for each in self.lines
+        )
+        lines = _TO_FILL_IN.sub(PLACEHOLDER, "\n".join(codes)).split("\n")
         root = self.parser.parse("\n".join(lines).encode()).root_node
         if not root.has_error:
             yield from self._statements(root, lines, 0)
             return
-        for each in logical_lines(lines):
+        for each in _logical_lines(lines):
             node, part = self.parser.parse(each.text.encode()).root_node, each.text.strip()
             if not node.has_error or DIRECTIVE.match(part):
                 yield from self._statements(node, lines, each.first)
@@ -270,6 +342,8 @@ class _Reader:
         return Statement(tuple(words), tuple(variables), origin)
 
     def _origin(self, first: int, last: int, text: str) -> Origin:
+        if first in self.listed:
+            last, text = self.listed[first].last, self.listed[first].text.strip()
         return Origin(self.source, self.first + first, shown(text), self.first + last)
 
 
