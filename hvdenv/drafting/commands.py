@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from hvdenv.drafting import jobs, packages
 from hvdenv.drafting.options import meaning_of, tables
@@ -22,7 +22,9 @@ _CMAKE = re.compile(r"(?:^|/)cmake\b", re.IGNORECASE)
 _PROFILES = re.compile(
     r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)|activate"
 )
-UNLOAD, SWAP = at("modules.unload"), at("modules.swap")
+_UNLOAD = at("modules.unload")
+# What takes the place of an unloaded module.
+_SWAP = "swap"
 # A script starts from nothing, and so does what follows a purge.
 START = Value(at("modules.start"), "")
 
@@ -36,27 +38,28 @@ def module(statement: Statement) -> Iterator[Fact]:
     action, *names = [each for each in words if not each.startswith("-")] or ["list"]
     if name == "ml" and action == "load":
         unloaded = [each[1:] for each in words if re.match(r"-\w", each)]
-        yield from (Value(UNLOAD, each, item=True) for each in unloaded)
-    meaning = meaning_of(action, "module")
+        yield from (Value(_UNLOAD, each, item=True) for each in unloaded)
+    meaning = meaning_of(action, "module") or f"recipes have no key for module {action}"
     if "module" in names:
         yield leave("several commands on one line")
-    elif meaning in ("purge", "reset"):
+    elif meaning == "purge":
         yield START
         forced = {"--force", "-f"} & {*words}
-        told = 'does the environment need the default modules? modules.purge = "no" keeps them'
-        purge = Value(at("modules.purge"), "force" if forced else "yes")
-        yield purge if meaning == "purge" else leave(told)
-    elif meaning == "swap":
+        yield Value(at("modules.purge"), "force" if forced else "yes")
+    elif meaning == "reset":
+        yield START
+        yield leave(
+            'does the environment need the default modules? modules.purge = "no" keeps them'
+        )
+    elif meaning == "swap" and names:
         # With one name, another version of the same module goes.
-        out = names[0] if len(names) == 2 else "".join(names).rpartition("/")[0]
-        swap = Value(SWAP, {"out": out, "into": names[-1]}, item=True) if out else None
-        yield swap or leave("a swap needs two modules")
-    elif meaning in ("load", "unload", "use"):
+        out = names[0] if len(names) == 2 else names[0].rpartition("/")[0]
+        yield Value(_UNLOAD, out, item=True, role=_SWAP)
+        yield Value(LOAD, names[-1], item=True)
+    elif " " not in meaning:
         yield from (Value(at("modules", meaning), each, item=True) for each in names)
     else:
-        needless = meaning == "it changes nothing"
-        told = meaning if needless else f"recipes have no key for module {action}"
-        yield leave(told, understood=needless)
+        yield leave(meaning, understood=meaning == "it changes nothing")
 
 
 def source(statement: Statement) -> Iterator[Fact]:
@@ -75,41 +78,31 @@ def source(statement: Statement) -> Iterator[Fact]:
 def with_modules(facts: Iterable[Fact]) -> list[Fact]:
     """The facts of a page with the modules that are loaded in the end; alternatives have a role."""
     sequences, others = [list[Value]()], list[Fact]()
+    # Where the module that a command unloads was loaded.
+    freed, place = Value(_UNLOAD, ""), 0
     for each in facts:
-        if isinstance(each, Left) or each.key not in (LOAD, UNLOAD, SWAP, START.key):
+        loads = sequences[-1]
+        if isinstance(each, Left) or each.key not in (LOAD, _UNLOAD, START.key):
             others.append(each)
         elif each.key == START.key:
             sequences.append([])
         elif each.key == LOAD:
-            sequences[-1].append(each)
+            loads.insert(place if freed.origin == each.origin else len(loads), each)
+        # With or without its version.
+        elif gone := [load for load in loads if f"{load.value}/".startswith(f"{each.value}/")]:
+            freed, place = each, loads.index(gone[0])
+            loads[:] = [load for load in loads if load not in gone]
+            for load in gone:
+                told = f"{each.origin.place} unloads {load.value} again"
+                others.append(Left(load.origin, told, table="modules"))
+            others.append(Left(each.origin, f"it unloads {gone[-1].value}", understood=True))
+        elif each.role == _SWAP or not loads:
+            others.append(each._replace(role=""))
         else:
-            others += _take_out(each, sequences[-1])
+            told = "recipes unload modules before they load others"
+            others.append(Left(each.origin, told, table="modules"))
     kept = [each for each in others if each.key != BUILD]
     return [*_loaded(sequences, builds=len(kept) < len(others)), *kept]
-
-
-def _take_out(command: Value, loads: list[Value]) -> Iterator[Fact]:
-    """Unload or swap a module that the page loads, or one that is loaded by default."""
-    swap = command.value if isinstance(command.value, dict) else {}
-    out, into = swap.get("out", command.value), swap.get("into", "")
-    # With or without its version.
-    gone = [each for each in loads if f"{each.value}/".startswith(f"{out}/")]
-    if not gone and (into or not loads):
-        yield command._replace(key=UNLOAD, value=out)
-        loads += [command._replace(key=LOAD, value=into)] if into else []
-        return
-    if not gone:
-        told = "recipes unload modules before they load others"
-        yield Left(command.origin, told, table="modules")
-        return
-    name, place = gone[-1].value, loads.index(gone[0])
-    told = f"the page loads {into} in place of {name}" if into else f"the page unloads {name} again"
-    yield from (Left(each.origin, told, table="modules") for each in gone)
-    loads[:] = [each for each in loads if each not in gone]
-    if into:
-        loads.insert(place, command._replace(key=LOAD, value=into))
-    else:
-        yield Left(command.origin, f"it unloads {name}, which the page loads", understood=True)
 
 
 def _loaded(sequences: Sequence[Sequence[Value]], *, builds: bool) -> Iterator[Value]:
@@ -157,50 +150,45 @@ def _export(statement: Statement) -> Iterator[Fact]:
 
 
 def _without_key(statement: Statement) -> Iterator[Fact]:
-    told = meaning_of(statement.program, "programs")
+    told = _kind(statement.program)
     yield leave(told, understood=not told.endswith("?"))
 
 
-class Program(NamedTuple):
-    """A program of pages.
-
-    Attributes:
-        table: of the recipe that it is about.
-        read: what a command of it means.
-    """
-
-    table: str
-    read: Callable[[Statement], Iterator[Fact]]
-
-
-_PROGRAMS = {
-    "launch": Program("launch", jobs.launch),
-    "request": Program("job", jobs.request),
-    "module": Program("modules", module),
-    "source": Program("modules", source),
-    "conda": Program("conda", packages.conda),
-    "pip": Program("packages", packages.pip),
-    "python": Program("packages", packages.python),
-    "export": Program("environment.run", _export),
+# Kinds of programs, the tables of recipes that they are about, and what a command of them means.
+_PROGRAMS: dict[str, tuple[str, Callable[[Statement], Iterator[Fact]]]] = {
+    "launch": ("launch", jobs.launch),
+    "request": ("job", jobs.request),
+    "module": ("modules", module),
+    "source": ("modules", source),
+    "conda": ("conda", packages.conda),
+    "pip": ("packages", packages.pip),
+    "python": ("packages", packages.python),
+    "export": ("environment.run", _export),
 }
 _VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
 
 
-def find_program(name: str) -> Program | None:
+def _kind(name: str) -> str:
+    """The kind of a program, or the reason why recipes have no key for it; empty if it is not known."""
     found = _VERSIONED.fullmatch(name)
-    meaning = meaning_of(found[1] if found else name, "programs")
-    if not meaning and name in get_args(LauncherName):
-        meaning = "launch"
-    return _PROGRAMS.get(meaning, Program("", _without_key)) if meaning else None
+    launcher = "launch" if name in get_args(LauncherName) else ""
+    return meaning_of(found[1] if found else name, "programs") or launcher
 
 
 def is_known(name: str) -> bool:
-    return name != "." and find_program(name) is not None
+    return name != "." and bool(_kind(name))
 
 
 def table_of(statement: Statement) -> str:
     """The table of the recipe that a command is about."""
-    if statement.directive:
-        return "job"
-    program = find_program(statement.program)
-    return program.table if program else "" if statement.words else "environment.run"
+    if statement.directive or not statement.words:
+        return "job" if statement.directive else "environment.run"
+    return _PROGRAMS.get(_kind(statement.program), ("", _without_key))[0]
+
+
+def meaning(statement: Statement) -> Iterator[Fact]:
+    """What a command means, without its variables."""
+    if kind := _kind(statement.program):
+        yield from _PROGRAMS.get(kind, ("", _without_key))[1](statement)
+    elif statement.program.strip("."):
+        yield leave(f"hvdenv does not know {statement.program}")

@@ -31,6 +31,8 @@ from hvdenv.sites.modules import OFFERS, module_family
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
+    "horovod.version": 'such as "{0}", the latest release',
+    "horovod.sha256": '"{1}" for {0}',
     "horovod.frameworks": 'such as ["torch"]; then also frameworks.torch.version',
     "horovod.controllers": '["mpi"], ["gloo"] or both',
     "version": "the release to install",
@@ -51,27 +53,21 @@ class Choice(NamedTuple):
     values: tuple[Value, ...]
 
 
-class Missing(NamedTuple):
-    key: Key
-    needs: str
-
-
 class Draft(NamedTuple):
     """A recipe as far as the sources state it.
 
     Attributes:
         values: in the order of the sources; items of a list one by one.
+        missing: keys, and what each needs.
         left: every other line of the sources, and parts of lines.
-        commands: how many commands the page has.
         base: the recipe that it extends, if any.
     """
 
     name: str
     values: tuple[Value, ...]
     choices: tuple[Choice, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[tuple[Key, str], ...]
     left: tuple[Left, ...]
-    commands: int
     base: str = ""
 
 
@@ -79,21 +75,18 @@ def combine(name: str, found: Found, base: str = "") -> Draft:
     """The draft of a recipe; ``base`` is a recipe that states what the sources do not."""
     left = [each for each in found.facts if isinstance(each, Left)]
     valid = [*_valid(found.values, left)]
-    chosen, choices = _merged(valid, left)
+    chosen, choices = _merged(valid)
     left += _default_channels(chosen)
     chosen += _inferred(chosen, {str(each.value) for each in valid if each.item})
-    alternatives = _alternatives(chosen, choices)
-    chosen = [each for each in chosen if each not in alternatives]
-    choices += [Choice(each.key, (each,)) for each in alternatives]
     pending = {each.key for each in choices}
     missing = () if base else _missing(name, chosen)
+    shown = [*chosen, *(each for choice in choices for each in choice.values)]
     return Draft(
         name=name,
         values=tuple(chosen),
         choices=tuple(choices),
-        missing=tuple(each for each in missing if each.key not in pending),
-        left=tuple(_every_line(chosen, choices, left, found)),
-        commands=found.commands,
+        missing=tuple(each for each in missing if each[0] not in pending),
+        left=tuple(_every_line(shown, valid, left, found)),
         base=base,
     )
 
@@ -124,7 +117,7 @@ def _valid(values: Sequence[Value], left: list[Left]) -> Iterator[Value]:
             yield each
 
 
-def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], list[Choice]]:
+def _merged(values: Iterable[Value]) -> tuple[list[Value], list[Choice]]:
     """Each key once, and each item of a list, with the value of most weight.
 
     Several values of the same weight are a choice.
@@ -140,11 +133,6 @@ def _merged(values: Iterable[Value], left: list[Left]) -> tuple[list[Value], lis
     for (key, slot, _), known in slots.items():
         most = max(each.weight for each in known.values())
         best = [each for each in known.values() if each.weight == most]
-        for each in known.values():
-            if Weight.OPEN < each.weight < most:
-                place = best[0].origin.place
-                told = f"{'.'.join(key)}: {place} takes precedence over {each.value}"
-                left.append(Left(each.origin, told, table=each.table))
         # A module that has a role has alternatives, if only to load none.
         if len(best) > 1 or (best[0].role and key == LOAD):
             choices.append(Choice((*key, slot) if slot else key, tuple(best)))
@@ -254,25 +242,14 @@ def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Val
         yield _follows("horovod.controllers", "gloo", built, why, item=True)
 
 
-def _alternatives(values: Sequence[Value], choices: Sequence[Choice]) -> list[Value]:
-    """Packages that are installed with one of several versions of a framework."""
-    lines = {
-        value.origin
-        for choice in choices
-        if choice.key[0] == "frameworks" and choice.key[-1] == "version"
-        for value in choice.values
-    }
-    return [each for each in values if each.key[0] == "packages" and each.origin in lines]
-
-
-def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
+def _missing(name: str, values: Sequence[Value]) -> Iterator[tuple[Key, str]]:
     """What the loaded recipe would lack, and what a job of it needs."""
     partition, gpus = find(values, "job.partition"), find(values, "job.gpus_per_node")
     if partition and gpus:
         of_nodes = ("partitions", str(partition.value), "gpus")
         if not any(each.key == of_nodes for each in values):
             # A job states the least that a node has, not how many it has.
-            yield Missing(of_nodes, f"GPUs of a node, {gpus.value} or more")
+            yield of_nodes, f"GPUs of a node, {gpus.value} or more"
     defaults = parse_toml(read_text(DEFAULTS, OWN))
     document = nested(values)
     given = {"format": 1, "name": name, "summary": "x", "status": "documented"}
@@ -285,44 +262,39 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[Missing]:
         path = tuple(str(part) for part in problem.path)
         if path[0] in _REQUIRED and len(path) == (2 if path[0] == "frameworks" else 1):
             path += (_REQUIRED[path[0]],)
-        present = find(values, f"{'.'.join(path[:-1])}.provider")
-        needs = _needs(path, problem.message)
-        if path[-1] == "version" and present and present.value == "present":
+        present = find(values, "horovod.provider")
+        needs = _NEEDS.get("version" if path[0] == "frameworks" else ".".join(path))
+        if path == at("horovod.version") and present:
             needs = f"the full release of the module ({present.origin.place})"
-        yield Missing(path, needs)
-
-
-def _needs(path: Key, message: str) -> str:
-    latest, hashed = list(releases().items())[-1]
-    if path == at("horovod.version"):
-        return f'such as "{latest}", the latest release'
-    if path == at("horovod.sha256"):
-        return f'"{hashed}" for {latest}'
-    return _NEEDS.get("version" if path[0] == "frameworks" else ".".join(path), message)
+        elif path[0] == "horovod":
+            needs = needs and needs.format(*[*releases().items()][-1])
+        yield path, needs or problem.message
 
 
 def _every_line(
-    values: Sequence[Value], choices: Sequence[Choice], left: Iterable[Left], found: Found
+    shown: Sequence[Value], valid: Iterable[Value], left: Iterable[Left], found: Found
 ) -> Iterator[Left]:
     """What the draft does not have as values, so that it names every line of the sources.
 
     A line that needs no key is left out if it has values as well.
     """
-    shown = [*values, *(each for choice in choices for each in choice.values)]
     named = {each.origin for each in shown}
     kept = [each for each in left if not each.understood or each.table or each.origin not in named]
     named |= {each.origin for each in kept}
     places = {(each.key, str(each.value)): each.origin.place for each in shown}
-    for origin, (key, text) in {
-        each.origin: (each.key, str(each.value)) for each in found.values
-    }.items():
-        if origin.line and origin not in named:
-            place = places.get((key, text))
-            told = f"the same as {place}" if place else "another line takes precedence"
+    instead = {each.key: each.origin.place for each in shown if not each.item}
+    for each in valid:
+        text = str(each.value)
+        same = places.get((each.key, text))
+        if each.key in instead and not same and each.weight > Weight.OPEN:
+            told = f"{'.'.join(each.key)}: {instead[each.key]} takes precedence over {text}"
+            kept.append(Left(each.origin, told, table=each.table))
+        elif each.origin.line and each.origin not in named:
+            told = f"the same as {same}" if same else "another line takes precedence"
             if text.startswith(WITHOUT):
                 told = f"the draft has no {text.removeprefix(WITHOUT)}"
-            kept.append(Left(origin, told, understood=True))
-            named.add(origin)
+            kept.append(Left(each.origin, told, understood=True))
+        named.add(each.origin)
     lines = set[tuple[str, int]]().union(*(each.lines for each in named))
     kept += [each for each in found.lines if lines.isdisjoint(each.origin.lines)]
     yield from dict.fromkeys(each._replace(reason=shown_whole(each.reason)) for each in kept)

@@ -68,7 +68,7 @@ def look(machine: Machine) -> Facts:
     return observe(home_folder(), machine.runner, thorough=True)
 
 
-def drafted(facts: Facts, machine: Machine, loads: Collection[str] = ()) -> Found:
+def drafted(facts: Facts, machine: Machine, loads: Collection[str] = ()) -> list[Fact]:
     """What this machine shows, with its scheduler and modules.
 
     Args:
@@ -80,7 +80,7 @@ def drafted(facts: Facts, machine: Machine, loads: Collection[str] = ()) -> Foun
         _node(facts, machine),
         _mpi(machine),
     )
-    return Found(tuple(each for part in parts for each in part))
+    return [each for part in parts for each in part]
 
 
 def _node(facts: Facts, machine: Machine) -> Iterator[Value]:
@@ -235,8 +235,7 @@ def propose(found: Found, facts: Facts) -> Found | None:
     local is tested on machines without GPUs, brings an MPI of its own, and supports every Python that
     hvdenv runs on. Which GPUs to build for is for the user to decide.
     """
-    own = any(each.key[0] == "mpi" and each.weight == Weight.GIVEN for each in found.values)
-    if facts.gpus or own or any(each.key[-1] == "gpus" for each in found.values):
+    if facts.gpus or any(each.key[-1] == "gpus" for each in found.values):
         return None
     kept = [each for each in found.facts if each.key[0] != "mpi"]
     if not any(each.key == at("horovod.frameworks") for each in kept):

@@ -7,22 +7,22 @@ all by nodes or by ranks of a node. Slots are comments, and the draft lists what
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from hvdenv.base.errors import UsageError
-from hvdenv.drafting.options import meaning_of, split, tables, variable
+from hvdenv.drafting.options import meaning_of, reason, split, tables, variable
 from hvdenv.drafting.shell import Statement
-from hvdenv.drafting.values import OPTION, UNKNOWN, Fact, Left, Value, Weight, at, leave
+from hvdenv.drafting.values import OPTION, UNKNOWN, Fact, Left, Value, Weight, at, find, leave
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.dialect import shipped
 from hvdenv.sites.batch import read_time
 
-_OF_ONE_JOB = "it belongs to one job, not to every job of the recipe"
-_SUBMITS = "hvdenv submits jobs itself"
 _NQSV = re.compile(r"#PBS\s+(?:-[bT]\s|-l\s.*\belapstim_req=)")
 _SLURM = Value(at("scheduler"), "slurm", weight=Weight.INFERRED)
-_IN_IMAGE = leave("it runs in an image: set container.image, and what else [container] needs")
 _INTERACTIVE = "hvdenv shell requests interactive jobs"
+# Of the partition that the job states, and how large the whole job is.
+_GPU = at("partitions", "", "gpu")
+_NODES, _RANKS = at("job.nodes"), at("job.ranks_per_node")
 
 
 def is_nqsv(statements: Iterable[Statement]) -> bool:
@@ -32,8 +32,7 @@ def is_nqsv(statements: Iterable[Statement]) -> bool:
 
 def directive(statement: Statement) -> Iterator[Fact]:
     prefix, _, text = statement.origin.text.partition(" ")
-    known = (name for name, each in shipped().items() if each.prefix == prefix)
-    scheduler = next(known, "")
+    scheduler = next((name for name, each in shipped().items() if each.prefix == prefix), "")
     if not scheduler:
         yield leave(f"hvdenv has no scheduler with {prefix}: see docs/how-to/add-a-scheduler.md")
         return
@@ -44,7 +43,11 @@ def directive(statement: Statement) -> Iterator[Fact]:
     except ValueError:
         yield leave("its quotes do not match")
         return
-    yield from _options(words, scheduler)
+    for name, meaning, value in split(words, tables()[scheduler], guess=True).given:
+        if meaning or not value:
+            yield from _option(name, meaning, value, scheduler)
+        else:
+            yield _directive(name, value)
 
 
 def request(statement: Statement) -> Iterator[Fact]:
@@ -53,13 +56,14 @@ def request(statement: Statement) -> Iterator[Fact]:
     if name in ("qsub", "bsub"):
         asks = any(word.startswith("-") for word in words)
         told = "do all jobs need its options? then set them in [job]"
-        yield leave(told if asks else _SUBMITS, understood=not asks)
+        yield leave(told if asks else "hvdenv submits jobs itself", understood=not asks)
         return
     yield _SLURM
-    for each in _options(words, "slurm", directive=False):
-        yield each._replace(weight=Weight.INFERRED) if isinstance(each, Value) else each
+    for option, meaning, value in split(words, tables()["slurm"], program=True).given:
+        for each in _option(option, meaning, value, "slurm"):
+            yield each._replace(weight=Weight.INFERRED) if isinstance(each, Value) else each
     if name != "srun":
-        yield leave(_SUBMITS if name == "sbatch" else _INTERACTIVE, understood=True)
+        yield leave("hvdenv requests and submits jobs itself", understood=True)
 
 
 def launch(statement: Statement) -> Iterator[Fact]:
@@ -70,54 +74,45 @@ def launch(statement: Statement) -> Iterator[Fact]:
     table = {**tables()["launch"], **tables().get(kind, {})}
     table = tables()["slurm"] if name == "srun" else table
     options = split(words, table, program=True)
-    started = _started(options.rest)
-    asks = name == "srun" and (started in ("", "shell") or options.all(_INTERACTIVE))
+    program = options.rest[0].rpartition("/")[2] if options.rest else ""
+    started = meaning_of(program, "launched") if program else "no_ranks"
+    asks = name == "srun" and (not program or started == "shell" or options.all(_INTERACTIVE))
     if asks or options.all("partition"):
         yield from request(statement)
     elif name == "srun":
         yield _SLURM
     if name not in (*get_args(LauncherName), "horovodrun"):
         yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
-    elif options.all("check"):
-        yield leave("`hvdenv verify` shows more", understood=True)
-    elif asks or started in ("", "no_ranks"):
+    elif asks or started == "no_ranks":
         yield leave("it starts no program with Horovod", understood=True)
     else:
         controller = next((each for each in ("mpi", "gloo") if options.all(each)), "")
         if name != "horovodrun" or controller:
-            name += f"-{controller}" if controller else ""
-            yield Value(at("launch.launcher"), name)
+            yield Value(at("launch.launcher"), f"{name}-{controller}".strip("-"))
         else:
             yield leave("horovodrun uses MPI or Gloo, and the page does not state which")
         for option, meaning, value in options.given:
             if option not in table or " " in meaning:
-                yield _reason(option, meaning or "recipes have no key for it; is it needed?")
+                yield reason(option, meaning or "recipes have no key for it; is it needed?")
             else:
                 yield from _launch_option(meaning, value)
         yield from _of_hosts(options.last("hosts").split(","), options.last("ranks"))
-        yield from _container(options.rest) if started == "runtime" else ()
+        yield from _container(program, options.rest) if started == "runtime" else ()
 
 
 def _of_hosts(hosts: Sequence[str], ranks: str) -> Iterator[Value]:
     """Ranks of a node: ``a:4,b:4`` with 8 ranks. With fewer, some hosts have fewer than they could."""
     slots = {each.partition(":")[2] for each in hosts}
     if len(slots) == 1 and str(len(hosts) * _number(slot := slots.pop())) == ranks:
-        yield Value((OPTION, "", "launched_per_node"), slot)
+        yield Value((OPTION, "launched_per_node"), slot)
 
 
-def _started(words: Sequence[str]) -> str:
-    """What a launcher starts: nothing, a program, or a kind of what is no program with Horovod."""
-    return (meaning_of(words[0].rpartition("/")[2], "launched") or "program") if words else ""
-
-
-def _container(words: Sequence[str]) -> Iterator[Fact]:
+def _container(runtime: str, words: Sequence[str]) -> Iterator[Fact]:
     """singularity and apptainer behind a launcher."""
-    runtime, action, *arguments = *words, "", ""
-    runtime = runtime.rpartition("/")[2]
-    if runtime not in ("singularity", "apptainer") or action not in ("exec", "run"):
-        yield _IN_IMAGE
+    if runtime not in ("singularity", "apptainer") or words[1:2] not in (("exec",), ("run",)):
+        yield leave("it runs in an image: set container.image, and what else [container] needs")
         return
-    options = split(arguments, tables()["container"], program=True)
+    options = split(words[2:], tables()["container"], program=True)
     yield Value(at("container.runtime"), runtime)
     yield Value(at("container.image"), (options.rest or (UNKNOWN,))[0])
     gpus = [each for each in ("nvidia", "rocm") if options.all(each)]
@@ -125,19 +120,14 @@ def _container(words: Sequence[str]) -> Iterator[Fact]:
     yield from options.reasons
 
 
-# What only a launcher states. It says how large the job is, and nothing else.
-LAUNCHED = frozenset({"ranks", "launched_per_node"})
-
-
 def _launch_option(meaning: str, value: str) -> Iterator[Fact]:
     name, equals, text = value.partition("=")
-    if meaning in LAUNCHED or meaning == "tasks":
-        yield Value((OPTION, "", meaning.replace("tasks", "ranks")), value)
+    if meaning in ("ranks", "launched_per_node"):
+        yield Value((OPTION, meaning.replace("ranks", "launched")), value)
     elif meaning == "launched_cpus":
-        yield Value((OPTION, "", "cpus_per_rank"), value)
-    elif meaning == "map_by":
-        if found := re.match(r"ppr:(\d+):node\b", value):
-            yield Value((OPTION, "", "launched_per_node"), found[1])
+        yield Value(at("job.cpus_per_rank"), _number(value) or value, weight=Weight.INFERRED)
+    elif meaning == "map_by" and (found := re.match(r"ppr:(\d+):node\b", value)):
+        yield Value((OPTION, "launched_per_node"), found[1])
     elif meaning == "variable" and equals:
         yield from variable(name, text, exported=True)
     elif meaning == "variable":
@@ -148,45 +138,59 @@ def _launch_option(meaning: str, value: str) -> Iterator[Fact]:
         yield Value(at(meaning), int(value) if value.isdigit() else value)
 
 
-def _reason(option: str, meaning: str) -> Left:
-    told = f"{option}: {meaning}" if option else meaning
-    return leave(told, understood=not meaning.endswith("?"))
-
-
-def _options(words: Sequence[str], scheduler: str, *, directive: bool = True) -> Iterator[Fact]:
-    """Options of a batch system, as they are: their job gives them a meaning."""
-    given = split(words, tables()[scheduler], guess=directive, program=not directive).given
-    for name, known, value in given:
-        # -W of PBS has other values as well.
-        meaning = _OF_ONE_JOB if value.startswith("depend=") else known
-        if " " in meaning:
-            yield _reason(name if len(given) > 1 else "", meaning)
-        elif meaning == "parallel_environment":
-            name, _, slots = value.partition("=")
-            yield Value((OPTION, scheduler, meaning), name)
-            yield Value((OPTION, scheduler, "slots"), f"{slots} slots")
-        elif meaning == "span":
-            yield from _span(value, scheduler)
-        elif meaning == "resources":
-            for part in value.split(","):
-                yield from (Value((OPTION, scheduler, of), text) for of, text in _resources(part))
-        elif meaning or (value and directive):
-            yield Value((OPTION, scheduler, meaning or name), value)
-        else:
-            yield leave(f"{name} has no key in a recipe")
-
-
-def _span(text: str, scheduler: str) -> Iterator[Fact]:
-    """-R of LSF."""
-    found = re.fullmatch(r"span\[(ptile|hosts)=(\d+)\]", text)
-    if found:
-        of = "launched_per_node" if found[1] == "ptile" else "nodes"
-        yield Value((OPTION, scheduler, of), found[2])
-        yield leave(
-            "hvdenv requests nodes (-nnodes): docs/how-to/add-a-scheduler.md has other ways"
-        )
+def _option(name: str, meaning: str, text: str, scheduler: str) -> Iterator[Fact]:
+    """An option of a batch system. What it says about the size of a job is an option still."""
+    if " " in meaning:
+        yield reason(name, meaning)
+    elif not meaning:
+        yield leave(f"{name} has no key in a recipe")
+    elif reader := _READERS.get(meaning):
+        yield from reader(text, meaning, scheduler)
+    elif meaning in _SIZES:
+        yield Value((OPTION, meaning), text)
     else:
-        yield leave("does the job need what this states?")
+        yield Value(at(meaning) if "." in meaning else at("job", meaning), text or True)
+
+
+def _environment(text: str, meaning: str, _: str) -> Iterator[Fact]:
+    name, _, slots = text.partition("=")
+    yield Value(at("job", meaning), name)
+    yield Value((OPTION, "slots"), slots)
+
+
+def _account(*_: str) -> Iterator[Fact]:
+    yield Value(at("job.requires"), "account", item=True)
+
+
+def _count(text: str, meaning: str, _: str) -> Iterator[Fact]:
+    read = _number(text) or UNKNOWN in text or "$" in text
+    told = leave(f"{text!r} is not one number")
+    yield Value(at("job", meaning), _number(text) or text) if read else told
+
+
+def _memory(text: str, *_: str) -> Iterator[Fact]:
+    yield Value(at("job.memory"), text.rstrip("Bb").upper())  # 300GB is 300G
+
+
+def _gpus(text: str, meaning: str, _: str) -> Iterator[Fact]:
+    """``a100:4``, ``a100`` or ``4``; of --gres, ``gpu:`` is in front."""
+    of, _, gpus = text.partition(":") if meaning == "gres" else ("gpu", "", text)
+    if of != "gpu":
+        yield leave("it requests no GPUs")
+        return
+    kind, _, count = gpus.rpartition(":")
+    kind, count = (kind, count) if _number(count) else (gpus, "1")
+    yield Value(at("job.gpus_per_node"), _number(count))
+    if kind:
+        yield Value(_GPU, kind)
+    if meaning == "gpus_per_node":
+        yield Value(at("job.gpu_option"), "gpus-per-node")
+
+
+def _directive(name: str, text: str) -> Value:
+    joint = "=" if name.startswith("--") and "=" not in text else " "
+    quote = '"' if re.search(r"[ \[]", text) else ""
+    return Value(at("job.directives"), f"{name}{joint}{quote}{text}{quote}", item=True)
 
 
 _OF_CHUNKS = {
@@ -203,71 +207,70 @@ _OF_RESOURCES = {
     "ncpus": "cpus_in_all",
     "ngpus": "gpus_in_all",
     # PBS refuses it beside the chunks that hvdenv requests.
-    "mem": "of memory: is it for all nodes? then set job.memory, that of one node",
+    "mem": "is it for all nodes? then set job.memory, that of one node",
 }
 
 
-def _resources(part: str) -> Iterator[tuple[str, str]]:
-    """One of the resources of -l: ``select=2:ncpus=64:mpiprocs=4``, ``walltime=1:00:00``."""
+def _resources(text: str, _: str, scheduler: str) -> Iterator[Fact]:
+    for part in text.split(","):
+        yield from _resource(part, scheduler)
+
+
+def _resource(part: str, scheduler: str) -> Iterator[Fact]:
+    """One of the resources of -l: ``select=2:ncpus=64:mpiprocs=4``, ``walltime=1:00:00``; -R of LSF."""
     name, _, value = part.partition("=")
-    if name in ("select", "nodes") and "+" not in value:
+    if found := re.fullmatch(r"span\[(ptile|hosts)=(\d+)\]", part):
+        of = (OPTION, "launched_per_node") if found[1] == "ptile" else _NODES
+        yield Value(of, int(found[2]))
+    elif scheduler == "lsf":
+        yield leave("does the job need what this states?")
+    elif name in ("select", "nodes") and "+" not in value:
         nodes, *chunks = value.split(":")
-        yield "nodes", nodes
+        yield from _option(name, "nodes", nodes, scheduler)
         for chunk in chunks:
             of_chunk, _, size = chunk.partition("=")
             known = _OF_CHUNKS.get(of_chunk)
-            yield (known, size) if known else ("select", chunk)
+            yield from _option(name, known or "select", size if known else chunk, scheduler)
     elif name in ("select", "nodes"):
-        yield "slots", part
+        yield Value((OPTION, "slots"), part)
+    elif name in _OF_RESOURCES:
+        yield from _option(part, _OF_RESOURCES[name], value, scheduler)
     else:
-        yield (_OF_RESOURCES[name], value) if name in _OF_RESOURCES else ("-l", part)
+        yield _directive("-l", part)
+    if name in ("ncpus", "ngpus") or found:
+        yield leave("hvdenv requests nodes: docs/how-to/add-a-scheduler.md has other ways")
 
 
-class Size(NamedTuple):
-    """The size of a job, as stated or as it follows; 0 is unknown."""
-
-    nodes: int
-    per_node: int
-
-    @property
-    def known(self) -> bool:
-        return bool(self.nodes and self.per_node)
-
-    def unstated(self) -> Iterator[Value]:
-        """Sizes that the page does not state although its job has several ranks."""
-        for key, known in (("nodes", self.nodes), ("ranks_per_node", self.per_node)):
-            if not known:
-                yield Value(at("job", key), 0, weight=Weight.OPEN)
-
-
-def job_values(options: Sequence[Value], scheduler: str) -> Iterator[Fact]:
-    """What the options of one job mean together, each with the line that it comes from."""
-    size = _size(options)
-    partition = next((str(each.value) for each in options if each.key[-1] == "partition"), "")
-    known = bool(partition) and not re.search(rf"[${UNKNOWN}]", partition)
-    for each in options:
-        for read in _value(each, scheduler, size):
-            if isinstance(read, Left):
-                yield read._replace(origin=each.origin, table=each.role)
-            elif read.weight == Weight.OPEN and not scheduler:
-                continue  # without one, hvdenv writes no job
-            elif read.key == _GPU and not known:
-                told = f"its partition is not stated, whose gpu is {read.value}"
-                yield Left(each.origin, told, table=each.role)
-            else:
-                key = ("partitions", partition, "gpu") if read.key == _GPU else read.key
-                weight = each.weight if read.weight == Weight.COMMAND else read.weight
-                yield read._replace(key=key, origin=each.origin, weight=weight)
+def _time(text: str, _: str, scheduler: str) -> Iterator[Fact]:
+    unit = {"pbs": 1, "gridengine": 1, "lsf": 60}.get(scheduler)
+    if unit and _number(text):
+        total = _number(text) * unit
+        text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
+    if "-" in text or scheduler == "lsf":  # 2-12 of Slurm and 1:30 of LSF begin with hours
+        text += ":00" * (2 - text.count(":"))
+    try:
+        time = read_time(text)
+    except UsageError:
+        yield leave(f"{text!r} is not a time that hvdenv reads")
+    else:
+        yield Value(
+            at("job.time"), text.zfill(8) if text.count(":") == 2 and "-" not in text else time
+        )
 
 
-def _size(options: Iterable[Value]) -> Size:
-    stated: dict[str, int] = {}
-    for each in sorted(options, key=lambda each: -each.weight):
-        stated.setdefault(each.key[-1], _number(str(each.value)))
-    total = stated.get("tasks") or stated.get("ranks", 0)
-    per_node = stated.get("ranks_per_node") or stated.get("launched_per_node") or int(total == 1)
-    nodes = stated.get("nodes") or _divided(total, per_node)
-    return Size(nodes, per_node or _divided(total, nodes))
+_READERS: dict[str, Callable[[str, str, str], Iterator[Fact]]] = {
+    "resources": _resources,
+    "parallel_environment": _environment,
+    "account": _account,
+    "time": _time,
+    "memory": _memory,
+    **dict.fromkeys(("nodes", "ranks_per_node", "cpus_per_rank"), _count),
+    **dict.fromkeys(("gres", "gpus_per_node", "gpus_of_node"), _gpus),
+}
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _divided(total: int, by: int) -> int:
@@ -275,128 +278,58 @@ def _divided(total: int, by: int) -> int:
     return 0 if not by or total % by else total // by
 
 
-def _number(text: str) -> int:
-    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
-
-
-# Of the partition that the job states.
-_GPU = at("gpu")
-
-
-def _value(option: Value, scheduler: str, size: Size) -> Iterator[Fact]:
-    meaning, text = option.key[-1], str(option.value)
-    key = at(meaning) if re.search(r"^-|\.", meaning) else at("job", meaning)
-    if meaning == "account":
-        yield Value(at("job.requires"), "account", item=True)
-    elif meaning in LAUNCHED or meaning in ("tasks", "slots"):
-        yield from _ranks(meaning, text, size)
-    elif " " in meaning:
-        yield leave(f"{text} {meaning}")
-    elif UNKNOWN in text or ("$" in text and meaning not in ("output", "error")):
-        yield leave(f"the page does not state the value of {'.'.join(key)}")
-    elif meaning.startswith("-"):
-        yield _directive(meaning, text)
-    elif meaning in _SHARES:
-        yield from _share(meaning, text, size)
-    elif meaning in ("nodes", "ranks_per_node", "cpus_per_rank"):
-        yield Value(key, _number(text)) if _number(text) else leave(f"{text!r} is not one number")
-    elif reader := _READERS.get(meaning):
-        yield from reader(text, scheduler)
-    else:
-        yield Value(key, text or meaning == "exclusive")
-
-
-# Numbers to divide, and what they are for.
-_SHARES = {
-    "cpus_of_node": ("cpus_per_rank", "CPUs of each node"),
-    "cpus_in_all": ("cpus_per_rank", "CPUs in all"),
-    "gpus_in_all": ("gpus_per_node", "GPUs in all"),
-    "gpus_of_job": ("gpus_per_node", "GPUs of the job"),
+# Sizes that have no key: what each is, and the keys that follow by one division.
+_SIZES = {
+    "ranks": ("ranks in all", "nodes and job.ranks_per_node"),
+    "launched": ("ranks in all", "nodes and job.ranks_per_node"),
+    "launched_per_node": ("ranks of a node", "ranks_per_node"),
+    "slots": ("slots in all", "nodes, job.ranks_per_node and job.gpus_per_node"),
+    "cpus_of_node": ("CPUs of each node", "cpus_per_rank"),
+    "cpus_in_all": ("CPUs in all", "cpus_per_rank"),
+    "gpus_in_all": ("GPUs in all", "gpus_per_node"),
 }
 
 
-def _share(meaning: str, text: str, size: Size) -> Iterator[Fact]:
-    key, of = _SHARES[meaning]
-    by = size.per_node if meaning == "cpus_of_node" else size.nodes
-    by *= size.per_node if meaning == "cpus_in_all" else 1
-    share = _divided(_number(text), by)
-    if share:
-        yield Value(at("job", key), share, weight=Weight.INFERRED)
-    else:
-        yield leave(f"{text} {of}: set job.{key}")
-    if of.endswith("in all"):
-        yield leave(
-            "hvdenv requests nodes (select=): docs/how-to/add-a-scheduler.md has other ways"
-        )
-        yield from size.unstated()
+def job_facts(facts: Sequence[Fact]) -> Iterator[Fact]:
+    """What the facts of one job mean together, each with the line that it comes from.
+
+    Sizes that its launcher or its batch system states for the whole job are divided. Where that fails, the
+    draft has 0 for what it lacks, which no command accepts.
+    """
+    values = [each for each in facts if isinstance(each, Value)]
+    stated = dict[str, int]()
+    for value in sorted(values, key=lambda value: -value.weight):
+        stated.setdefault(value.key[-1], _number(str(value.value)))
+    total = stated.get("ranks") or stated.get("launched", 0)
+    per_node = stated.get("ranks_per_node") or stated.get("launched_per_node") or int(total == 1)
+    nodes = stated.get("nodes") or _divided(total, per_node)
+    per_node = per_node or _divided(total, nodes)
+    partition = find(values, "job.partition")
+    for each in facts:
+        if isinstance(each, Value) and each.key == _GPU:
+            told = f"its partition is not stated, whose gpu is {each.value}"
+            named = partition and each._replace(key=at("partitions", str(partition.value), "gpu"))
+            yield named or Left(each.origin, told, table="job")
+        elif isinstance(each, Value) and each.key[0] == OPTION:
+            yield from _sized(each, nodes, per_node, written=bool(find(values, "scheduler")))
+        else:
+            yield each
 
 
-def _directive(name: str, text: str) -> Value:
-    joint = "=" if name.startswith("--") and "=" not in text else " "
-    quote = '"' if re.search(r"[ \[]", text) else ""
-    return Value(at("job.directives"), f"{name}{joint}{quote}{text}{quote}", item=True)
-
-
-def _ranks(meaning: str, text: str, size: Size) -> Iterator[Fact]:
-    """Ranks of the whole job, or of a node: what the page does not state follows from them."""
-    of_node = meaning == "launched_per_node"
-    if meaning == "slots":
-        yield leave(f"{text} in all: set job.nodes, job.ranks_per_node and job.gpus_per_node")
-        yield from size.unstated()
-    elif size.known and _number(text):
-        yield Value(at("job.nodes"), size.nodes, weight=Weight.INFERRED)
-        yield Value(at("job.ranks_per_node"), size.per_node, weight=Weight.INFERRED)
-    elif of_node and _number(text):
-        yield Value(at("job.ranks_per_node"), size.per_node, weight=Weight.INFERRED)
-    elif not of_node and not size.known:
-        told = "cannot be divided" if size.nodes or size.per_node else "in all"
-        yield leave(f"{text} ranks {told}: set job.nodes and job.ranks_per_node")
-        yield from size.unstated()
-
-
-def _time(text: str, scheduler: str) -> Iterator[Fact]:
-    unit = {"pbs": 1, "gridengine": 1, "lsf": 60}.get(scheduler)
-    if unit and _number(text):
-        total = _number(text) * unit
-        text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
-    if "-" in text or scheduler == "lsf":  # 2-12 of Slurm and 1:30 of LSF begin with hours
-        text += ":00" * (2 - text.count(":"))
-    if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", text):
-        yield Value(at("job.time"), text.zfill(8))
-        return
-    try:
-        yield Value(at("job.time"), read_time(text))
-    except UsageError:
-        yield leave(f"{text!r} is not a time that hvdenv reads")
-
-
-def _memory(text: str, _: str) -> Iterator[Fact]:
-    yield Value(at("job.memory"), text.rstrip("Bb").upper())  # 300GB is 300G
-
-
-def _gres(text: str, scheduler: str) -> Iterator[Fact]:
-    kind, _, gpus = text.partition(":")
-    yield from _gpus(gpus, scheduler) if kind == "gpu" else [leave("it requests no GPUs")]
-
-
-def _gpus_per_node(text: str, scheduler: str) -> Iterator[Fact]:
-    yield from _gpus(text, scheduler)
-    yield Value(at("job.gpu_option"), "gpus-per-node")
-
-
-def _gpus(text: str, _: str) -> Iterator[Fact]:
-    """``a100:4``, ``a100`` or ``4``."""
-    kind, _, count = text.rpartition(":")
-    kind, count = (kind, count) if _number(count) else (text, "1")
-    yield Value(at("job.gpus_per_node"), _number(count))
-    if kind:
-        yield Value(_GPU, kind)
-
-
-_READERS: dict[str, Callable[[str, str], Iterator[Fact]]] = {
-    "time": _time,
-    "memory": _memory,
-    "gres": _gres,
-    "gpus_per_node": _gpus_per_node,
-    "gpus_of_node": _gpus,
-}
+def _sized(size: Value, nodes: int, per_node: int, *, written: bool) -> Iterator[Fact]:
+    """The keys that follow from one size; ``written`` says whether hvdenv can write the job."""
+    meaning, text = size.key[-1], str(size.value)
+    what, keys = _SIZES[meaning]
+    by = {"cpus_of_node": per_node, "cpus_in_all": nodes * per_node, "gpus_in_all": nodes}
+    derived = {keys: _divided(_number(text), by.get(meaning, 0))}
+    if meaning in ("ranks", "launched", "launched_per_node"):
+        derived = {"nodes": nodes, "ranks_per_node": per_node}
+        derived = {key: derived[key] for key in derived if key in keys}
+    for key, number in derived.items():
+        if number:
+            yield size._replace(key=at("job", key), value=number, weight=Weight.INFERRED)
+    if not all(derived.values()):
+        yield Left(size.origin, f"{text} {what}: set job.{keys}", table="job")
+        lacking = [key for key, known in ((_NODES, nodes), (_RANKS, per_node)) if not known]
+        for lacks in lacking if written and meaning != "cpus_of_node" else ():
+            yield size._replace(key=lacks, value=0, weight=Weight.OPEN)

@@ -71,6 +71,11 @@ def meaning_of(word: str, table: str) -> str:
     return tables()[table].get(word, Option()).meaning
 
 
+def reason(option: str, meaning: str) -> Left:
+    """Why an option is left out. A reason that asks is not understood."""
+    return leave(f"{option}: {meaning}", understood=not meaning.endswith("?"))
+
+
 def split(
     words: Sequence[str],
     table: Mapping[str, Option],

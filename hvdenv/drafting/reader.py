@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
 from hvdenv.drafting import commands, jobs, packages
-from hvdenv.drafting.commands import find_program, is_known, table_of
+from hvdenv.drafting.commands import is_known, table_of
 from hvdenv.drafting.options import variable
 from hvdenv.drafting.pages import Block, Section, blocks
 from hvdenv.drafting.shell import Statement, read_script
@@ -44,7 +43,7 @@ _FOLDERS = frozenset({"output", "error", "binds"})
 _LAUNCHER, _CREATES = at("launch.launcher"), at("python.provider")
 # What ways differ in, and what describes a job.
 _TABLES = frozenset({"python", "conda", "frameworks", "packages", "build_tools", "horovod"})
-_OF_JOBS = frozenset({"scheduler", "job", "partitions", "launch"})
+_OF_SCRIPTS = frozenset({OPTION, "scheduler", "job", "partitions"})
 # The table of lines that are about another way to an environment.
 OTHER_WAY = "another way"
 _NAMED = re.compile(r"\$([A-Za-z_]\w*)")
@@ -69,24 +68,46 @@ def read_page(text: str, source: str, lines: Sequence[Lines] = (EVERY_LINE,)) ->
             reader.read_block(block._replace(lines=kept))
     if reader.room <= 0 or len(every) > MOST_LINES:
         told = f"more than {MOST_LINES:,} lines, or {MOST_READ:,} commands and values"
-        reader.facts.append(Left(Origin(source), f"it has {told}, and the rest was not read"))
-    return reader.found(len(every))
+        rest = Left(Origin(source), f"it has {told}, and the rest was not read")
+        reader.parts.append(Part(0, 0, (), [rest], []))
+    facts = _of_first(reader.parts, len(every))
+    facts = commands.with_modules(chain.from_iterable(_indexes(facts)))
+    return Found(tuple(facts), tuple(reader.lines.values()))
 
 
-class Script(NamedTuple):
-    """A job script of a page, or commands that describe a job.
+class Part(NamedTuple):
+    """Consecutive lines of a page: a block of code, a text, or a part of one with an environment of its own.
 
     Attributes:
-        lines: the first and last one.
+        block: the first line of its block. Each block is one script.
+        first: its own first line.
+        facts: what its commands mean, in order, but for those about a job.
+        job: what the block says about a job; of its first part.
         batch: whether it has directives.
-        launches: whether it starts ranks.
-        job: what its directives and the ranks that it starts say about a job.
     """
 
-    lines: Lines
-    batch: bool
-    launches: bool
+    block: int
+    first: int
+    section: Section
+    facts: list[Fact]
     job: list[Fact]
+    batch: bool = False
+
+    @property
+    def does(self) -> dict[Key, set[str]]:
+        """What other ways do in another way, or not at all."""
+        stated: dict[Key, set[str]] = {}
+        for each in self.facts:
+            if isinstance(each, Value) and each.weight > Weight.INFERRED and each.key[0] in _TABLES:
+                stated.setdefault(each.key, set()).add(str(each.value))
+        return stated
+
+    def conflicts(self, other: Part) -> bool:
+        """Whether both create an environment or build Horovod, and not the same again."""
+        mine, its = self.does, other.does
+        keys = (key for key in {*mine, *its} if key[0] == "horovod")
+        builds = BUILD in mine and BUILD in its and any(mine.get(k) != its.get(k) for k in keys)
+        return builds or (_CREATES in mine and _CREATES in its)
 
 
 class _Reader:
@@ -94,50 +115,49 @@ class _Reader:
 
     Attributes:
         lines: every line that may be a command, by its number.
-        blocks: the first line and the section of each.
         room: how many more commands and values to read.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.variables: dict[str, str] = {}
-        self.facts: list[Fact] = []
-        self.scripts: list[Script] = []
+        self.parts: list[Part] = []
         self.lines: dict[int, Left] = {}
-        self.blocks: list[tuple[int, Section]] = []
-        self.commands, self.room = 0, MOST_READ
-
-    def found(self, last: int) -> Found:
-        """What was read; ``last`` is the last line of the page."""
-        facts = _of_first(self.facts, self.scripts, self.blocks, last)
-        facts = commands.with_modules(chain.from_iterable(_indexes(facts)))
-        return Found(tuple(facts), tuple(self.lines.values()), self.commands)
+        self.room = MOST_READ
 
     def read_block(self, block: Block) -> None:
         """A script with directives starts from nothing, and describes a job."""
         script = read_script(block, self.source, is_known, self.room)
         self.lines |= {each.origin.line: each for each in script.lines}
-        self.blocks.append((block.line, block.section))
         nqsv = jobs.is_nqsv(script.statements)
-        read = list[Fact]()
-        for statement in map(self._resolved, script.statements):
-            if self.room > 0:
-                self.commands += 1
-                facts = [*islice(_meaning(statement, nqsv=nqsv), self.room)]
-                self.room -= 1 + len(facts)
-                read += (_placed(each, statement) for each in facts)
         batch = any(each.batch for each in script.statements)
-        start = [commands.START] if batch else []
-        self.facts += [*start, *(each for each in read if each.key[0] != OPTION), *start]
-        options = [each for each in read if isinstance(each, Value) and each.key[0] == OPTION]
-        if batch or options:
-            scheduler = next((each.key[1] for each in options if each.key[1]), "")
-            launches = any(each.key == _LAUNCHER for each in read)
-            job = list(jobs.job_values(options, scheduler)) if scheduler or not batch else []
-            lines = block.line, block.line + len(block.lines) - 1
-            self.scripts.append(Script(lines, batch, launches, job))
+        start, of_job = [commands.START] if batch else [], list[Fact]()
+        whole = part = Part(block.line, block.line, block.section, [*start], [], batch)
+        self.parts.append(part)
+        for statement in map(self._resolved, script.statements):
+            if self.room <= 0:
+                break
+            means = islice(_meaning(statement, nqsv=nqsv), self.room)
+            facts = [_placed(each, statement) for each in means]
+            self.room -= 1 + len(facts)
+            if any(self._begins(each, part) for each in facts):
+                part = whole._replace(first=statement.origin.line, facts=[], job=[])
+                self.parts.append(part)
+            of_job += (each for each in facts if each.key[0] in _OF_SCRIPTS)
+            part.facts.extend(each for each in facts if each.key[0] not in _OF_SCRIPTS)
+        part.facts.extend(start)
+        if not batch or any(each.key == at("scheduler") for each in of_job):
+            whole.job.extend(jobs.job_facts(of_job))
         for inner in script.inner:
             self.read_block(inner._replace(section=block.section))
+
+    def _begins(self, fact: Fact, part: Part) -> bool:
+        """Whether a part begins: where another environment is created, and with a build for both."""
+        if isinstance(fact, Left) or fact.weight <= Weight.INFERRED:
+            return False
+        if fact.key == BUILD and part.first != part.block:
+            return not any(BUILD in each.does for each in self.parts[-2:])
+        return fact.key == _CREATES and _CREATES in part.does
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""
@@ -164,10 +184,7 @@ def _meaning(statement: Statement, *, nqsv: bool) -> Iterator[Fact]:
         yield from jobs.directive(statement)
     else:
         yield from _variables(statement)
-        if program := find_program(statement.program):
-            yield from program.read(statement)
-        elif statement.program.strip("."):
-            yield leave(f"hvdenv does not know {statement.program}")
+        yield from commands.meaning(statement)
 
 
 def _placed(fact: Fact, statement: Statement) -> Fact:
@@ -180,8 +197,7 @@ def _placed(fact: Fact, statement: Statement) -> Fact:
         return fact._replace(origin=statement.origin, table=table if placed else "")
     stated = Weight.SCRIPT if statement.batch else Weight.COMMAND
     weight = stated if fact.weight == Weight.COMMAND else fact.weight
-    role = table if fact.key[0] == OPTION else fact.role
-    return fact._replace(origin=statement.origin, weight=weight, role=role)
+    return fact._replace(origin=statement.origin, weight=weight)
 
 
 def _is_stated(value: Value) -> bool:
@@ -216,108 +232,76 @@ def _indexes(facts: Sequence[Fact]) -> Iterator[Iterable[Fact]]:
             yield [packages.other_index(str(each.value))._replace(origin=each.origin)]
 
 
-class Part(NamedTuple):
-    """Consecutive lines of a page, and the values that they have for keys."""
-
-    first: int
-    section: Section
-    does: dict[Key, set[str]]
-
-    def conflicts(self, other: Part) -> bool:
-        """Whether both create an environment or build Horovod, and not the same again."""
-        creates, builds = (key in self.does and key in other.does for key in (_CREATES, BUILD))
-        mine, its = (
-            {key: values for key, values in each.does.items() if key[0] == "horovod"}
-            for each in (self, other)
-        )
-        return creates or (builds and mine != its)
-
-
-def _of_first(
-    facts: Sequence[Fact],
-    scripts: Sequence[Script],
-    blocks: Iterable[tuple[int, Section]],
-    last: int,
-) -> list[Fact]:
+def _of_first(parts: Sequence[Part], last: int) -> list[Fact]:
     """The facts of the first way to an environment, and of one job; the others are left.
 
     The job is that of the first script that starts ranks, of the first way if it has one. Without a script,
     it is that of all commands.
     """
-    others = _find_others(_parts(facts, blocks), last)
+    ways = _find_others(parts, last)
+    launching = {part.block for part in parts if any(each.key == _LAUNCHER for each in part.facts)}
 
-    def way(line: int) -> Lines | None:
-        return next((lines for lines in others if lines[0] <= line <= lines[1]), None)
+    def rank(place: int) -> tuple[bool, bool, bool]:
+        part = parts[place]
+        return not part.batch, place in ways, part.batch and part.block not in launching
 
-    def rank(script: Script) -> tuple[bool, bool, bool]:
-        return not script.batch, bool(way(script.lines[0])), script.batch and not script.launches
-
-    ranked = sorted(scripts, key=rank)
-    chosen = [each for each in ranked if not each.batch and rank(each) == rank(ranked[0])]
+    ranked = sorted((place for place, part in enumerate(parts) if part.job), key=rank)
+    chosen = [each for each in ranked if not parts[each].batch and rank(each) == rank(ranked[0])]
     chosen = chosen or ranked[:1]
-    found, left = list[Fact](), list[Left]()
-    for script in chosen:
-        found += script.job
-    first, end = ranked[0].lines if ranked else (0, 0)
+    found, left = [each for place in chosen for each in parts[place].job], list[Fact]()
     told = "another script of the page describes the job"
-    for more in ranked[len(chosen) :]:
-        found += (Left(each.origin, told, True, "job" * more.batch) for each in more.job)
-    hints = {lines: _hint(lines, [others[lines], *others], last) for lines in others}
-    for fact in facts:
-        lines = way(fact.origin.line)
-        of_job = fact.key[0] in _OF_JOBS and first <= fact.origin.line <= end
-        if lines is None or isinstance(fact, Left) or of_job or fact.key == BUILD:
-            found.append(fact)
-        else:
-            left.append(Left(fact.origin, hints[lines], table=OTHER_WAY))
-    return [*found, *sorted(left, key=lambda each: each.origin.line)]
-
-
-def _parts(facts: Iterable[Fact], blocks: Iterable[tuple[int, Section]]) -> list[Part]:
-    """A part begins with a block, where another environment is created, and with a build for both."""
-    parts = [Part(line, section, {}) for line, section in blocks]
-    starts = {each.first for each in parts}
-    for each in facts:
-        if isinstance(each, Left) or each.weight <= Weight.INFERRED or each.key[0] not in _TABLES:
-            continue
-        place = bisect_right(parts, each.origin.line, key=lambda part: part.first)
-        part = parts[place - 1]
-        again = each.key == _CREATES and _CREATES in part.does
-        common = each.key == BUILD and part.first not in starts and BUILD not in part.does
-        if again or (common and BUILD not in parts[place - 2].does):
-            part = Part(each.origin.line, part.section, {})
-            parts.insert(place, part)
-        part.does.setdefault(each.key, set()).add(str(each.value))
-    return parts
-
-
-def _find_others(parts: Sequence[Part], last: int) -> dict[Lines, Lines]:
-    """The lines of each way that the draft does not follow, and of the one that it follows instead."""
-    kept, others, end = list[Part](), dict[Lines, Lines](), 0
-    for part in parts:
-        if part.first > end and {_CREATES, BUILD} & part.does.keys():
-            if rival := next((each for each in kept if each.conflicts(part)), None):
-                lines = _reach(part, rival, parts, last)
-                others[lines] = _reach(rival, part, parts, last)
-                end = lines[1]
+    for place, part in enumerate(parts):
+        if place not in chosen:
+            left += (Left(each.origin, told, True, "job" * part.batch) for each in part.job)
+        of_job = any(part.block == parts[each].block for each in chosen[:1])
+        for each in part.facts:
+            launches = of_job and each.key[0] == "launch"
+            shared = isinstance(each, Left) or each.key in (BUILD, commands.START.key)
+            if shared or launches or place not in ways:
+                found.append(each)
             else:
-                kept.append(part)
-    return others
+                left.append(Left(each.origin, ways[place], table=OTHER_WAY))
+    return [*found, *left]
 
 
-def _reach(part: Part, rival: Part, parts: Sequence[Part], last: int) -> Lines:
-    """The lines of a way: those of its section, with all below its title, or only of its part."""
-    depths = range(1, len(part.section) + 1)
-    common = sum(part.section[:depth] == rival.section[:depth] for depth in depths)
-    root = part.section[: common + 1]
-    first = end = parts.index(part)
-    if len(root) > common:
+def _find_others(parts: Sequence[Part], last: int) -> dict[int, str]:
+    """The parts of ways that the draft does not follow, and which lines draft each."""
+    kept, others = list[int](), dict[range, range]()
+    for place, part in enumerate(parts):
+        if (
+            any(place in each for each in [*others][-1:])
+            or not {_CREATES, BUILD} & part.does.keys()
+        ):
+            continue
+        rival = next((each for each in kept if parts[each].conflicts(part)), None)
+        if rival is None:
+            kept.append(place)
+        else:
+            others[_reach(place, rival, parts)] = _reach(rival, place, parts)
+    starts = [*(part.first for part in parts), last + 1]
+    lines = {
+        each: (starts[each.start], starts[each.stop] - 1) for each in (*others, *others.values())
+    }
+    return {
+        place: hint
+        for way, instead in others.items()
+        for hint in [_hint(lines[way], [lines[each] for each in (instead, *others)], last)]
+        for place in way
+    }
+
+
+def _reach(place: int, rival: int, parts: Sequence[Part]) -> range:
+    """The parts of a way: those of its section, with all below its title, or only itself."""
+    section, other = parts[place].section, parts[rival].section
+    common = sum(section[:depth] == other[:depth] for depth in range(1, len(section) + 1))
+    first, end = place, place + 1
+    if len(section) > common:
+        root = section[: common + 1]
         while first and parts[first - 1].section[: common + 1] == root:
             first -= 1
-        while end + 1 < len(parts) and parts[end + 1].section[: common + 1] == root:
+        while end < len(parts) and parts[end].section[: common + 1] == root:
             end += 1
-    after = parts[end + 1].first if end + 1 < len(parts) else last + 1
-    return parts[first].first, after - 1
+    return range(first, end)
 
 
 def _hint(way: Lines, gone: Iterable[Lines], last: int) -> str:

@@ -215,7 +215,7 @@ def _environment_code() -> Callable[[str], str]:
 
     def code(text: str) -> str:
         nonlocal key, depth_of_pip
-        found = _YAML.fullmatch(re.split(r"(?:^|\s)#", text)[0].rstrip())
+        found = _YAML.match(re.split(r"(?:^|\s)#", text)[0].rstrip())
         if not found:
             return ""
         depth, item, name = len(found["indent"]), found["item"], found["name"] or ""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hvdenv.base.masking import clean
 
 Key = tuple[str, ...]
-Scalar = str | int | bool | dict[str, str]
+Scalar = str | int | bool
 
 
 class Weight:
@@ -15,7 +15,7 @@ class Weight:
     What is open has a value that recipes do not accept.
     """
 
-    OPEN, INFERRED, COMMAND, SCRIPT, GIVEN = range(5)
+    OPEN, INFERRED, COMMAND, SCRIPT = range(4)
 
 
 # In place of what only a shell knows, and of <what the reader fills in>. No value contains it.
@@ -127,24 +127,14 @@ class Found(NamedTuple):
 
     Attributes:
         lines: every line that may be a command, and why it is none, if nothing else came of it.
-        commands: how many commands were read.
     """
 
     facts: tuple[Fact, ...] = ()
     lines: tuple[Left, ...] = ()
-    commands: int = 0
 
     @property
     def values(self) -> list[Value]:
         return [each for each in self.facts if isinstance(each, Value)]
-
-
-def joined(parts: Iterable[Found]) -> Found:
-    whole = Found()
-    for each in parts:
-        facts, lines = (*whole.facts, *each.facts), (*whole.lines, *each.lines)
-        whole = Found(facts, lines, whole.commands + each.commands)
-    return whole
 
 
 def find(values: Iterable[Value], key: str) -> Value | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tomlkit
 
-from hvdenv.drafting.draft import Choice, Draft
+from hvdenv.drafting.draft import Draft
 from hvdenv.drafting.reader import OTHER_WAY
 from hvdenv.drafting.values import (
     WITHOUT,
@@ -31,7 +31,10 @@ _WIDTH = 90
 
 def write(draft: Draft, sources: Sequence[str]) -> str:
     """The draft as TOML; ``sources`` are the pages and commands that it comes from."""
-    parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
+    head = [f"Drafted by hvdenv init from {', '.join(sources)}.", "Each value names its source."]
+    for title, lines in open_points(draft).items():
+        head += ["", f"{title.capitalize()}:", *(f"  {line}" for line in lines)]
+    parts = [*map(_comment, head), "format = 1", _line("name", draft.name)]
     parts += [_line("summary", f"{draft.name}, a draft"), _line("status", "documented")]
     if draft.base:
         parts.append(f"{_line('extends', draft.base)}  # what this machine does not show")
@@ -45,36 +48,45 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
             lists.setdefault(_title(left), []).append(left)
         else:
             tables.setdefault(tuple(left.table.split(".")), []).append(left)
+    partition = find(draft.values, "job.partition")
+    if partition:
+        tables.setdefault(("partitions", str(partition.value)), [])
     for table in sorted(tables, key=_table_order):
         lines = [*_values(draft, table), *map(_comment, left_lines(tables[table]))]
-        empty = all(line.startswith("#") for line in lines)
-        parts += [*_heading(table, empty=empty), *lines]
-    partition = find(draft.values, "job.partition")
-    nodes = ("partitions", str(partition.value) if partition else "")
-    if partition and not any(each.key[:2] == nodes for each in draft.values):
-        parts += [*_heading(nodes), "# cores, gpus, memory_gb and max_time of its nodes"]
+        if table[:1] == ("partitions",) and not lines:
+            parts += ["", _heading(table), "# cores, gpus, memory_gb and max_time of its nodes"]
+        elif table:
+            parts += ["", "# " * all(each[0] == "#" for each in lines) + _heading(table), *lines]
+        else:
+            parts += lines
     for title, of_list in lists.items():
-        parts += [f"\n# {title}:", *(_comment(f"  {line}") for line in left_lines(of_list))]
+        parts += ["", f"# {title}:", *(_comment(f"  {line}") for line in left_lines(of_list))]
     return "\n".join(parts) + "\n"
 
 
-def _head(draft: Draft, sources: Sequence[str]) -> str:
-    lines = [f"Drafted by hvdenv init from {', '.join(sources)}.", "Each value names its source."]
-    if any(each.table == OTHER_WAY for each in draft.left):
-        lines.append("The page describes several ways to an environment. This is the first one.")
-    if draft.missing:
-        lines += ["", "Missing:"]
-        lines += [f"  {'.'.join(each.key)}: {each.needs}" for each in draft.missing]
-    if draft.choices:
-        lines += ["", "To choose: the sources differ. Remove the # in front of the right value."]
-        lines += [f"  {choice_text(each)}" for each in draft.choices]
-    return "\n".join(map(_comment, lines))
+def open_points(draft: Draft) -> dict[str, list[str]]:
+    """What the reader of a draft has to add and to choose, each kind with its title."""
+    points = {
+        "missing": [f"{'.'.join(key)}: {needs}" for key, needs in draft.missing],
+        "to choose, because the sources differ (remove the # in front of one)": [
+            f"{'.'.join(choice.key)}: "
+            + ", ".join(f"{_choice(each)} ({each.origin.place})" for each in choice.values)
+            for choice in draft.choices
+        ],
+    }
+    return {title: lines for title, lines in points.items() if lines}
 
 
 def _title(left: Left) -> str:
     if left.table == OTHER_WAY:
-        return "Another way of the page"
+        return "Another way of the page; the draft follows the first"
     return "Without effect on a recipe" if left.understood else "Not understood"
+
+
+def _choice(each: Value) -> str:
+    text = str(each.value)
+    without = text.startswith(WITHOUT)
+    return f"without {rendered(text[1:])}" if without else rendered(each.value)
 
 
 def _table_order(table: Key) -> tuple[int, Key]:
@@ -82,41 +94,33 @@ def _table_order(table: Key) -> tuple[int, Key]:
     return min((_TABLES.index(name) for name in names if name in _TABLES), default=99), table
 
 
-def _heading(table: Key, *, empty: bool = False) -> list[str]:
-    name = tomlkit.key(list(table)).as_string() if table else ""
-    return [f"\n{'# ' if empty else ''}[{name}]"] if table else []
+def _heading(table: Key) -> str:
+    return f"[{tomlkit.key(list(table)).as_string()}]"
 
 
 def _values(draft: Draft, table: Key) -> Iterator[str]:
     """The keys of a table, its lists, and open choices as comments."""
-    values = [each for each in draft.values if each.key[:-1] == table]
-    choices = [each for each in draft.choices if each.values[0].key[:-1] == table]
-    offered = [each for choice in choices for each in choice.values]
-    for each in values:
+    values = [(each, "") for each in draft.values if each.key[:-1] == table]
+    values += [
+        (each, choice.key[-1])
+        for choice in draft.choices
+        for each in choice.values
+        if each.key[:-1] == table
+    ]
+    for each, choice in values:
         if not each.item:
-            yield _value_line(_line(each.key[-1], each.value), each)
-    for key in dict.fromkeys(each.key for each in [*values, *offered] if each.item):
-        of_key = [choice for choice in choices if choice.values[0].key == key]
-        yield from _list([each for each in values if each.key == key], key[-1], of_key)
-    for each in offered:
-        if not each.item:
-            yield _value_line(f"# {_line(each.key[-1], each.value)}", each)
-
-
-def _list(items: Sequence[Value], name: str, choices: Sequence[Choice]) -> Iterator[str]:
-    opening = f"{tomlkit.key([name]).as_string()} = ["
-    if len(items) == 1 and not choices:
-        yield _value_line(f"{opening}{rendered(items[0].value)}]", items[0])
-        return
-    yield opening
-    for each in items:
-        yield _value_line(f"    {rendered(each.value)},", each)
-    for choice in choices:
-        for each in choice.values:
-            value = str(each.value)
-            label = "without it" if value.startswith(WITHOUT) else choice.key[-1]
-            yield _value_line(f"    # {rendered(value.removeprefix(WITHOUT))},", each, f"{label}: ")
-    yield "]"
+            yield _value_line("# " * bool(choice) + _line(each.key[-1], each.value), each)
+    for name in dict.fromkeys(each.key[-1] for each, _ in values if each.item):
+        yield f"{tomlkit.key([name]).as_string()} = ["
+        for each, choice in values:
+            if each.item and each.key[-1] == name:
+                text = str(each.value).removeprefix(WITHOUT)
+                label = "without it" if text != str(each.value) else choice
+                text = rendered(each.value if text == str(each.value) else text)
+                yield _value_line(
+                    f"    {'# ' * bool(choice)}{text},", each, f"{label}: " * bool(label)
+                )
+        yield "]"
 
 
 def _value_line(text: str, each: Value, label: str = "") -> str:
@@ -133,27 +137,12 @@ def _line(key: str, value: Scalar) -> str:
 
 def rendered(value: Scalar) -> str:
     """A value as TOML writes it, on one line."""
-    if isinstance(value, dict):
-        table = tomlkit.inline_table()
-        table.update(value)
-        return table.as_string()
     return tomlkit.item(value).as_string()
 
 
 def _comment(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
     return f"# {' ' * indent}{shown_whole(text)}".rstrip()
-
-
-def choice_text(choice: Choice) -> str:
-    values = ", ".join(f"{_value_text(each.value)} ({each.origin.place})" for each in choice.values)
-    return f"{'.'.join(choice.key)}: {values}"
-
-
-def _value_text(value: Scalar) -> str:
-    if isinstance(value, str) and value.startswith(WITHOUT):
-        return f"without {rendered(value.removeprefix(WITHOUT))}"
-    return rendered(value)
 
 
 def left_lines(left: Iterable[Left]) -> Iterator[str]:

@@ -42,12 +42,13 @@ def test_a_page_and_the_cluster(
     monkeypatch.chdir(tmp_path)
     Path("horovod.txt").write_text(PAGE)
     hvdenv = Cli(home, site.environ)
-    told = hvdenv(
-        "init", "heath", "--from", "horovod.txt", "--here", "--set", "python.version=>=3.10"
-    )
+    told = hvdenv("init", "heath", "--from", "horovod.txt", "--here")
     assert "looking at modules" in told.stderr
     # The choice of a Python is left to the user, and nothing else.
-    assert "modules.load.Python" in told.stdout and "missing:" not in told.stdout
+    assert "modules.load.Python" in told.stdout
+    assert "missing:\n  python.version: " in told.stdout and "\nto choose" in told.stdout
+    with Path("heath.toml").open("a") as file:
+        file.write('\n[python]\nversion = ">=3.10"\n')
     recipe = load_recipe("./heath.toml").recipe
     nodes = recipe.partitions["amd_a100nv_8"]
     assert (nodes.nodes, nodes.cores, nodes.gpus) == (2, 4, 4)

@@ -9,7 +9,7 @@ _shtab_hvdenv_wheels_subparsers=(list prune publish)
 _shtab_hvdenv_envs_subparsers=(rollback remove prune)
 _shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels export diff recipes show plan envs module container completion)
 
-_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --set -o --to --json)
+_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here -o --to --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline)
 _shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --fetched --offline --rebuild --take-over --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --image --no-image --quick --bench --bench-time --junit --html --report --steps --program-only --framework --controller --operation)

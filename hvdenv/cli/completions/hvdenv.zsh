@@ -237,7 +237,6 @@ _shtab_hvdenv_init_options=(
   "*--from[page to read\: Markdown, HTML, reStructuredText or plain text, a job script, environment.yml, requirements.txt or a Dockerfile\; may be repeated]:FILE:"
   "--lines[read only these lines of the page\; several\: A-B,C-D]:A-B:"
   "--here[look at this machine and its modules]"
-  "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
   {-o,--to}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
   "--json[print the result as JSON, and nothing else, on standard output]"
   ":name of the recipe:"
