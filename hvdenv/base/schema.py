@@ -39,6 +39,7 @@ class Problem(Exception):
 
     Attributes:
         all: every problem of the document, this one first; at most MOST_PROBLEMS.
+        rest: the document without what is wrong: with defaults, or something of the right type.
     """
 
     def __init__(self, path: KeyPath, message: str) -> None:
@@ -46,6 +47,7 @@ class Problem(Exception):
         self.path = path
         self.message = message
         self.all: tuple[Problem, ...] = (self,)
+        self.rest: Any = None
 
 
 def dotted(path: KeyPath) -> str:
@@ -75,8 +77,8 @@ def fill(value: T, words: Mapping[str, str]) -> T:
     return typing.cast(T, found)
 
 
-# Makes another text of one with some pattern, at a path.
-Rewriter = Callable[[str, KeyPath], str]
+# Makes another text of one with a pattern, at a path.
+Rewriter = Callable[[Pattern, str, KeyPath], str]
 
 
 def decode(
@@ -85,8 +87,7 @@ def decode(
     path: KeyPath = (),
     *,
     lenient: bool = False,
-    rewriters: Mapping[Pattern, Rewriter] | None = None,
-    rewritten: bool = False,
+    rewrite: Rewriter | None = None,
 ) -> T:
     """Turn a parsed document into typed data.
 
@@ -95,24 +96,23 @@ def decode(
         value: what a TOML or JSON parser returned.
         lenient: for files that hvdenv writes, perhaps a later version: unknown keys are
             ignored, and texts may have several lines and other control characters.
-        rewriters: by the pattern of texts, what to put in their place.
-        rewritten: rewriters have changed texts, which need not fit their patterns any more.
+        rewrite: what to put in the place of texts with patterns, which they need not fit.
 
     Raises:
         Problem: the value does not fit, with all that is wrong; unknown keys name the nearest
             known one.
     """
-    decoder = _Decoder(lenient=lenient, rewriters=rewriters, rewritten=rewritten)
+    decoder = _Decoder(lenient=lenient, rewrite=rewrite)
     return typing.cast(T, decoder.document(kind, value, path))
 
 
-def check_part(kind: Any, value: object) -> None:
-    """Check a table whose required keys may be missing, such as a variant.
+def check_part(kind: Any, value: object, path: KeyPath = ()) -> None:
+    """Check tables whose required keys may be missing, such as variants.
 
     Raises:
         Problem: keys are unknown, or their values do not fit.
     """
-    _Decoder(whole=False).document(kind, value, ())
+    _Decoder(whole=False).document(kind, value, path)
 
 
 class _TooMany(Exception):
@@ -127,13 +127,11 @@ class _Decoder:
         *,
         whole: bool = True,
         lenient: bool = False,
-        rewriters: Mapping[Pattern, Rewriter] | None = None,
-        rewritten: bool = False,
+        rewrite: Rewriter | None = None,
     ) -> None:
         self.whole = whole
         self.lenient = lenient
-        self.rewritten = rewritten
-        self.rewriters = rewriters or {}
+        self.rewrite = rewrite
         self.named: set[KeyPath] = set()  # values under names that users choose
         self.problems: list[Problem] = []
 
@@ -143,7 +141,7 @@ class _Decoder:
             found = self.read(kind, value, path)
         if self.problems:
             first = self.problems[0]
-            first.all = tuple(self.problems)
+            first.all, first.rest = tuple(self.problems), found
             raise first
         return found
 
@@ -164,16 +162,17 @@ class _Decoder:
         if origin in (typing.Union, types.UnionType):
             return self.union(arguments, value, path)
         if origin in (tuple, list):
-            return origin(self.items(arguments[0], value, path))
+            return self.items(origin, arguments[0], value, path)
         if origin is dict:
             table = self.expect(dict, value, path) or {}
             self.named |= {(*path, key) for key in table}
-            return {
-                self.read(arguments[0], key, (*path, key)): self.read(
-                    arguments[1], each, (*path, key)
-                )
+            read, before = self.read, len(self.problems)
+            pairs = [
+                (read(arguments[0], key, (*path, key)), read(arguments[1], each, (*path, key)))
                 for key, each in table.items()
-            }
+            ]
+            good = len(self.problems) == before
+            return dict(pair for pair in pairs if good or None not in pair)
         if hasattr(kind, "_fields"):
             return self.record(kind, value, path)
         if kind is float:
@@ -183,9 +182,10 @@ class _Decoder:
     def choice(self, choices: tuple[object, ...], value: object, path: KeyPath) -> object:
         # By type as well: to Python, true and 1.0 are equal to 1.
         if not any(value == each and type(value) is type(each) for each in choices):
-            hint = nearest(str(value), map(str, choices))
+            hint = nearest(value, map(str, choices)) if isinstance(value, str) else ""
             listed = ", ".join(f'"{choice}"' for choice in choices)
-            self.refuse(path, f"expected one of {listed}, found {_shown(value)}{hint}")
+            self.refuse(path, f"expected one of {listed}, found {brief(value)}{hint}")
+            return None
         return value
 
     def union(self, kinds: tuple[Any, ...], value: object, path: KeyPath) -> object:
@@ -198,19 +198,19 @@ class _Decoder:
             others = strings if wants_string else [k for k in others if k not in strings]
         return self.read(others[0], value, path)
 
-    def items(self, kind: Any, value: object, path: KeyPath) -> tuple[object, ...]:
+    def items(self, origin: Any, kind: Any, value: object, path: KeyPath) -> Any:
         """A list replaces the one of the layer below, so its tables are always whole."""
-        before, self.whole = self.whole, True
+        before, self.whole = (self.whole, len(self.problems)), True
         values = self.expect(list, value, path) or ()
-        found = tuple(self.read(kind, each, (*path, index)) for index, each in enumerate(values))
-        self.whole = before
-        return found
+        found = origin(self.read(kind, each, (*path, index)) for index, each in enumerate(values))
+        self.whole, problems = before
+        return found if len(self.problems) == problems else None
 
     def record(self, kind: Any, value: object, path: KeyPath) -> object:
         table = self.expect(dict, value, path)
         if table is None:
             return None
-        known, hints = fields(kind), ""
+        known, hints = fields(kind) if self.whole else in_files(kind), ""
         found = {}
         for key, each in table.items():
             if key in known:
@@ -227,17 +227,19 @@ class _Decoder:
                 continue
             before = len(self.problems)
             if hasattr(known[key], "_fields"):  # a table: its keys say more
-                self.read(known[key], {}, (*path, key))
+                found[key] = self.read(known[key], {}, (*path, key))
             if len(self.problems) == before:
                 self.refuse((*path, key), "this key is required and missing")
-        return kind(**found) if self.whole and not self.problems else None
+        if not self.whole or not self.problems:
+            return kind(**found) if self.whole else None
+        return _blank(kind)._replace(**{k: v for k, v in found.items() if v is not None})
 
     def expect(self, kind: type, value: object, path: KeyPath) -> Any:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
             if isinstance(value, dict) and len(value) == 1:
                 hint = self.with_a_dot(path, *value)
-            self.refuse(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
+            self.refuse(path, f"expected {_NAMES[kind]}, found {brief(value)}{hint}")
             return None
         if isinstance(value, int) and abs(value) >= 1 << 63:
             self.refuse(path, "this number is too large: the limit is 2^63")
@@ -254,7 +256,7 @@ class _Decoder:
         """No string may hold control characters: a newline can add a batch directive."""
         found: str | None = self.expect(str, value, path)
         if found and not self.lenient and _CONTROL.search(found):
-            self.refuse(path, f"control characters are not allowed, found {_shown(value)}")
+            self.refuse(path, f"control characters are not allowed, found {brief(value)}")
             return None
         return found
 
@@ -263,22 +265,41 @@ class _Decoder:
         whole = isinstance(value, int) and not isinstance(value, bool)
         number = self.expect(int if whole else float, value, path)
         if number is not None and not self.lenient and not math.isfinite(number):
-            self.refuse(path, f"expected a number, found {_shown(value)}")
+            self.refuse(path, f"expected a number, found {brief(value)}")
         return None if number is None else float(number)
 
     def matching(self, value: object, pattern: Pattern, path: KeyPath) -> object:
         if value is None:
             return None
-        if not self.rewritten and not re.fullmatch(pattern.regex, str(value)):
-            self.refuse(path, f"expected {pattern.meaning}, found {_shown(value)}")
-        elif pattern in self.rewriters:
-            return self.rewriters[pattern](str(value), path)
+        if self.rewrite:
+            return self.rewrite(pattern, str(value), path)
+        if not re.fullmatch(pattern.regex, str(value)):
+            self.refuse(path, f"expected {pattern.meaning}, found {brief(value)}")
+            return None
         return value
 
 
 @cache
 def fields(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
+
+
+def in_files(kind: Any) -> Mapping[str, Any]:
+    """Fields, and keys of a part of a document that merging it removes."""
+    return {**fields(kind), **getattr(kind, "only_in_files", dict)()}
+
+
+def _blank(kind: Any) -> Any:
+    """Something of a type, in place of what is wrong or missing."""
+    arguments = typing.get_args(kind)
+    if hasattr(kind, "_fields"):
+        known, defaults = fields(kind), kind._field_defaults
+        return kind(**{key: _blank(known[key]) for key in known if key not in defaults})
+    if typing.get_origin(kind) is typing.Literal:
+        return arguments[0]
+    if typing.get_origin(kind) in (tuple, list, dict):
+        return typing.get_origin(kind)()
+    return _blank(arguments[0]) if arguments else kind()
 
 
 def _is_string(kind: Any) -> bool:
@@ -301,7 +322,8 @@ _NAMES: dict[type, str] = {
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def _shown(value: object) -> str:
+def brief(value: object) -> str:
+    """A value for a message."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -337,8 +359,12 @@ def encode(value: object) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def json_schema(kind: Any) -> Table:
-    """The JSON Schema (2020-12) of a type, for editors and other programs."""
+def json_schema(kind: Any, *, whole: bool = True) -> Table:
+    """The JSON Schema (2020-12) of a type, for editors and other programs.
+
+    Args:
+        whole: otherwise as for check_part().
+    """
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Annotated:
@@ -351,18 +377,21 @@ def json_schema(kind: Any) -> Table:
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
-        kinds = [json_schema(each) for each in arguments if each is not type(None)]
+        given = (each for each in arguments if each is not type(None))
+        kinds = [json_schema(each, whole=whole) for each in given]
         return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     if origin is tuple:
         return {"type": "array", "items": json_schema(arguments[0])}
     if origin is dict:
-        return {"type": "object", "additionalProperties": json_schema(arguments[1])}
+        values = json_schema(arguments[1], whole=whole)
+        return {"type": "object", "additionalProperties": values}
     if hasattr(kind, "_fields"):
+        known = fields(kind) if whole else in_files(kind)
         required = [name for name in kind._fields if name not in kind._field_defaults]
         return {
             "type": "object",
-            "properties": {name: json_schema(each) for name, each in fields(kind).items()},
-            "required": required,
+            "properties": {name: json_schema(each, whole=whole) for name, each in known.items()},
+            **({"required": required} if whole else {}),
             "additionalProperties": False,
         }
     return {
@@ -377,15 +406,8 @@ def parse_toml(text: str) -> Table:
     """Parse TOML.
 
     Raises:
-        ValueError: the text is not TOML, is nested too deeply, or has a number of more than 64
-            bits; the message names the line.
+        ValueError: the text is not TOML, or is nested too deeply; the message names the line.
     """
-    document = _parsed(text)
-    _refuse_long_numbers(document, text)
-    return document
-
-
-def _parsed(text: str) -> Table:
     import tomli  # light commands parse no TOML
 
     try:
@@ -393,19 +415,6 @@ def _parsed(text: str) -> Table:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document
-
-
-def _refuse_long_numbers(document: Table, text: str) -> None:
-    """TOML has 64 bits for an integer, and Python refuses to print one with thousands of digits."""
-    waiting: list[tuple[KeyPath, Any]] = [((), document)]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, int) and value.bit_length() > 63:
-            line = line_of(text, path)
-            raise ValueError(f"{dotted(path)} has a number of more than 64 bits (at line {line})")
-        if isinstance(value, dict | list):
-            below = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += (((*path, key), each) for key, each in below)
 
 
 def line_of(text: str, path: KeyPath) -> int:
@@ -469,7 +478,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 def _keys(statement: str) -> KeyPath:
     """The keys of a statement, down to its value; none of a comment."""
     keys: list[str] = []
-    value: object = _parsed(statement)
+    value: object = parse_toml(statement)
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
         keys.append(key)

@@ -60,26 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
 def recipe_schema() -> dict[str, object]:
     """The JSON Schema of recipe files: values may come from the default layer or a variant."""
 
-    def relax(schema: Any) -> Any:
-        """Without what is required, except in the tables of a list: those are replaced whole."""
-        if not isinstance(schema, dict) or schema.get("type") == "array":
-            return schema
-        relaxed = {key: value for key, value in schema.items() if key != "required"}
-        if "properties" in relaxed:
-            relaxed["properties"] = {n: relax(each) for n, each in relaxed["properties"].items()}
-        if "additionalProperties" in relaxed:
-            relaxed["additionalProperties"] = relax(relaxed["additionalProperties"])
-        return relaxed
-
-    schema, variant = relax(json_schema(Recipe)), relax(json_schema(Recipe))
-    variant["properties"]["without"] = {"type": "array", "items": {"type": "string"}}
-    schema["properties"]["variants"] = {"type": "object", "additionalProperties": variant}
-    schema["properties"]["extends"] = {"type": "string"}
-    schema["properties"]["without"] = variant["properties"]["without"]
+    variant = json_schema(Recipe, whole=False)
+    own = {
+        "variants": {"type": "object", "additionalProperties": variant},
+        "extends": {"type": "string"},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hvdenv recipe",
-        **schema,
+        **variant,
+        "properties": {**variant["properties"], **own},
         "required": ["format", "name", "summary", "status"],
     }
 

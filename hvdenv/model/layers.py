@@ -87,8 +87,16 @@ def load_recipe(
         else Layer("recipe", str(path), text, parse_toml(text))
     )
     bases = with_bases(top, folders)
-    offered = {variant: each for each in bases for variant in variants_of(each.values)}
-    lowest = [read_layer("default", DEFAULTS), *map(_without_variants, bases)]
+    offered = {
+        variant: each.part(variant)
+        for each in bases
+        for variant in variants_of(each.values)
+        if isinstance(each.values["variants"][variant], dict)
+    }
+    lowest = [read_layer("default", DEFAULTS), *(each.part() for each in bases)]
+    errors = [error for each in bases for error in _errors_of_parts(each)]
+    if set(variants) - offered.keys():
+        _refuse(errors)
     own = {each: _chosen(bases[-1], offered, each) for each in sorted(set(variants))}
     layers = [
         *lowest,
@@ -97,7 +105,10 @@ def load_recipe(
         *(Layer("command line", "", "", learnt(assigned(text))) for text in overrides),
     ]
     _refuse_clashes(own.values())
-    recipe, setters = _decoded(layers, bases)
+    merged, setters = _merged(layers)
+    recipe, wrong = decode_whole(merged)
+    _refuse([*errors, *((_setter(each.path, setters) or top).explain(each) for each in wrong)])
+    assert recipe
     foreign = {
         layer.file: layer.content
         for layer in layers
@@ -124,75 +135,28 @@ def _gpus_per_node(recipe: Recipe) -> int | None:
     return min(job.ranks_per_node, partition.gpus)
 
 
-def _decoded(layers: Sequence[Layer], bases: Sequence[Layer]) -> tuple[Recipe, dict[str, Layer]]:
-    """The recipe of merged layers, and the layer that sets each key.
-
-    Raises:
-        RecipeError: names everything that is wrong in them, and in the variants of the bases.
-    """
-    errors = [error for each in bases for error in _errors_of_variants(each)]
-    merged, setters = _merged(layers)
-    recipe, wrong = decode_whole(merged)
-    errors += [(_setter(each.path, setters) or bases[-1]).explain(each) for each in wrong]
-    _refuse(errors)
-    assert recipe
-    return recipe, setters
-
-
 def decode_whole(merged: Table) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe of merged layers, and all that is wrong with it."""
+    """The recipe of merged layers, and all that is wrong with it.
+
+    What its values show together is judged without those that are wrong.
+    """
     try:
         recipe = decode(Recipe, merged)
     except Problem as problem:
-        return None, [*problem.all, *_further(merged, problem.all)]
+        return None, [*problem.all, *_further(merged, problem)]
     return recipe, list(problems(recipe))
 
 
-def _further(merged: Table, found: Iterable[Problem]) -> list[Problem]:
-    """What is wrong with the recipe as a whole, if it can be read without the values found wrong."""
-    wrong = [each.path for each in found]
-    rest = _without(merged, wrong)
-    try:
-        recipe = decode(Recipe, _with_stand_ins(rest))
-    except Problem:
-        return []
-    kept = {path for path, _ in leaves(rest)}
+def _further(merged: Table, found: Problem) -> Iterator[Problem]:
+    """What is wrong with the recipe as a whole, apart from the values found wrong."""
+    wrong = [each.path for each in found.all]
+    kept = {path for path, _ in leaves(merged)}
     # A key that seems to be missing may be the one that is misspelt.
-    near = {each.path[:-1] for each in found if each.message.startswith("unknown key")}
-    return [
-        each
-        for each in problems(recipe)
-        if not any(path[: len(each.path)] == each.path for path in wrong)
-        and (each.path in kept or each.path[:-1] not in near)
-    ]
-
-
-# Of what is required, so that the rest can be read.
-_STAND_INS: Table = {
-    "name": "x",
-    "summary": "",
-    "status": "documented",
-    "python": {"version": "==3.10.*"},
-    "horovod": {"version": "1.0", "frameworks": [], "controllers": []},
-}
-
-
-def _with_stand_ins(rest: Table) -> Table:
-    tables = {name: {**_STAND_INS[name], **rest.get(name, {})} for name in ("python", "horovod")}
-    versions = {name: {"version": "1.0", **of} for name, of in rest.get("frameworks", {}).items()}
-    return {**_STAND_INS, **rest, **tables, "frameworks": versions}
-
-
-def _without(value: Any, paths: Sequence[KeyPath]) -> Any:
-    """The tables without the values at some paths; an item of a list takes the list with it."""
-    if not isinstance(value, dict):
-        return value
-    gone = {path[0] for path in paths if len(path) == 1 or isinstance(path[1], int)}
-    return {
-        key: _without(each, [path[1:] for path in paths if path[0] == key])
-        for key, each in value.items()
-        if key not in gone
-    }
+    near = {each.path[:-1] for each in found.all if each.message.startswith("unknown key")}
+    for each in problems(found.rest) if found.rest else ():
+        known = any(path[: len(each.path)] == each.path for path in wrong)
+        if not known and (each.path in kept or each.path[:-1] not in near):
+            yield each
 
 
 def _refuse(errors: Sequence[RecipeError]) -> None:
@@ -255,9 +219,8 @@ def _remove(into: Table, key: str, layer: Layer, setters: dict[str, Layer]) -> N
     for parent in parents:
         table = table.get(parent) if isinstance(table, dict) else None
     if not isinstance(table, dict) or last not in table:
-        whole = layer._replace(prefix=())
         above = "variant" if layer.prefix else "recipe"
-        raise whole.error(f'no layer below this {above} sets "{key}"', (*layer.prefix, "without"))
+        raise layer.error(f'no layer below this {above} sets "{key}"', ("without",))
     del table[last]
     _forget(key, setters)
 
@@ -319,64 +282,21 @@ def _table(values: Table, key: str) -> Table:
 def _chosen(recipe: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
     """A variant that the user chose."""
     if variant in offered:
-        try:
-            return _variant(offered[variant], variant)
-        except Problem as problem:
-            raise offered[variant].explain(problem) from problem
+        return offered[variant]
     raise UsageError(
         f'recipe "{recipe.values.get("name")}" has no variant "{variant}"{nearest(variant, offered)}',
         remedy=f"its variants are: {', '.join(sorted(offered)) or 'none'}",
     )
 
 
-def _without_variants(recipe: Layer) -> Layer:
-    """The layer of a recipe itself."""
-    try:
-        without = decode(tuple[str, ...], recipe.values.get("without", []), ("without",))
-    except Problem as problem:
-        raise recipe.explain(problem) from problem
-    return recipe.but("variants", "extends", "without")._replace(without=without)
-
-
-def _variant(recipe: Layer, variant: str) -> Layer:
-    """The layer of a variant.
-
-    Raises:
-        Problem: it is not one; its path is that in the file of the recipe.
-    """
-    path = ("variants", variant)
-    decode(Name, variant, path)
-    values = dict(decode(dict[str, Any], recipe.values["variants"][variant], path))
-    without = decode(tuple[str, ...], values.pop("without", []), (*path, "without"))
-    return recipe._replace(name=f"variant {variant}", values=values, prefix=path, without=without)
-
-
-def _errors_of_variants(recipe: Layer) -> Iterator[RecipeError]:
-    """Wrong types and names of keys in all variants, chosen or not."""
-    variants = recipe.values.get("variants", {})
-    if not isinstance(variants, dict):
-        yield recipe.error(
-            f"expected a table for each variant, found {variants!r}",
-            ("variants",),
-            remedy="write each variant as a table: [variants.NAME]",
-        )
-        return
-    for variant in variants:
-        layer = recipe
+def _errors_of_parts(recipe: Layer) -> Iterator[RecipeError]:
+    """Wrong types and names of keys in all variants of a file, chosen or not, and in `without`."""
+    kinds = {"without": tuple[str, ...], "variants": dict[Name, Recipe]}
+    for key in kinds.keys() & recipe.values.keys():
         try:
-            layer = _variant(recipe, variant)
-            check_part(Recipe, layer.values)
+            check_part(kinds[key], recipe.values[key], (key,))
         except Problem as problem:
-            yield from (_error_of_variant(each, layer, variant) for each in problem.all)
-
-
-def _error_of_variant(problem: Problem, layer: Layer, variant: str) -> RecipeError:
-    """A problem of a variant; a table that no recipe has may be the rest of its name."""
-    key = str(problem.path[0])
-    if len(problem.path) > 1 or key in Recipe._fields or not _table(layer.values, key):
-        return layer.explain(problem)
-    hint = f'; a name with a dot needs quotes: variants."{variant}.{key}"'
-    return layer.error(problem.message.partition(";")[0] + hint, problem.path)
+            yield from map(recipe.explain, problem.all)
 
 
 def _refuse_clashes(variants: Iterable[Layer]) -> None:

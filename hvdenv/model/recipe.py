@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import unquote
 
 from hvdenv.base.schema import KeyPath, Pattern, decode, dotted, encode
@@ -352,6 +352,11 @@ class Recipe(NamedTuple):
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[Note, ...] = ()
 
+    @staticmethod
+    def only_in_files() -> dict[str, Any]:
+        """Of recipes and variants, the keys of the layers below to remove first."""
+        return {"without": tuple[str, ...]}
+
     @property
     def dialects(self) -> dict[str, Dialect]:
         """The batch systems that hvdenv has, and those of this recipe."""
@@ -384,13 +389,15 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
 
-    def note(text: str, path: KeyPath) -> str:
-        found.append((dotted(path).partition("[")[0], text))
+    kinds = (Folder, ModuleFolder, Links, Url, GitUrl, Channel)
+    patterns = [get_args(kind)[1] for kind in kinds]
+
+    def note(pattern: Pattern, text: str, path: KeyPath) -> str:
+        if pattern in patterns:
+            found.append((dotted(path).partition("[")[0], text))
         return text
 
-    kinds = (Folder, ModuleFolder, Links, Url, GitUrl, Channel)
-    rewriters = {get_args(kind)[1]: note for kind in kinds}
-    decode(Recipe, encode(recipe), rewriters=rewriters, rewritten=True)
+    decode(Recipe, encode(recipe), rewrite=note)
     for key, text in found:
         path = text if text[0] in "/$" else _local(text)
         if path and not key.startswith(_NOT_EXECUTED):

@@ -12,7 +12,16 @@ from hvdenv import PACKAGE
 from hvdenv.base.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.base.masking import learn
 from hvdenv.base.reading import RECIPE, SITE, Content, read_file
-from hvdenv.base.schema import KeyPath, Problem, Table, closest, dotted, line_of, parse_toml
+from hvdenv.base.schema import (
+    KeyPath,
+    Problem,
+    Table,
+    brief,
+    closest,
+    dotted,
+    line_of,
+    parse_toml,
+)
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1
@@ -41,9 +50,23 @@ class Layer(NamedTuple):
         """The layer without some keys, which are not part of the merged recipe."""
         return self._replace(values={k: v for k, v in self.values.items() if k not in keys})
 
+    def part(self, variant: str = "") -> Layer:
+        """What a recipe sets itself, or one of its variants sets."""
+        values = self.values["variants"][variant] if variant else self.values
+        listed = values.get("without")
+        return self._replace(
+            name=f"variant {variant}" if variant else self.name,
+            values=values,
+            prefix=("variants", variant) if variant else (),
+            without=tuple(each for each in listed if isinstance(each, str))
+            if isinstance(listed, list)
+            else (),
+        ).but("variants", "extends", "without")
+
     def where(self, path: KeyPath) -> str:
         """File, line and key of a value."""
-        line = f"{self.file}:{line_of(self.text, (*self.prefix, *path))}" if self.file else "--set"
+        path = (*self.prefix, *path)
+        line = f"{self.file}:{line_of(self.text, path)}" if self.file else "--set"
         return f"{line}: {dotted(path)}"
 
     def error(self, message: str, path: KeyPath, remedy: str = "") -> RecipeError:
@@ -110,7 +133,7 @@ def folder_problems(folders: Iterable[str]) -> list[str]:
     return [f"recipe_folders of the site file: {folder} is not a directory" for folder in gone]
 
 
-def variants_of(document: dict[str, object]) -> list[str]:
+def variants_of(document: Table) -> list[str]:
     variants = document.get("variants")
     return sorted(variants) if isinstance(variants, dict) else []
 
@@ -180,17 +203,12 @@ def with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
     """
     found = [layer]
     while base := _base(found[0], folders):
-        if any(os.path.realpath(base.file) == os.path.realpath(each.file) for each in found):
-            raise found[0].error(
-                f"{found[0].values['extends']} extends this recipe, too: that is a cycle",
-                _EXTENDS,
-                remedy="remove `extends` here or there",
-            )
         if len(found) > _MOST_BASES:
             raise found[0].error(
                 f"more than {_MOST_BASES} recipes extend one another",
                 _EXTENDS,
-                remedy="copy the keys of some of them into this recipe",
+                remedy="remove `extends` where a recipe extends itself, or copy keys of some recipes"
+                " into others",
             )
         found.insert(0, base)
     return found
@@ -205,7 +223,7 @@ def _base(layer: Layer, folders: Sequence[str]) -> Layer | None:
     if stated != FORMAT:
         raise layer.error(
             f"this hvdenv supports recipe format {FORMAT}, and the file "
-            + ("states none" if stated is None else f"has {stated!r}"),
+            + ("states none" if stated is None else f"has {brief(stated)}"),
             ("format",),
             remedy=f"write `format = {FORMAT}` at its top, or use the version of hvdenv that the"
             " recipe was written for",
@@ -214,7 +232,7 @@ def _base(layer: Layer, folders: Sequence[str]) -> Layer | None:
         return None
     if not isinstance(name, str):
         raise layer.error(
-            f"expected the name or path of a recipe, found {name!r}",
+            f"expected the name or path of a recipe, found {brief(name)}",
             _EXTENDS,
             remedy='write a text, such as extends = "local"; `hvdenv recipes` lists names',
         )

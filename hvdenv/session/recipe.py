@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar, get_args
 from hvdenv.base.errors import UsageError
 from hvdenv.base.places import environment_name, find_places, login_name
 from hvdenv.base.runner import Runner, environment
-from hvdenv.base.schema import KeyPath, decode, dotted, encode
+from hvdenv.base.schema import KeyPath, Pattern, decode, dotted, encode
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.model.cluster import FileName, Folder, SiteKeys, Wheels, Workspace
@@ -54,18 +54,17 @@ def expand(kind: type[T], value: T, user: User, above: KeyPath = ()) -> tuple[T,
         UsageError: a variable is not set, or is not a directory; the message names the key.
     """
     written: dict[str, str] = {}
+    folder, file = get_args(Folder)[1], get_args(FileName)[1]
 
-    def folder(text: str, path: KeyPath) -> str:
-        if found := _VARIABLE.match(text):
+    def filled(pattern: Pattern, text: str, path: KeyPath) -> str:
+        if pattern == folder and (found := _VARIABLE.match(text)):
             written[dotted(path)] = text
             text = _variable_value(found[1], dotted(path), user) + text[found.end() :]
-        return named(text, path)
+        if pattern in (folder, file) and "{user}" in text:
+            text = text.replace("{user}", _user_name(dotted(path), user))
+        return text
 
-    def named(text: str, path: KeyPath) -> str:
-        return text.replace("{user}", _user_name(dotted(path), user)) if "{user}" in text else text
-
-    rewriters = {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}
-    return decode(kind, encode(value), above, rewriters=rewriters), written
+    return decode(kind, encode(value), above, rewrite=filled), written
 
 
 def _user_name(key: str, user: User) -> str:

@@ -181,16 +181,7 @@ def test_variants_that_change_only_jobs_share_the_environment(
     assert name("older", overrides=["horovod.version='0.27.0'"]) == "layers+older"
 
 
-def _without_required(schema: Any) -> Any:
-    """The JSON Schema of a part of a recipe."""
-    if isinstance(schema, list):
-        return [_without_required(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {key: _without_required(each) for key, each in schema.items() if key != "required"}
-
-
-PART = _without_required(json_schema(Recipe))
+PART = json_schema(Recipe, whole=False)
 
 
 def _keys(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -408,22 +399,17 @@ def test_what_is_not_there_cannot_be_done_without(
 
 @pytest.mark.parametrize(
     ("base", "said"),
-    [("child", "./child.toml extends this"), ("none", r"\S+none.toml: cannot read")],
+    [
+        ("child", r"(layers|child).toml:\d: extends: more than 20 recipes extend one another"),
+        ("none", r"layers.toml:2: extends: \S+none.toml: cannot read"),
+    ],
 )
 def test_a_base_that_is_refused_is_named_where_it_is_extended(
     child: Path, base: str, said: str
 ) -> None:
     child.with_name("layers.toml").write_text(f'format = 1\nextends = "./{base}.toml"\n')
-    with pytest.raises(RecipeError, match=rf"layers.toml:2: extends: {said}"):
+    with pytest.raises(RecipeError, match=said):
         load_recipe(str(child))
-
-
-def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:
-    for number in range(500):
-        text = f'format = 1\nname = "x"\nextends = "./{number + 1}.toml"\n'
-        (tmp_path / f"{number}.toml").write_text(text)
-    with pytest.raises(RecipeError, match="more than 20 recipes extend one another"):
-        load_recipe(str(tmp_path / "0.toml"))
 
 
 def test_a_site_file_names_folders_with_recipes(path: Path, tmp_path: Path, hvdenv: Hvdenv) -> None:

@@ -310,11 +310,11 @@ EXPECTED = """\
 5: colour: unknown key; known are
 8: python.versoin: unknown key; did you mean "version"?
 11: horovod.frameworks[0]: expected one of "tensorflow", "torch", found 'torchh'; did you mean "torch"?
-14: python.verzion: unknown key; did you mean "version"?
-15: horovod.gpu: expected a table, found 3
+14: variants.a.python.verzion: unknown key; did you mean "version"?
+15: variants.a.horovod.gpu: expected a table, found 3
 17: variants.B: expected a name of a-z, 0-9, _ and -, found 'B'
 20: variants.c.without: expected a list, found 3
-22: variants: unknown key"""
+22: variants.d.variants: unknown key"""
 
 
 WRONG_AS_A_WHOLE = """\
