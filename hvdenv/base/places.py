@@ -61,9 +61,6 @@ class Places(NamedTuple):
         """One small file for each environment, wherever its prefix is."""
         return self.home / "registry"
 
-    def prefix(self, recipe: str, variants: Iterable[str]) -> Path:
-        return self.envs / environment_name(recipe, variants)
-
 
 def find_places() -> Places:
     """HVDENV_HOME, or the user's XDG data directory if that is not set."""
@@ -241,20 +238,11 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | N
         OSError: one cannot be looked at, or there are too many links.
     """
 
-    def parts(path: str) -> list[str]:
-        """The last one first."""
-        names = [name for name in path.split("/") if name]
-        return [*reversed(names), *(["/"] if path.startswith("/") else [])]
-
-    named = os.fspath(path)
-    left = parts(named if os.path.isabs(named) else os.path.join(os.getcwd(), named))
+    left = [*reversed(Path(path).absolute().parts)]
     at, links = "/", 0
     while left:
         name = left.pop()
-        if name == "." and left:
-            continue
-        # A link to "." can be the last one: the way ends at its directory.
-        here = {".": at, "..": os.path.dirname(at)}.get(name) or os.path.join(at, name)
+        here = {".": at, "..": os.path.dirname(at), "//": "/"}.get(name) or os.path.join(at, name)
         try:
             status: os.stat_result | None = os.lstat(here)
         except (FileNotFoundError, NotADirectoryError):
@@ -266,7 +254,8 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | N
         links += 1
         if links > _MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-        left += parts(os.readlink(here))
+        # A link to "." can be the last one: the way ends at its directory.
+        left += reversed(Path(os.readlink(here)).parts or (".",))
 
 
 def _is_suspect(link: str, status: os.stat_result, *, strict: bool) -> bool:

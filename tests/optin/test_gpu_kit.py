@@ -25,7 +25,7 @@ def test_the_kit_runs_without_a_network(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "gpukit/make.py", str(archive)], check=True, cwd=ROOT)
     assert archive.stat().st_size < 50_000_000
     subprocess.run(["tar", "xf", str(archive)], check=True, cwd=tmp_path)
-    python = find_places().prefix("local-cuda", ()) / "venv/bin/python"
+    python = find_places().envs / "local-cuda" / "venv/bin/python"
     words = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
     words += [str(python), "gpu-kit/run.py", "reports"]
     code = subprocess.run(words, check=False, cwd=tmp_path).returncode

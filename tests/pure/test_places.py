@@ -57,7 +57,6 @@ def test_home_by_the_environment(
         monkeypatch.setenv("HVDENV_HOME", home)
     places = find_places()
     assert places.home == Path(os.path.expanduser(expected))
-    assert places.prefix("local", ["torch"]) == places.home / "envs/local+torch"
     assert places.wheels == places.home / "cache/wheels"
     assert places.reports.parent == places.registry.parent == places.home
 

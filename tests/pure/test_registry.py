@@ -27,8 +27,8 @@ def test_environments_are_listed_wherever_they_lie(tmp_path: Path) -> None:
     places = Places(tmp_path / "home")
     assert registry.list_environments(places) == []
     places.envs.mkdir(parents=True)
-    inside = at(places.prefix("local", ["x", "torch"]))
-    begun = at(places.prefix("local", []))
+    inside = at(places.envs / "local+torch+x")
+    begun = at(places.envs / "local")
     outside = at(tmp_path / "mine")
     for environment in (inside, begun, outside):
         generations.claim(environment)

@@ -42,7 +42,7 @@ def build_active(environment: Environment, identity: str, /, **record: Any) -> N
 def local() -> Environment:
     """The environment `local` in HVDENV_HOME, registered and without generations."""
     places = find_places()
-    environment = generations.at(places.prefix("local", []))
+    environment = generations.at(places.envs / "local")
     environment.prefix.parent.mkdir(parents=True)
     generations.claim(environment)
     registry.register(places, environment, "local", [])
