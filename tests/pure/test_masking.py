@@ -256,42 +256,30 @@ def test_control_sequences_are_dropped(text: str, left: str) -> None:
     assert plain(text) == left
 
 
-@given(TEXTS)
-def test_masking_twice_is_masking_once(text: str) -> None:
-    assert mask(mask(text)) == mask(text)
-
-
-@given(TEXTS)
-def test_what_is_plain_stays_and_has_no_control_characters(text: str) -> None:
-    once = plain(text)
-    assert plain(once) == once
-    assert not any(ord(each) < 32 and each not in "\t\n" for each in once)
-    assert "\x1b" not in once
-
-
-@given(st.from_regex(r"[a-z]{1,8}:[A-Za-z0-9%]{6,12}", fullmatch=True), TEXTS)
-def test_credentials_in_a_url_never_stay(credentials: str, around: str) -> None:
-    assert f"{credentials}@host" not in mask(f"{around} https://{credentials}@host/simple")
-
-
 @given(TEXTS, st.sampled_from(sorted(SECRETS)), TEXTS)
-def test_secrets_never_stay_whatever_is_around_them(before: str, name: str, after: str) -> None:
+def test_whatever_is_around_a_secret_it_is_masked_and_nothing_controls_a_terminal(
+    before: str, name: str, after: str
+) -> None:
     value = SECRETS[name].splitlines()[-2:][0]
-    assert value not in mask(f"{before}{value}{after}")
+    credentials = "ann:Sw0rd%41"
+    text = f"{before}{value}{after} https://{credentials}@host/simple"
+    for shown in (mask(text), once := clean(text)):
+        assert value not in shown and f"{credentials}@host" not in shown
+    assert clean(once) == once
+    _see_plain(once)
 
 
 HOSTILE = "a\x1b[31mb\x1b]0;t\x07c\x9b1md\x85e\u202ef\u2066g\x08h"
 
 
-@given(TEXTS | st.just(HOSTILE))
-def test_nothing_that_is_printed_controls_a_terminal(text: str) -> None:
+def test_nothing_that_is_printed_controls_a_terminal() -> None:
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         with clean_output(SECRETS.items()):
-            print(text)
-            print(text, file=sys.stderr)
-            sys.stdout.writelines([text])
-        assert out.getvalue() == f"{clean(text)}\n{clean(text)}"
-        assert err.getvalue() == f"{clean(text)}\n"
+            print(HOSTILE)
+            print(HOSTILE, file=sys.stderr)
+            sys.stdout.writelines([HOSTILE])
+        assert out.getvalue() == f"{clean(HOSTILE)}\n{clean(HOSTILE)}"
+        assert err.getvalue() == f"{clean(HOSTILE)}\n"
         print("\x1b[0m", end="")
         assert out.getvalue().endswith("\x1b[0m")
 
@@ -321,34 +309,10 @@ summary = "a\\u001b[31mb\\u202Ec\\u009B1m\\nfake  a recipe (verified)"
 """
 
 
-@pytest.mark.parametrize("colour", ["always", "never"])
-def test_a_hostile_report_is_plain(
-    colour: str, cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = json.loads((cases / "reports" / "everything.json").read_text(encoding="utf-8"))
-    words = ("verify", "--report", str(write(tmp_path / "report", json.dumps(_hostile(report)))))
-    assert main([*words, "--color", colour]) in (1, 7)
-    shown = capsys.readouterr().out
-    assert "Available" in shown and "bcd" not in shown
-    _see_plain(re.sub("\x1b\\[(?:31|32|33|0)m", "", shown) if colour == "always" else shown)
-    for option in ("--html", "--junit"):
-        main([*words, option, str(tmp_path / "page")])
-        _see_plain((tmp_path / "page").read_text(encoding="utf-8"))
-
-
 def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(write(tmp_path / "recipes/hostile.toml", RECIPE))
     site = write(tmp_path / "site.toml", f'recipe_folders = ["{tmp_path}/recipes"]\n')
-    for words in (
-        ["recipes", "--site", str(site)],
-        ["show", recipe],
-        ["check", recipe],
-        ["show", f"no{HOSTILE}"],
-        ["show", f"--no{HOSTILE}", "x"],
-        ["doctor", f"no{HOSTILE}"],
-        ["envs", "remove", f"no{HOSTILE}"],
-        ["verify", f"--report=no{HOSTILE}"],
-    ):
+    for words in (["recipes", "--site", str(site)], ["show", recipe], ["check", recipe]):
         assert main(words) in (0, 2, 3)
         said = capsys.readouterr()
         _see_plain(said.out + said.err)
@@ -421,38 +385,44 @@ def test_no_command_prints_a_secret_that_is_an_argument(
 ) -> None:
     """Errors repeat arguments, in which shells have expanded variables."""
     before, after = ARGUMENTS.get(command, ((), ()))
-    assert "***" in unseen(command, *before, f"./no-{CANARY}-{PASSWORD}.toml", *after)
+    said = unseen(command, *before, f"./no-{CANARY}-{PASSWORD}{HOSTILE}.toml", *after)
+    assert "***" in said
+    _see_plain(said)
 
 
-def test_doctor_shows_lines_without_secrets(tmp_path: Path, unseen: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("doctor", "LOG"), ("doctor", "LOG", "--json"), ("init", "x", "--from", "LOG", "-o", "-")],
+    ids=lambda words: "".join(words),
+)
+def test_lines_are_shown_without_secrets(
+    words: tuple[str, ...], tmp_path: Path, unseen: Callable[..., str]
+) -> None:
     line = f"{'x' * 150} {CANARY}: error: No space left on device {PASSWORD}"
-    log = write(tmp_path / "log", f"{line}\nfatal: {CANARY} was refused\n")
-    for option in ((), ("--json",)):
-        assert "***" in unseen("doctor", str(log), *option)
+    page = f'```\nmodule load gcc/1\ncurl -u ann:{PASSWORD} "{CANARY}"\n```\n'
+    log = write(tmp_path / "log", f"{line}\nfatal: {CANARY} was refused\n{page}")
+    assert "***" in unseen(*(str(log) if each == "LOG" else each for each in words))
 
 
-def test_reports_are_shown_and_written_without_secrets(
+def test_reports_are_shown_and_written_plain_and_without_secrets(
     cases: Path, tmp_path: Path, unseen: Callable[..., str]
 ) -> None:
     report: dict[str, Any] = json.loads((cases / "reports" / "everything.json").read_text())
     for finding in report["findings"]:
         finding["evidence"] += f"\n{CANARY} {PASSWORD}"
-    kept = write(tmp_path / "report.json", json.dumps(report))
-    assert "***" in unseen("verify", "--report", str(kept))
-    assert "***" in unseen("verify", "--report", str(kept), "--json")
+    words = ("verify", "--report", str(write(tmp_path / "r", json.dumps(_hostile(report)))))
+    shown = unseen(*words, "--color", "never")
+    assert "***" in shown and "Available" in shown and "bcd" not in shown
+    _see_plain(shown)
+    _see_plain(re.sub("\x1b\\[(?:31|32|33|0)m", "", unseen(*words, "--color", "always")))
+    assert "***" in unseen(*words, "--json")
     for option in ("--html", "--junit", "--metrics"):
         file = tmp_path / f"of{option}"
-        unseen("verify", "--report", str(kept), option, str(file))
+        unseen(*words, option, str(file))
         text = file.read_text() if file.exists() else ""
         assert not any(each in text for each in ("c4n4ry", "p4ssw0rd"))
         assert option == "--metrics" or "***" in text
-
-
-def test_a_draft_contains_no_secret(tmp_path: Path, unseen: Callable[..., str]) -> None:
-    page = write(
-        tmp_path / "page", f'```\nmodule load gcc/1\ncurl -u ann:{PASSWORD} "{CANARY}"\n```\n'
-    )
-    assert "***" in unseen("init", "x", "--from", str(page), "-o", "-")
+        _see_plain(text)
 
 
 def test_a_job_script_with_a_secret_is_the_users_alone(

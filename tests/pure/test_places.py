@@ -246,27 +246,6 @@ def refusal(path: Path | str, kind: Kind = RECIPE) -> OSError:
     return caught.value
 
 
-def test_a_file_is_read_with_the_status_of_its_descriptor(tmp_path: Path) -> None:
-    file = tmp_path / "x.toml"
-    file.write_bytes("ä = 1\r\n".encode())
-    file.chmod(0o640)
-    (tmp_path / "link").symlink_to("x.toml")
-    for path in (file, tmp_path / "link"):
-        read = read_file(path, RECIPE)
-        assert (read.path, read.text) == (path, "ä = 1\r\n")
-        assert read.status.st_ino == file.stat().st_ino
-        assert read.status.st_mode & 0o777 == 0o640
-
-
-def test_the_status_is_of_what_was_read_although_the_path_changed(tmp_path: Path) -> None:
-    file = write(tmp_path / "file", "one")
-    inode = file.stat().st_ino
-    with open_file(file, RECIPE) as stream:
-        (tmp_path / "other").write_text("two")
-        os.replace(tmp_path / "other", file)
-        assert (stream.read(), os.fstat(stream.fileno()).st_ino) == (b"one", inode)
-
-
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -47,10 +47,6 @@ def of_eve(path: Path) -> Path:
     return path
 
 
-def problems(path: Path) -> list[str]:
-    return [fault.problem for fault in trust.judge_way(path, OWN)]
-
-
 def faults(prefix: Path, *, whole: bool) -> str:
     return " ".join(map(str, trust.judge_environment(str(prefix), OWN, whole=whole)))
 
@@ -183,22 +179,6 @@ def test_what_a_site_file_must_not_say(tmp_path: Path, hvdenv: Hvdenv) -> None:
     assert "trust" in hvdenv("show", str(recipe), code=2).err
 
 
-def test_every_link_and_folder_that_leads_to_a_file_counts(tmp_path: Path) -> None:
-    folder, open_ = tmp_path / "a" / "b", ["can be written by everybody"]
-    path = write(folder / "r.toml", "")
-    (tmp_path / "link").symlink_to("a/../a/b/./r.toml")
-    (tmp_path / "up").symlink_to("a/b/..")
-    (folder.parent / "here").symlink_to(".")
-    (tmp_path / "round").symlink_to("round")
-    folder.parent.chmod(0o1777)  # as /tmp: nobody else can rename what is in there
-    good = (path, tmp_path / "link", folder.parent / "nothing" / "there", tmp_path / "round")
-    assert [problems(each) for each in good] == [[]] * 4
-    ends = (folder.parent, folder / "..", tmp_path / "up", folder.parent / "here")
-    assert [problems(each) for each in ends] == [open_] * 4
-    folder.chmod(0o777)
-    assert problems(path) == problems(tmp_path / "link") == open_
-
-
 def environment(folder: Path) -> Path:
     """Something like a virtual environment."""
     prefix, packages = folder / "env", "lib/python3.11/site-packages"
@@ -236,13 +216,8 @@ def test_what_an_environment_executes_is_judged(part: str, tmp_path: Path) -> No
             path.chmod(mode | stat.S_IWOTH)
             assert "can be written by everybody" in faults(prefix, whole=whole)
             path.chmod(mode)
-
-
-@needs_root
-def test_deep_in_an_environment_verify_alone_looks(tmp_path: Path) -> None:
-    prefix = environment(tmp_path)
     of_eve(prefix / "lib/python3.11/site-packages/horovod/common/basics.py")
-    assert faults(prefix, whole=False) == ""
+    assert faults(prefix, whole=False) == ""  # only verify looks so deep
     assert "basics.py" in faults(prefix, whole=True)
 
 

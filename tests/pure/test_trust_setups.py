@@ -183,6 +183,15 @@ ORDINARY: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "recipes of support": (lambda at: recipe(folder(at / "shared", SERVICE), SERVICE), "owners = "),
     "home below a service account": (lambda at: recipe(ann(folder(at / "home", SERVICE))), ""),
+    "link that leads round": (
+        lambda at: (
+            folder(at / "a")
+            and link(at / "l", "a/../ann/./")
+            and recipe(ann(at))
+            and at / "l/mine.toml"
+        ),
+        "",
+    ),
     "own directory in a sticky scratch": (
         lambda at: recipe(ann(folder(at / "scratch", mode=0o1777))),
         "",
@@ -279,6 +288,14 @@ ATTACKS: dict[str, Callable[[Path], Path]] = {
     "hard link in a sticky directory": lambda at: hard_link(folder(at / "tmp", mode=0o1777)),
     "directory of another user before ..": lambda at: (
         recipe(ann(at)) and folder(of_bob(at) / "x", ANN) / "../../ann/mine.toml"
+    ),
+    "open directory behind ..": lambda at: (
+        folder(folder(at / "tmp", mode=0o777) / "x")
+        and recipe(at / "tmp")
+        and at / "tmp/x/../mine.toml"
+    ),
+    "link to . in an open directory": lambda at: (
+        recipe(folder(at / "tmp", mode=0o777)) and link(at / "here", "tmp/.") / "mine.toml"
     ),
     "link to .. of another user": lambda at: (
         link(at / "up", of_bob(at) / "..") and recipe(at) and at / "up/mine.toml"
