@@ -65,18 +65,12 @@ _SUMMARY = """\
 Horovod environments for HPC clusters that build on the first try, are proven to work, and are
 reproducible a year from now.
 """
-_BEGIN = """\
+_EPILOG = """\
+examples:
   hvdenv build local            build Horovod for TensorFlow and PyTorch on this machine
   hvdenv verify local           prove that it works
-"""
-_FIRST = f"""\
-Begin with:
-{_BEGIN}  hvdenv recipes                list the clusters that hvdenv knows; for another one: hvdenv init --help
-
-hvdenv --help lists all commands."""
-_EPILOG = f"""\
-examples:
-{_BEGIN}  hvdenv build --help           options and examples of a command
+  hvdenv recipes                list the clusters that hvdenv knows; for another one: hvdenv init --help
+  hvdenv build --help           options and examples of a command
 
 exit codes:
   0 success   1 verify found a failure, or doctor recognised nothing   2 malformed usage, recipe or file
@@ -186,12 +180,13 @@ def _run(command: str, words: list[str]) -> int:
         unknown = f'there is no command "{command}"{nearest(command, COMMANDS)}'
         raise UsageError(unknown, remedy="hvdenv --help lists the commands")
     try:
-        arguments = make_parser(command).parse_args(words, argparse.Namespace(program=program))
+        parser = make_parser(command)
+        arguments = parser.parse_args(words, argparse.Namespace(program=program))
     except SystemExit:  # --help, --version or malformed usage
         sys.stdout.flush()
         raise
     if arguments.command is None:
-        print(_FIRST)
+        parser.print_help()
         return 2
     forbid_world_writes()
     drop_relative_folders()

@@ -24,7 +24,6 @@ from hvdenv.cli import verify
 from hvdenv.cli.main import COMMANDS, GROUPS, main, make_parser
 from hvdenv.cli.options import command_line
 from hvdenv.environments.installation import Expectation
-from hvdenv.sites.hosts import Host
 from hvdenv.verification.verify import usual_ranks
 from tests.support.commands import Hvdenv
 
@@ -249,52 +248,23 @@ def test_a_command_alone_lists(words: str, code: int, said: str, hvdenv: Hvdenv)
 # ---------------------------------------------------------------- options of verify
 
 
-def hosts_of(*words: str) -> tuple[int, tuple[Host, ...]]:
-    """How many ranks there are, and where, in an environment without a recipe."""
-    parser = argparse.ArgumentParser()
-    verify.configure(parser)
-    launch, _ = verify._launched(parser.parse_args(words), None, Expectation())
-    return launch.ranks, launch.hosts
-
-
-@pytest.fixture
-def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "ranks", "hosts"),
-    [
-        ("gpu32 slots=2\ngpu33 slots=1\n", (), 3, (Host("gpu32", 2), Host("gpu33", 1))),
-        ("gpu32:2\ngpu33:2\n", ("-n", "2"), 2, (Host("gpu32", 1), Host("gpu33", 1))),
-        ("gpu32\ngpu33\n", (), 2, (Host("gpu32", 1), Host("gpu33", 1))),
-        ("gpu32\ngpu33\n", ("-n", "4"), 4, (Host("gpu32", 2), Host("gpu33", 2))),
-    ],
-)
-@pytest.mark.usefixtures("no_allocation")
-def test_a_hostfile(
-    tmp_path: Path, text: str, options: tuple[str, ...], ranks: int, hosts: tuple[Host, ...]
-) -> None:
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    assert hosts_of("--hostfile", str(path), *options) == (ranks, hosts)
-    named = ",".join(line.replace(" slots=", ":") for line in text.splitlines())
-    assert hosts_of("--hosts", named, *options) == (ranks, hosts)
-
-
 @pytest.mark.parametrize(("gpus", "ranks"), [(0, 3), (1, 3), (2, 2), (8, 3)])
 def test_enough_ranks_for_process_sets(gpus: int, ranks: int) -> None:
     """Two share no proper subset; more than there are GPUs would take NCCL its proof."""
     assert usual_ranks(gpus) == ranks
 
 
-@pytest.mark.usefixtures("no_allocation")
 def test_allreduces_alone_take_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment without a recipe, and outside of an allocation."""
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(verify, "gpus", lambda: ())
+    parser = argparse.ArgumentParser()
+    verify.configure(parser)
     for words, ranks in (((), 3), (("--quick",), 2), (("--quick", "-n", "5"), 5)):
-        assert hosts_of(*words) == (ranks, ())
+        launch, _ = verify._launched(parser.parse_args(words), None, Expectation())
+        assert (launch.ranks, launch.hosts) == (ranks, ())
 
 
 def test_the_command_without_variables_of_the_shell() -> None:
