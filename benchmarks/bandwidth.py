@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prefix", type=Path, default=find_places().prefix("local", ()))
+    parser.add_argument("--prefix", type=Path, default=find_places().envs / "local")
     parser.add_argument("--pairs", type=int, default=50)
     parser.add_argument("--sizes", default="4,16,64")
     arguments = parser.parse_args()

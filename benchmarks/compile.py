@@ -54,7 +54,7 @@ class Run(NamedTuple):
 def environment_python() -> Path:
     """The interpreter of the environment `local`, built if it is not there."""
     subprocess.run([sys.executable, "-m", "hvdenv", "build", "local", "--quiet"], check=True)
-    return generations.at(find_places().prefix("local", ())).prefix / "venv" / "bin" / "python"
+    return generations.at(find_places().envs / "local").prefix / "venv" / "bin" / "python"
 
 
 def plan_of(frameworks: str, folder: Path) -> Plan:

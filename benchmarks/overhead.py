@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prefix", type=Path, default=find_places().prefix("local", ()))
+    parser.add_argument("--prefix", type=Path, default=find_places().envs / "local")
     parser.add_argument("--ranks", default="2,8,32")
     arguments = parser.parse_args()
     installation = inspect_prefix(str(arguments.prefix))

@@ -64,7 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prefix", type=Path, default=find_places().prefix("local", ()))
+    parser.add_argument("--prefix", type=Path, default=find_places().envs / "local")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--ranks", default="2,3,4,5")
     parser.add_argument("--framework", choices=FRAMEWORKS, action="append")

@@ -66,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     hvdenv = [sys.executable, "-m", "hvdenv"]
     subprocess.run([*hvdenv, "build", "local", "--quiet"], check=True)
-    prefix = find_places().prefix("local", ())
+    prefix = find_places().envs / "local"
     ratios: dict[str, list[float]] = {"verify --quick": [], "verify": []}
     for number in range(arguments.rounds):
         hand = {name: seconds_of(command, prefix) for name, command in by_hand(prefix).items()}

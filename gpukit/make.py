@@ -22,7 +22,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from hvdenv.base.places import find_places
+from hvdenv.base.places import environment_name, find_places
 from hvdenv.building import wheelcache
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,8 @@ def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
     """Build the recipe, or find it built, and take its wheel of Horovod from the cache."""
     words = [sys.executable, "-m", "hvdenv", "build", "local-cuda", *variant]
     subprocess.run(words, check=True, cwd=ROOT)
-    if not take_wheel(find_places().prefix("local-cuda", variant[1:]), folder):
+    name = environment_name("local-cuda", variant[1:])
+    if not take_wheel(find_places().envs / name, folder):
         raise SystemExit(
             f"error: the wheel of local-cuda is no longer in {find_places().wheels}\n"
             f"what to do: {' '.join(words[2:])} --rebuild"

@@ -190,17 +190,6 @@ def shown(name: str, value: str) -> str:
     return MASK if value and is_secret(name) else mask(value)
 
 
-def masked(document: T) -> T:
-    """The same data with every text masked."""
-    if isinstance(document, str):
-        return cast("T", mask(document))
-    if isinstance(document, dict):
-        return cast("T", {key: masked(each) for key, each in document.items()})
-    if isinstance(document, list | tuple):
-        return cast("T", type(document)(map(masked, document)))
-    return document
-
-
 def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Where known secrets begin and end."""
     for value in _known:

@@ -61,19 +61,18 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def fill(value: T, words: Mapping[str, str]) -> T:
-    """The same data with words replaced in every string and path in it."""
+def mapped(value: T, change: Callable[[str], str]) -> T:
+    """The same data with every text and path in it changed."""
     kind, found = type(value), typing.cast(Any, value)
     if isinstance(found, str):
-        for word, text in words.items():
-            found = found.replace(word, text)
+        found = change(found)
     elif isinstance(found, PurePath):
-        found = kind(fill(str(found), words))  # type: ignore[call-arg]
+        found = kind(change(str(found)))  # type: ignore[call-arg]
     elif isinstance(found, dict):
-        found = {key: fill(each, words) for key, each in found.items()}
-    elif isinstance(found, tuple):
-        parts = (fill(each, words) for each in found)
-        found = kind(*parts) if hasattr(found, "_fields") else tuple(parts)
+        found = {key: mapped(each, change) for key, each in found.items()}
+    elif isinstance(found, (list, tuple)):
+        parts = (mapped(each, change) for each in found)
+        found = typing.cast(Any, kind)(*parts if hasattr(found, "_fields") else [parts])
     return typing.cast(T, found)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from hvdenv.base.errors import UsageError
 from hvdenv.base.schema import dotted, encode, json_schema
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe_files import leaves
 from hvdenv.session.output import print_json
 from hvdenv.session.recipe import open_recipe
 
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     origins = resolved.origins
     deviations, notes = values.pop("deviations", []), values.pop("notes", [])
     rows = [
-        (key, _toml(value), origins.get(key, "default"))
-        for key, value in _leaves(values)
-        if key in origins or not key.startswith("schedulers.")
+        (key := dotted(path), _toml(value), origins.get(key, "default"))
+        for path, value in leaves(values)
+        if value != {} and (dotted(path) in origins or path[0] != "schedulers")
     ]
     width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
     for key, value, origin in rows:
@@ -72,15 +72,6 @@ def recipe_schema() -> dict[str, object]:
         "properties": {**variant["properties"], **own},
         "required": ["format", "name", "summary", "status"],
     }
-
-
-def _leaves(value: dict[str, object], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, each in value.items():
-        where = ".".join(filter(None, (path, dotted((key,)))))
-        if isinstance(each, dict):
-            yield from _leaves(each, where)
-        else:
-            yield where, each
 
 
 def _toml(value: Any) -> str:

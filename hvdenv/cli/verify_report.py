@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdenv.base.errors import StepError, UsageError
-from hvdenv.base.masking import masked, print_coloured
+from hvdenv.base.masking import mask, print_coloured
 from hvdenv.base.places import Places, make_folder, named_file, write_json, write_text
 from hvdenv.base.reading import REPORT, read_json
+from hvdenv.base.schema import mapped
 from hvdenv.cli.options import add, is_coloured
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
@@ -124,7 +125,7 @@ def keep(report: Report, places: Places) -> str:
     stamp = report.started.replace(":", "").replace("+", "_")
     try:
         path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"
-        write_json(path, masked(report.to_json()))
+        write_json(path, mapped(report.to_json(), mask))
     except StepError as error:
         return f"the report was not kept: {error}"
     return f"report: {path}"

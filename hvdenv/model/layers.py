@@ -51,7 +51,6 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
     file: str
     contents: tuple[Content, ...] = ()
-    site: Layer | None = None
     setters: Mapping[str, Layer] = {}
 
     def where(self, key: str) -> str:
@@ -121,7 +120,6 @@ def load_recipe(
         origins={key: layer.name for key, layer in setters.items()},
         file=str(path),
         contents=tuple(foreign.values()),
-        site=site_layer,
         setters=setters,
     )
 

@@ -13,7 +13,7 @@ from hvdenv.base.command import OWN_PYTHON, Command
 from hvdenv.base.errors import IncompatibleError
 from hvdenv.base.places import environment_name
 from hvdenv.base.runner import ALWAYS_SET, CLEANED_PATTERN, LISTS_OF_PIP, PATHS_OF_PIP
-from hvdenv.base.schema import fill
+from hvdenv.base.schema import mapped
 from hvdenv.environments.generations import UNFIT_IN_BASH
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
@@ -61,14 +61,18 @@ class Plan(NamedTuple):
 
     def at(self, generation: Path, temporary: Path = TEMPORARY) -> Plan:
         """The same plan in one directory, with the TMPDIR of its steps."""
-        words = {str(GENERATION): str(generation), str(TEMPORARY): str(temporary)}
+
+        def placed(text: str) -> str:
+            found = text.replace(str(GENERATION), str(generation))
+            return found.replace(str(TEMPORARY), str(temporary))
+
         return self._replace(
             generation=generation,
-            environment=fill(self.environment, words),
-            wheel=fill(self.wheel, words),
-            variables=fill(self.variables, words),
-            step_variables=fill(self.step_variables, words),
-            steps=fill(self.steps, words),
+            environment=mapped(self.environment, placed),
+            wheel=mapped(self.wheel, placed),
+            variables=mapped(self.variables, placed),
+            step_variables=mapped(self.step_variables, placed),
+            steps=mapped(self.steps, placed),
         )
 
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hvdenv.base.masking import clean
 from hvdenv.reports.report import RankRecord, Status
 from hvdenv.standalone.ranks.events import DataPath, Joined
 from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
@@ -207,7 +206,7 @@ def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
             framework=framework,
             controller=run.controller,
             status="fail" if cause else "pass",
-            cause=clean(cause),
+            cause=cause,
             note=note if rank is slowest else "",
             seconds=rank.exited.seconds if rank.exited else None,
             data_path="; ".join(filter(None, transports)),

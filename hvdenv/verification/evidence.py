@@ -149,7 +149,7 @@ def _extensions(
         of_framework = [found(run) for pair, run in runs.items() if pair.framework == name]
         facts = next((run.extension for run in of_framework if run and run.extension), None)
         if facts:
-            extensions[name] = known(library._replace(facts=inspection.cleaned(facts)))
+            extensions[name] = known(library._replace(facts=facts))
         else:
             extensions[name] = imports.get(name) or _start_import(parts, library)
     return extensions

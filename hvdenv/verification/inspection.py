@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hvdenv.base.command import Command, Outcome
 from hvdenv.base.errors import InterruptedRunError, StepError
 from hvdenv.base.masking import clean, plain
-from hvdenv.base.schema import Problem, decode
+from hvdenv.base.schema import Problem, decode, mapped
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation
 from hvdenv.sites.launchers import MpiVersion, parse_mpi_version
@@ -187,7 +187,7 @@ def _extensions(
     outcome, answers = _inspect(setup, timeout, "extension", *options, *frameworks)
     found = {name: Extension(name, outcome) for name in frameworks}
     for table in answers:
-        facts = cleaned(decode(ExtensionFacts, table, lenient=True))
+        facts = mapped(decode(ExtensionFacts, table, lenient=True), clean)
         found[facts.framework] = Extension(facts.framework, outcome, facts)
     return found
 
@@ -202,14 +202,6 @@ def _inspect(
     lines = [line.split(" ", 1) for line in outcome.output.splitlines()]
     payloads = [each[1] for each in lines if each[0] == f"@hvdenv-{program}" and each[1:]]
     return outcome, (json.loads(base64.b64decode(payload)) for payload in payloads)
-
-
-def cleaned(facts: ExtensionFacts) -> ExtensionFacts:
-    """The facts without secrets and control characters in what programs printed."""
-    texts: dict[str, Any] = {
-        key: clean(value) for key, value in facts._asdict().items() if isinstance(value, str)
-    }
-    return facts._replace(**texts)
 
 
 def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from hvdenv.base.masking import clean
 from hvdenv.reports.report import Finding, Status
 from hvdenv.sites.launchers import LAUNCHERS, MpiVersion
 from hvdenv.standalone.ranks.events import Operation
@@ -79,17 +78,8 @@ def _reports(run: RankRun) -> dict[str, list[_Reported]]:
     found: dict[str, list[_Reported]] = {}
     for rank in run.ranks:
         for event in rank.all(Operation):
-            found.setdefault(event.operation, []).append((rank.name, _cleaned(event)))
+            found.setdefault(event.operation, []).append((rank.name, event))
     return found
-
-
-def _cleaned(event: Operation) -> Operation:
-    return event._replace(
-        skipped=[each._replace(why=clean(each.why)) for each in event.skipped],
-        cases=[clean(text) for text in event.cases],
-        ended=clean(event.ended),
-        unproven=clean(event.unproven),
-    )
 
 
 def _wrong(reports: Sequence[_Reported]) -> Judgement | None:

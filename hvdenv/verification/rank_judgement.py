@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hvdenv.base.masking import clean
 from hvdenv.knowledge.diagnosis import Found, explain
 from hvdenv.reports.report import Status
 from hvdenv.sites.hosts import short
@@ -366,7 +365,7 @@ def _absent(run: RankRun) -> str:
         where = f", none on {listed(silent)}" if silent else ""
         text = f"; only {len(run.ranks)} of {run.size} ranks were started{where}"
     stalled = next((one.stalled for rank in run.ranks if (one := rank.overdue) and one.stalled), "")
-    return f"{text}; Horovod reports: {clean(stalled)}" if stalled else text
+    return f"{text}; Horovod reports: {stalled}" if stalled else text
 
 
 def _first_broken(run: RankRun) -> tuple[list[Rank], list[Rank]]:
@@ -457,16 +456,14 @@ def _wrong_results(run: RankRun) -> Judgement | None:
     if not wrong:
         return None
     first = wrong[0][1]
-    example = f"; {clean(first.cases[0])}" if first.cases else ""
+    example = f"; {first.cases[0]}" if first.cases else ""
     return _failure(
         run,
         f"allreduce gives wrong values on {listed([name for name, _ in wrong])}:"
         f" {first.wrong} of {first.tests} reductions{example}",
         "do not train with this environment: rebuild it for this machine; if the values stay wrong,"
         " try the other controller and report this evidence to Horovod",
-        lines=[
-            f"{name}: {clean(case)}" for name, result in wrong[:_SHOWN] for case in result.cases
-        ],
+        lines=[f"{name}: {case}" for name, result in wrong[:_SHOWN] for case in result.cases],
     )
 
 

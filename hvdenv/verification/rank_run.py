@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from hvdenv.base.masking import clean
-from hvdenv.base.schema import Problem, decode
+from hvdenv.base.schema import Problem, decode, mapped
 from hvdenv.standalone.ranks.events import (
     DataPath,
     Exited,
@@ -64,7 +64,7 @@ def _received(payload: str) -> Received | None:
 
 
 def event_of(table: dict[str, object]) -> Received:
-    """The event of a JSON object.
+    """The event of a JSON object. Its texts, which a rank wrote, are cleaned here.
 
     Raises:
         Problem: a field does not fit its type.
@@ -72,7 +72,7 @@ def event_of(table: dict[str, object]) -> Received:
     """
     host, pid = decode(str, table.pop("host")), decode(int, table.pop("pid"))
     kind = _KINDS[str(table.pop("event"))]
-    return Received(host, pid, decode(kind, table, lenient=True))
+    return Received(host, pid, mapped(decode(kind, table, lenient=True), clean))
 
 
 _RANK_VARIABLES = (
@@ -213,7 +213,7 @@ class Rank(NamedTuple):
     def tail(self) -> str:
         """The last lines of its output; its stacks, if it was late."""
         tails = (event.tail for event in (self.overdue, self.exited) if event)
-        return clean(next(filter(None, tails), ""))
+        return next(filter(None, tails), "")
 
 
 class RankRun(NamedTuple):

@@ -166,11 +166,10 @@ def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]
     assert message.pid == os.getpid()
 
 
-def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
+def test_what_a_rank_says_is_cleaned_after_it_was_checked() -> None:
     learn([("MY_TOKEN", "x1y2z3")])
     message = exited(0, code=1, tail="token=x1y2z3 https://me:pass@host \x1b[31mred")
     text = clean("\n".join(said(message)))
-    assert read_events(text, TOKEN) == [message]
     (rank,) = collect(read_events(text, TOKEN))
     assert rank.tail == "token=*** https://***@host red"
 

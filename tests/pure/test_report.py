@@ -14,8 +14,8 @@ import pytest
 
 from hvdenv.base import places
 from hvdenv.base.errors import StepError
-from hvdenv.base.masking import masked
-from hvdenv.base.schema import encode
+from hvdenv.base.masking import mask
+from hvdenv.base.schema import encode, mapped
 from hvdenv.cli import verify_report
 from hvdenv.reports import page
 from hvdenv.reports.report import SCHEMA, Finding, Measurement, RankRecord, Report, different_ranks
@@ -121,7 +121,7 @@ def test_quiet_says_what_did_not_pass_and_nothing_else(
 def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     words = ["verify", "--report", kept, "--json", "--html", str(tmp_path / "verify.html")]
     said = hvdenv(*words, code=1)
-    assert json.loads(said.out) == masked(json.loads(Path(kept).read_text()))
+    assert json.loads(said.out) == mapped(json.loads(Path(kept).read_text()), mask)
     assert said.err == ""
 
 
