@@ -1,8 +1,7 @@
 """Compare two environments: packages, Horovod with its patches and flags, modules, toolchain,
 wheel. diff runs nothing of either.
 
-A and B are each a name that `hvdenv envs` lists (local+torch), or a path with a slash: a
-prefix, the directory of a generation, or any environment that hvdenv did not build. @ and a
+A and B are each a name that `hvdenv envs` lists (local+torch), or a prefix with a slash. @ and a
 generation, or the first digits of one, may follow (default: the active one)."""
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from hvdenv.base.places import find_places
 from hvdenv.cli.options import add, add_options
 from hvdenv.environments import installed
 from hvdenv.locks import difference
-from hvdenv.session.output import print_json, report
+from hvdenv.session.output import print_json
 
 EXAMPLES = """\
 examples:
   hvdenv diff local local+torch
   hvdenv diff local@3f2a9c81 local           what changed since that generation
   hvdenv diff ~/envs/horovod /proj/group/envs/horovod --json
-  hvdenv diff local ./venv --exit-code       1 if they differ
+  hvdenv diff local local+torch --exit-code  1 if they differ
 
-The output is the change from A to B. diff does not compare unknown hashes: those of packages that
-venv installed, and those of environments that hvdenv did not build.
+The output is the change from A to B. diff does not compare unknown hashes, such as that of pip.
 """
 
 
@@ -31,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser,
         "first A",
-        "environment: a name, prefix or directory; @GENERATION may follow",
+        "environment: a name or prefix; @GENERATION may follow",
     )
     add(parser, "second B", "what to compare it with, written the same way")
     add_options(parser, "json")
@@ -50,7 +48,4 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"{first.label} -> {second.label}: {'they differ' if found else 'the same'}")
         print(difference.render(found), end="")
-        for each in (first, second):
-            if not each.contents.recipe:
-                report(f"{each.label}: not by hvdenv; only packages were compared")
     return 1 if found and arguments.exit_code else 0

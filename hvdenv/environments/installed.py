@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.base.errors import UsageError
 from hvdenv.base.places import Places, home_folder
 from hvdenv.base.reading import MANIFEST, STATE, open_file, read_json
 from hvdenv.base.schema import Table
-from hvdenv.environments import generations, installation, registry
+from hvdenv.environments import generations, registry
 from hvdenv.locks.packages import (
     Contents,
     Installed,
@@ -22,7 +21,6 @@ from hvdenv.locks.packages import (
     from_record,
     hint,
 )
-from hvdenv.locks.record import GenerationRecord
 
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 
@@ -36,8 +34,8 @@ def named_contents(text: str, places: Places) -> NamedContents:
     """The contents of an environment that the user names.
 
     Args:
-        text: a name, a prefix, or the directory of a generation. The first two may be
-            followed by @ and the beginning of a generation; the default is the active one.
+        text: a name or a prefix; @ and the beginning of a generation may follow. The default
+            is the active one.
 
     Raises:
         UsageError: there is no such environment or generation.
@@ -47,59 +45,36 @@ def named_contents(text: str, places: Places) -> NamedContents:
     if "@" in text and not Path(text).exists():
         name, _, identity = text.rpartition("@")
     environment = registry.find(places, name)
-    if not environment.store.is_dir():
-        if identity:
-            raise UsageError(
-                "there are no generations here: hvdenv did not build it",
-                where=str(environment.prefix),
-                remedy="list the environments that hvdenv built: hvdenv envs",
-            )
-        return NamedContents(name, contents_of_folder(environment.prefix))
+    generations.require(environment)
     complete, wanted = list(environment.records()), identity or environment.active()
     chosen = generations.begins(environment, complete, wanted, "no active generation")
     return NamedContents(f"{name}@{chosen}", contents_of_folder(environment.generation(chosen)))
 
 
 def contents_of_folder(root: Path) -> Contents:
-    """The contents of a generation, or of an environment that hvdenv did not build.
+    """The contents of a generation.
 
     Raises:
-        UsageError: it is not a Python environment.
-        StepError: the record of the generation is damaged.
+        StepError: its record is damaged.
     """
-    if (root / generations.RECORD).exists():
-        record = generations.read_record(root / generations.RECORD)
-        base = root / record.environment  # an absolute one stays as it is
-        found = installed_packages(base) if base.is_dir() else None
-        return from_record(record, found, str(home_folder()))
-    if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
-        raise UsageError(
-            "this is not a Python environment: "
-            + ("it has no bin/python or conda-meta" if root.exists() else "it does not exist"),
-            where=str(root),
-            remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
-        )
-    contents = from_record(GenerationRecord(), installed_packages(root), "")
-    return contents._replace(toolchain={})  # packages alone do not say what Horovod was built with
+    record = generations.read_record(root / generations.RECORD)
+    base = root / record.environment  # an absolute one stays as it is
+    found = installed_packages(base) if base.is_dir() else None
+    return from_record(record, found, str(home_folder()))
 
 
 def installed_packages(base: Path) -> Installed:
     """What is installed in a virtual environment or a conda prefix."""
     records = [_json(path) for path in sorted(base.glob("conda-meta/*.json"))]
     packages = [_conda_package(each) for each in records if "name" in each]
-    python = next((each.version for each in packages if each.name == "python"), "")
     files = "\n".join(file for each in records for file in each.get("files", ()))
     of_conda = set(re.findall(r"site-packages/([^/\n]+\.(?:dist|egg)-info)", files))
     distributions: dict[str, str] = {}
     for name, version, folder in _distributions(base):
         if name not in distributions and folder.name not in of_conda:
-            packages.append(_python_package(name, version, folder))
+            packages.append(Package("pypi", name, version))
         distributions.setdefault(name, version)
-    settings = installation.venv_settings(base)
-    stated = settings.get("version") or settings.get("version_info", "")
-    created_with = re.match(r"\d+(\.\d+){1,2}", stated)
-    python = python or (created_with[0] if created_with else "")
-    return Installed(tuple(packages), distributions, python)
+    return Installed(tuple(packages), distributions)
 
 
 def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
@@ -119,15 +94,6 @@ def _conda_package(record: Table) -> Package:
         sha256=record.get("sha256") or "",
         url=hint(record.get("url", "")),
     )
-
-
-def _python_package(name: str, version: str, folder: Path) -> Package:
-    """A Python package; pip records its origin only if it was installed from a URL."""
-    origin = _json(folder / "direct_url.json")
-    sha256 = origin.get("archive_info", {}).get("hashes", {}).get("sha256", "")
-    commit = origin.get("vcs_info", {}).get("commit_id", "")
-    url = f"git+{origin['url']}@{commit}" if commit else origin.get("url", "")
-    return Package(kind="pypi", name=name, version=version, sha256=sha256, url=hint(url))
 
 
 def _json(path: Path) -> Table:

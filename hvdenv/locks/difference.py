@@ -45,21 +45,12 @@ class Item(NamedTuple):
     mark: str = ""
 
 
-Groups = Mapping[str, Mapping[str, Item]]
-# What is compared with an environment that hvdenv did not build.
-_ALWAYS = ("python", "packages", "horovod", "wheel")
-
-
 def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
-    """The differences, in groups; in each group, added items come first.
-
-    For an environment that hvdenv did not build, only packages, Python and wheel are compared.
-    """
+    """The differences, in groups; in each group, added items come first."""
     one, two = _groups(first), _groups(second)
-    compared = one if first.recipe and second.recipe else _ALWAYS
     return tuple(
         each
-        for group in compared
+        for group in one
         # A build that failed to observe has none.
         if group != "toolchain" or (first.toolchain and second.toolchain)
         for each in sorted(
@@ -69,20 +60,21 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
     )
 
 
-def _groups(contents: Contents) -> Groups:
+def _groups(contents: Contents) -> Mapping[str, Mapping[str, Item]]:
     horovod = contents.horovod or Horovod("")
-    versions = {"Python": contents.python, "Horovod": horovod.version}
-    known = {name: {name: Item(text)} if text else {} for name, text in versions.items()}
     return {
         "recipe": {"recipe": Item(contents.name)},
-        "python": {**known["Python"], "machine": Item(mark=contents.machine)},
+        "python": {"Python": Item(contents.python), "machine": Item(mark=contents.machine)},
         "packages": {
             each.name if each.kind == "pypi" else f"{each.name} ({each.kind})": Item(
                 f"{each.version} {each.build}".strip(), each.sha256
             )
             for each in contents.packages
         },
-        "horovod": {**known["Horovod"], "source archive": Item(mark=horovod.source)},
+        "horovod": {
+            **({"Horovod": Item(horovod.version)} if horovod.version else {}),
+            "source archive": Item(mark=horovod.source),
+        },
         "patches": {name: Item(mark=digest) for name, digest in horovod.patches.items()},
         "flags": {name: Item(value) for name, value in horovod.variables.items()},
         # Two versions of one module are one change.
@@ -114,7 +106,7 @@ def _differences(
             texts = [each.text or each.mark if each else "" for each in (before, after)]
         elif before.text != after.text:
             texts = [before.text, after.text]
-        elif before.mark and after.mark and before.mark != after.mark:
+        elif before.mark and after.mark:
             form = f"{before.text} (sha256 {{}})" if before.text else "{}"
             texts = [form.format(each.mark) for each in (before, after)]
         else:

@@ -1,8 +1,7 @@
 """The contents of an environment: data that can be compared and written in other formats.
 
-from_record() makes it from the record of a generation and from what is installed; for an
-environment that hvdenv did not build, the record is empty. It contains no path, user or host name of
-a machine.
+from_record() makes it from the record of a generation and from what is installed. It contains no
+path, user or host name of a machine.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Horovod(NamedTuple):
     """The Horovod of an environment.
 
     Attributes:
-        source: sha256 of the source archive; empty if hvdenv did not build it.
+        source: sha256 of the source archive; empty if modules or conda provide it.
         variables: HOROVOD_* and compiler flags of its build.
         wheel: sha256 of the installed wheel; empty if unknown.
     """
@@ -72,7 +71,6 @@ class Contents(NamedTuple):
     """The contents of an environment.
 
     Attributes:
-        recipe: name of its recipe; empty if hvdenv did not build it.
         python: full version of its Python.
         packages: sorted, without Horovod if that is a Python package.
         distributions: versions of all packages that Python finds, whoever installed them.
@@ -94,7 +92,7 @@ class Contents(NamedTuple):
 
     @property
     def name(self) -> str:
-        return "+".join((self.recipe or "environment", *self.variants))
+        return "+".join((self.recipe, *self.variants))
 
     @property
     def digest(self) -> str:
@@ -110,12 +108,10 @@ class Installed(NamedTuple):
     Attributes:
         packages: conda's and Python's, including Horovod.
         distributions: versions of all Python packages, including conda's.
-        python: full version of its Python; empty if unknown.
     """
 
     packages: tuple[Package, ...]
     distributions: dict[str, str]
-    python: str = ""
 
 
 def from_record(record: GenerationRecord, installed: Installed | None, home: str) -> Contents:
@@ -132,7 +128,6 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         **observed.get("packages", {}),
         **(installed.distributions if installed else {}),
     }
-    modules = _modules(record)
     variables = {
         name: _neutral(name, value, (record.prefix, home))
         for name, value in sorted(record.stack.get("variables", {}).items())
@@ -140,14 +135,12 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
     return Contents(
         recipe=record.recipe,
         variants=record.variants,
-        python=(installed.python if installed else "")
-        or observed.get("python", {}).get("version", "")
-        or record.python.get("version", ""),
+        python=observed.get("python", {}).get("version", "") or record.python.get("version", ""),
         machine=record.facts.get("machine", ""),
         packages=tuple(sorted(each for each in packages if not _is_horovod(each))),
         distributions=dict(sorted(distributions.items())),
-        horovod=_horovod(record, packages, distributions, variables),
-        modules=modules,
+        horovod=_horovod(record, distributions, variables),
+        modules=_modules(record),
         toolchain=_toolchain(record),
         created=record.created,
         hvdenv=record.hvdenv,
@@ -204,20 +197,16 @@ def _is_horovod(package: Package) -> bool:
 
 
 def _horovod(
-    record: GenerationRecord,
-    packages: Iterable[Package],
-    distributions: Mapping[str, str],
-    variables: dict[str, str],
+    record: GenerationRecord, distributions: Mapping[str, str], variables: dict[str, str]
 ) -> Horovod | None:
     if "horovod" not in distributions:
         return None
-    found = next((each.sha256 for each in packages if _is_horovod(each)), "")
     return Horovod(
         version=distributions["horovod"],
         source=record.stack.get("source", ""),
         patches=dict(sorted(record.stack.get("patches", {}).items())),
         variables=variables,
-        wheel=record.wheel.get("sha256", "") or found,
+        wheel=record.wheel.get("sha256", ""),
     )
 
 

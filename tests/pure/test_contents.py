@@ -104,15 +104,6 @@ def test_export(name: str, cases: Path, golden: Callable[[Path, str], None]) -> 
     assert [each for each in PRIVATE if each in text] == []
 
 
-def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
-    """Formats before this one said less, and a build may fail to observe."""
-    _, installed, _ = read(cases, "local")
-    bill = json.loads(cyclonedx.render(contents_of({}, installed, "")))
-    assert "timestamp" not in bill["metadata"]
-    assert problem_of_bill(json.dumps(bill)) is None
-    assert contents_of({}, None, "") == contents_of({}, Installed((), {}), "") == Contents()
-
-
 @pytest.mark.parametrize(
     ("version", "patches", "state"),
     [
@@ -209,17 +200,6 @@ def test_each_kind_of_change(second: Contents, found: list[tuple[str, ...]]) -> 
         for group, subject, kind, before, after in found
     ]
     assert sorted(tuple(each) for each in compare(second, BUILT)) == sorted(back)
-
-
-def test_what_hvdenv_did_not_build_has_no_flags_to_compare() -> None:
-    foreign = Contents(
-        python="3.11.7", packages=BUILT.packages, horovod=Horovod("0.28.1", wheel="f" * 64)
-    )
-    assert [each.group for each in compare(BUILT, foreign)] == ["wheel"]
-    assert [each.group for each in compare(foreign, Contents(python="3.11.7"))] == [
-        *["packages"] * 4,
-        "horovod",
-    ]
 
 
 def test_it_reads_like_a_change_log() -> None:

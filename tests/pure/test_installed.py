@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +18,10 @@ from tests.support.files import write
 SITE = "lib/python3.11/site-packages"
 
 
-def install(base: Path, *names: str, **files: dict[str, Any]) -> None:
-    """Put directories of metadata where Python looks, and JSON files into them."""
+def install(base: Path, *names: str) -> None:
+    """Put directories of metadata where Python looks."""
     for name in names:
-        folder = base / SITE / name
-        folder.mkdir(parents=True)
-        for file, content in files.items():
-            (folder / f"{file}.json").write_text(json.dumps(content))
+        (base / SITE / name).mkdir(parents=True)
 
 
 @pytest.fixture
@@ -33,33 +29,19 @@ def venv(tmp_path: Path) -> Path:
     base = tmp_path / "venv"
     install(base, "Jinja2-3.1.6.dist-info", "typing_extensions-4.16.0.dist-info", "jinja2")
     install(base, "old-1.0-py3.11.egg-info", "torch-2.13.0+cpu.dist-info")
-    origin = {"url": "file:///home/ann/h.whl", "archive_info": {"hashes": {"sha256": "e" * 64}}}
-    install(base, "horovod-0.28.1.dist-info", direct_url=origin)
-    git = {"url": "https://github.com/a/b", "vcs_info": {"vcs": "git", "commit_id": "f00"}}
-    install(base, "b-1.dist-info", direct_url=git)
     (base / "lib64").symlink_to("lib")
-    (base / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
-    (base / "bin").mkdir()
-    (base / "bin/python").write_text("")
     return base
 
 
 def test_a_virtual_environment(venv: Path) -> None:
     found = installed.installed_packages(venv)
     assert sorted(found.packages) == [
-        Package("pypi", "b", "1", url="git+https://github.com/a/b@f00"),
-        Package("pypi", "horovod", "0.28.1", sha256="e" * 64),
         Package("pypi", "jinja2", "3.1.6"),
         Package("pypi", "old", "1.0"),
         Package("pypi", "torch", "2.13.0+cpu"),
         Package("pypi", "typing-extensions", "4.16.0"),
     ]
     assert found.distributions["torch"] == "2.13.0+cpu"
-    assert found.python == "3.11.7"
-    contents = installed.contents_of_folder(venv)
-    assert contents.horovod
-    assert contents.horovod.wheel == "e" * 64
-    assert len(contents.packages) == 5
 
 
 def test_a_conda_prefix(tmp_path: Path) -> None:
@@ -79,7 +61,6 @@ def test_a_conda_prefix(tmp_path: Path) -> None:
     names = [f"{each.kind} {each.name}" for each in sorted(found.packages)]
     assert names == ["conda python", "conda pytorch", "conda six", "pypi mine"]
     assert found.distributions == {"torch": "1.12.0", "six": "1.16.0", "mine": "1"}
-    assert found.python == "3.11.9"
 
 
 @pytest.fixture
@@ -92,18 +73,14 @@ def environment(venv: Path) -> Environment:
     return environment
 
 
-def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -> None:
-    prefix, folder = environment.prefix, str(environment.generation(ONE))
-    strange = tmp_path / "with@sign"
-    strange.symlink_to(tmp_path / "venv")
+def test_how_an_environment_is_named(environment: Environment) -> None:
+    prefix = environment.prefix
     names = {
         "local": f"local@{TWO}",
         "local@1": f"local@{ONE}",
         f"local@{TWO}": f"local@{TWO}",
         str(prefix): f"{prefix}@{TWO}",
         f"{prefix}@11": f"{prefix}@{ONE}",
-        folder: folder,
-        str(strange): str(strange),
     }
     for name, label in names.items():
         assert installed.named_contents(name, find_places()).label == label
@@ -120,21 +97,19 @@ def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -
         ("none", "no environments are named none"),
         ("local@3", "no complete generations begin with 3"),
         ("local@", "no active generation"),
-        ("VENV@1", "hvdenv did not build it"),
         ("/", "cannot be a prefix"),
-        ("./nowhere", "this is not a Python environment"),
-        (f"{Path(__file__).parent}", "it has no bin/python or conda-meta"),
+        (f"{Path(__file__).parent}@1", "no environment that hvdenv built"),
     ],
 )
-def test_what_is_no_environment(text: str, said: str, environment: Environment, venv: Path) -> None:
+def test_what_is_no_environment(text: str, said: str, environment: Environment) -> None:
     if text == "local@":
         environment.prefix.unlink()
     with pytest.raises(HvdenvError) as caught:
-        installed.named_contents(text.replace("VENV", str(venv)), find_places())
+        installed.named_contents(text, find_places())
     assert said in str(caught.value)
 
 
-def test_diff(environment: Environment, venv: Path, hvdenv: Hvdenv) -> None:
+def test_diff(environment: Environment, hvdenv: Hvdenv) -> None:
     said = hvdenv("diff", "local@1", "local", "--exit-code")
     assert said.out == f"local@{ONE} -> local@{TWO}: the same\n"
     install(environment.generation(ONE) / "own", "six-1.dist-info")
@@ -144,10 +119,10 @@ def test_diff(environment: Environment, venv: Path, hvdenv: Hvdenv) -> None:
     out = hvdenv("diff", "local@1", "local").out
     assert out.startswith(f"local@{ONE} -> local@{TWO}: they differ\n")
     assert "\n  removed  six  1\n" in out
-    said = hvdenv("diff", "local@1", str(venv), "--exit-code", "--json", code=1)
+    said = hvdenv("diff", "local@1", "local", "--exit-code", "--json", code=1)
     document = json.loads(said.out)
-    assert (document["a"], document["b"], document["same"]) == (f"local@{ONE}", str(venv), False)
-    assert "not by hvdenv" in hvdenv("diff", "local", str(venv)).err
+    assert (document["a"], document["b"]) == (f"local@{ONE}", f"local@{TWO}")
+    assert not document["same"]
 
 
 def test_what_is_not_built_yet_is_to_be_built(hvdenv: Hvdenv) -> None:

@@ -22,7 +22,7 @@ from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.session import build as session_build
 from hvdenv.session import job
 from tests.support.commands import Hvdenv, ended
-from tests.support.environments import ONE, build
+from tests.support.environments import ONE, build, build_active
 from tests.support.files import EXECUTABLE, write
 
 EVE, GROUP = 12345, 12346
@@ -144,6 +144,9 @@ def test_what_executes_nothing_uses_foreign_files(
     for name in ("bin/python", "bin/pip", "activate.sh", "lib/python3.11/site-packages/a.pth"):
         (prefix / name).unlink()
         write(prefix / name, f"#!/bin/sh\ntouch {mark}\n", EXECUTABLE)
+    built = generations.at(folder / "built")
+    generations.claim(built)
+    build_active(built, ONE, environment=str(prefix))
     init = write(folder / "init.sh", f"touch {mark}\n")
     named = f'modules = {{ init = "{init}", load = ["x"] }}'
     recipe = mine(folder, named)
@@ -151,7 +154,7 @@ def test_what_executes_nothing_uses_foreign_files(
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
     for path in (folder, *folder.rglob("*")):
         of_eve(path)
-    names = {"PREFIX": prefix, "RECIPE": recipe, "FACTS": cases / "facts.json"}
+    names = {"PREFIX": built.prefix, "RECIPE": recipe, "FACTS": cases / "facts.json"}
     words = [str(names.get(each, each)) for each in SHOWN[command]]
     # `doctor` finds no cause in a recipe.
     said = hvdenv(command, *words, code=int(command == "doctor"))
