@@ -5,12 +5,11 @@ compiled again. The same entry and the same hvdenv give the same bytes.
 
 A static index has the wheels, for pip and every other installer of Python packages::
 
-    DIR/index.html                 the projects: horovod
     DIR/horovod/index.html         its wheels with their hashes (PEP 503)
-    DIR/files/NAME.whl             wheels
+    DIR/horovod/NAME.whl           wheels
 
-A listed wheel never changes, and a wheel is listed when it is complete. Pages are replaced
-atomically, so readers need no lock. Publishers write a page again if it lacks a wheel that another
+A listed wheel never changes, and a wheel is listed when it is complete. The page is replaced
+atomically, so readers need no lock. Publishers write it again if it lacks a wheel that another
 publisher has added meanwhile.
 """
 
@@ -36,17 +35,17 @@ from packaging.version import Version
 
 from hvdenv import WHEEL_PROGRAMS
 from hvdenv.base.errors import UsageError
-from hvdenv.base.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
+from hvdenv.base.places import make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.base.reading import MIB, OWN, STATE, WHEEL, hash_file, open_file, read_file, read_text
-from hvdenv.base.schema import Problem, decode, encode
+from hvdenv.base.schema import Table, encode
 from hvdenv.building.wheelcache import Record
 from hvdenv.knowledge.patches import applicable, set_number
 from hvdenv.plans.step import digest
 from hvdenv.sites.launchers import parse_mpi_version
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
 
-FILES, PROJECT = "files", "horovod"
-_LINK = re.compile(rf'href="\.\./{FILES}/([^"#]+)#sha256=([0-9a-f]{{64}})"')
+PROJECT, PAGE = "horovod", "index.html"
+_LINK = re.compile(r'href="([^"#]+)#sha256=([0-9a-f]{64})"')
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
 _IMPORT = "from horovod import _compiled_for; _compiled_for.check({!r})  # by hvdenv\n"
 # Framework: label, key in Horovod's metadata.json, file name of its extension, variable of its build.
@@ -60,34 +59,14 @@ _MPI = {
     "Hydra": ("mpich", "MPICH", "mpich"),
     "Intel MPI": ("impi", "Intel MPI", ""),
 }
-_LINKED = re.compile(rb"\0(libmpi[a-z_]{0,20}\.so[.0-9]{0,20})(?=\0)")
-# More than the longest match of a pattern above.
+# The library of MPI that an extension links, and the mark of the newer string ABI of C++.
+_SYMBOL = re.compile(rb"(?<=\0)libmpi[a-z_]{0,20}\.so[.0-9]{0,20}(?=\0)|__cxx11")
+# More than the longest match.
 _OVERLAP = 64
 
 
 class Unpublished(Exception):
     """Why an entry of a cache cannot be published."""
-
-
-class Installed(NamedTuple):
-    package: str
-
-
-class Stack(NamedTuple):
-    """What hvdenv/standalone/steps/stack.py reports, as far as it is needed here."""
-
-    frameworks: dict[str, Installed]
-    mpi: str
-    soabi: str
-    programs: dict[str, str] = {}
-
-
-class WheelInputs(NamedTuple):
-    """The inputs of a wheel, as far as they are needed here."""
-
-    patches: dict[str, str]
-    variables: dict[str, str]
-    stack: Stack
 
 
 class Framework(NamedTuple):
@@ -139,17 +118,12 @@ class CheckedWheel(NamedTuple):
     wheel: Path
 
 
-class Symbols(NamedTuple):
-    """What an extension of a wheel contains; ``mpi`` is the library that it links, or empty."""
-
-    cxx11: bool
-    mpi: bytes
-
-
-# What reading an archive raises. A RuntimeError is one that is encrypted, or JSON that is nested
-# too deeply.
+# What reading an archive or inputs of another form raises. A RuntimeError is an archive that is
+# encrypted, or JSON that is nested too deeply.
 _UNREADABLE = (
+    AttributeError,
     KeyError,
+    TypeError,
     ValueError,
     zipfile.BadZipFile,
     zlib.error,
@@ -165,69 +139,67 @@ def compiled_for(source: CheckedWheel) -> CompiledFor:
     Raises:
         Unpublished: this hvdenv cannot tell, or has other patches.
     """
+    horovod, inputs = source.record.file.split("-")[1], source.record.inputs
     try:
-        inputs = decode(WheelInputs, source.record.inputs, lenient=True)
-        frameworks, found = _opened(source, inputs)
-    except (Problem, *_UNREADABLE) as error:
+        variables, stack, patches = (inputs[each] for each in ("variables", "stack", "patches"))
+        frameworks, library = _opened(source, variables, stack)
+        label, mpi = _mpi(stack["mpi"], library) if library else ("gloo", None)
+        nvcc = re.search(r"release (\d+\.\d+)", " ".join(stack["programs"].values()))
+        folders = variables.get("HVDENV_INSTALL_RPATH", "").split(":")
+    except _UNREADABLE as error:
         raise Unpublished(f"hvdenv cannot tell what it was compiled for ({error})") from error
-    horovod = source.record.file.split("-")[1]
     versions = {name: each.version for name, each in frameworks.items()}
     wanted = applicable({"horovod": horovod, **versions})
-    if inputs.patches != {patch.name: digest(patch.edit) for patch in wanted}:
+    if patches != {patch.name: digest(patch.edit) for patch in wanted}:
         raise Unpublished("it was compiled with other patches than those of this hvdenv")
-    label, mpi = _mpi(inputs, next((each.mpi for each in found if each.mpi), b""))
-    cuda = _cuda(inputs)
+    cuda = nvcc[1] if nvcc else ""
+    accelerator = f"cu{cuda.replace('.', '')}" if cuda else "cpu"
+    if variables.get("HOROVOD_GPU") == "ROCm":
+        accelerator = "rocm"
     labels = [f"{_FRAMEWORKS[name][0]}{_short(each)}" for name, each in versions.items()]
-    local = ["hvdenv", str(set_number()), *labels, _accelerator(inputs, cuda), label]
+    local = ".".join(["hvdenv", str(set_number()), *labels, accelerator, label])
     return CompiledFor(
-        version=str(Version(f"{horovod}+{'.'.join(local)}")),
+        version=str(Version(f"{horovod}+{local}")),
         frameworks=frameworks,
         mpi=mpi,
         cuda=cuda,
-        run_path=tuple(filter(None, inputs.variables.get("HVDENV_INSTALL_RPATH", "").split(":"))),
+        run_path=tuple(filter(None, folders)),
     )
 
 
 def _opened(
-    source: CheckedWheel, inputs: WheelInputs
-) -> tuple[dict[str, Framework], list[Symbols]]:
-    """The frameworks of a wheel, and what its extensions contain.
+    source: CheckedWheel, variables: Table, stack: Table
+) -> tuple[dict[str, Framework], str]:
+    """The frameworks of a wheel, and the library of MPI that it links, or an empty name.
 
     Raises:
         one of _UNREADABLE: it is no wheel of Horovod.
     """
-    frameworks, found = {}, []
+    frameworks, library = {}, ""
     with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
         built_with = json.loads(content(archive, "horovod/metadata.json"))
         for name, (_, key, stem, variable) in _FRAMEWORKS.items():
-            if inputs.variables.get(variable) != "1":
+            if variables.get(variable) != "1":
                 continue
-            found.append(_symbols(blocks(archive, f"horovod/{name}/{stem}{inputs.stack.soabi}")))
+            extension = f"horovod/{name}/{stem}{stack['soabi']}"
+            found, rest = set[bytes](), b""
+            for block in blocks(archive, extension):
+                part = rest + block
+                found |= {*_SYMBOL.findall(part)}
+                rest = part[-_OVERLAP:]
+            linked = sorted(each for each in found if each.startswith(b"libmpi"))
+            library = library or (linked[0].decode() if linked else "")
             frameworks[name] = Framework(
-                package=inputs.stack.frameworks[name].package,
+                package=stack["frameworks"][name]["package"],
                 version=Version(built_with[key]).public,
-                cxx11=found[-1].cxx11,
+                cxx11=b"__cxx11" in found,
             )
-    return frameworks, found
+    return frameworks, library
 
 
-def _symbols(library: Iterable[bytes]) -> Symbols:
-    found, rest = Symbols(False, b""), b""
-    for block in library:
-        part = rest + block
-        found = Symbols(
-            found.cxx11 or b"__cxx11" in part,
-            found.mpi or next(iter(_LINKED.findall(part)), b""),
-        )
-        rest = part[-_OVERLAP:]
-    return found
-
-
-def _mpi(inputs: WheelInputs, linked: bytes) -> tuple[str, Mpi | None]:
-    """The label and facts of the MPI; ``linked`` is its library, or empty."""
-    if not linked:
-        return "gloo", None
-    library, found = linked.decode(), parse_mpi_version(inputs.stack.mpi)
+def _mpi(version: str, library: str) -> tuple[str, Mpi]:
+    """The label and facts of the MPI."""
+    found = parse_mpi_version(version)
     if found.kind not in _MPI:
         return "mpi", Mpi("an unknown MPI", library, "")
     label, name, package = _MPI[found.kind]
@@ -236,34 +208,14 @@ def _mpi(inputs: WheelInputs, linked: bytes) -> tuple[str, Mpi | None]:
     return label, Mpi(f"{name} {found.version}", library, required)
 
 
-def _cuda(inputs: WheelInputs) -> str:
-    """The version of the CUDA toolkit, as 13.0; empty without one."""
-    found = re.search(r"release (\d+\.\d+)", " ".join(inputs.stack.programs.values()))
-    return found[1] if found else ""
-
-
-def _accelerator(inputs: WheelInputs, cuda: str) -> str:
-    if inputs.variables.get("HOROVOD_GPU") == "ROCm":
-        return "rocm"
-    return f"cu{cuda.replace('.', '')}" if cuda else "cpu"
-
-
 def _short(version: str) -> str:
     """2.13 for 2.13.0."""
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version).replace("+", ".")
 
 
-def name_of(source: CheckedWheel, facts: CompiledFor) -> str:
-    """The file name of a published wheel.
-
-    Its build number says when it was compiled, so installers prefer the newest of one version, and
-    which entry it is of, so no other wheel has the same name.
-    """
-    tags = source.record.file.split("-", 2)[2]
-    return f"horovod-{facts.version}-{_build(source)}-{tags}"
-
-
 def _build(source: CheckedWheel) -> str:
+    """The build number: when the wheel was compiled, so that installers prefer the newest of one
+    version, and which entry it is of, so that no other wheel has the same name."""
     time = re.sub(r"\D", "", source.record.created.partition("+")[0])
     return f"{time}_{source.record.key[:8]}"
 
@@ -281,7 +233,7 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
             with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
                 changed = _changed(archive, source, facts, before)
                 lines = [
-                    add_file(
+                    _add_file(
                         made,
                         info.filename.replace(before, after, 1),
                         changed.get(info.filename) or blocks(archive, info),
@@ -292,9 +244,9 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
                 ]
         except _UNREADABLE as error:
             raise Unpublished(f"it cannot be read ({error})") from error
-        lines += [add_file(made, name, changed[name]) for name in (_CHECK, _FACTS)]
+        lines += [_add_file(made, name, changed[name]) for name in (_CHECK, _FACTS)]
         record = "\n".join([*lines, f"{after}RECORD,,", ""])
-        add_file(made, f"{after}RECORD", [record.encode()])
+        _add_file(made, f"{after}RECORD", [record.encode()])
 
 
 def _changed(
@@ -314,7 +266,7 @@ def _changed(
     return {name: [text.encode()] for name, text in changed.items()}
 
 
-def add_file(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0) -> str:
+def _add_file(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0) -> str:
     """Add a file, with the time that all have; returns its line of RECORD."""
     made, digest, size = zipfile.ZipInfo(name), hashlib.sha256(), 0
     made.compress_type, made.create_system = zipfile.ZIP_DEFLATED, 3
@@ -349,37 +301,36 @@ def _metadata(text: str, facts: CompiledFor) -> str:
 
 
 def prepare(folder: Path) -> Path:
-    """The directory of an index, created if missing.
+    """The directory with the wheels of an index, created if missing.
 
     Raises:
-        UsageError: it contains something else.
+        UsageError: the directory of the index contains something else.
         StepError: it cannot be written, or another user could have made a link in it.
     """
     folder = named_folder(folder)
     make_folder(folder)
+    wheels = named_folder(folder / PROJECT, last=True)
     with reporting(folder):
-        others = [name for name in os.listdir(folder) if not name.startswith(".")]
-        if others and not any((folder / name).is_dir() for name in (FILES, PROJECT)):
-            raise UsageError(
-                "this directory contains other files",
-                where=str(folder),
-                remedy="name a new directory, an empty one or an index",
-            )
-        for name in (FILES, PROJECT):
-            named_folder(folder / name, last=True)
+        if not wheels.is_dir():
+            if any(not name.startswith(".") for name in os.listdir(folder)):
+                raise UsageError(
+                    "this directory contains other files",
+                    where=str(folder),
+                    remedy="name a new directory, an empty one or an index",
+                )
             # With the permissions of the directory, whatever the umask.
-            if not (folder / name).exists():
-                (folder / name).mkdir(0o700)
-                (folder / name).chmod(stat.S_IMODE(folder.stat().st_mode))
-    return folder
+            wheels.mkdir(0o700)
+            wheels.chmod(stat.S_IMODE(folder.stat().st_mode))
+    return folder / PROJECT
 
 
 def publish(index: Path, source: CheckedWheel) -> tuple[str, bool]:
     """Add a wheel to an index; returns its name, and whether it is new.
 
-    The next write_pages() lists it.
+    The next write_page() lists it.
 
     Args:
+        index: from prepare().
         source: a checked entry of a cache.
 
     Raises:
@@ -387,16 +338,16 @@ def publish(index: Path, source: CheckedWheel) -> tuple[str, bool]:
         StepError: the directory cannot be written.
     """
     facts = compiled_for(source)
-    name = name_of(source, facts)
-    path = index / FILES / name
+    tags = source.record.file.split("-", 2)[2]
+    name = f"{PROJECT}-{facts.version}-{_build(source)}-{tags}"
     with suppress(OSError):  # otherwise it is replaced, if possible
-        if hash_file(path, WHEEL)[0] == _listed(index).get(name):
+        if hash_file(index / name, WHEEL)[0] == _listed(index).get(name):
             return name, False
     with TemporaryDirectory() as folder:
         wheel = Path(folder) / "wheel"
         make(source, facts, wheel)
         with open_file(wheel, WHEEL) as stream:
-            _place(path, iter(lambda: stream.read(MIB), b""))
+            _place(index / name, iter(lambda: stream.read(MIB), b""))
     return name, True
 
 
@@ -408,15 +359,20 @@ def _place(path: Path, content: Iterable[bytes]) -> None:
 
 def _listed(index: Path) -> dict[str, str]:
     """The sha256 of each wheel on the page, by its file name."""
-    page = _content(index / PROJECT / "index.html").decode("utf-8", "replace")
-    return {unquote(name): sha256 for name, sha256 in _LINK.findall(page)}
+    return {unquote(name): digest for name, digest in _LINK.findall(_text(index / PAGE))}
+
+
+def _text(path: Path) -> str:
+    """The text of a page; empty if there is none."""
+    try:
+        return read_file(path, STATE).data.decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _names(index: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in (index / FILES).iterdir() if _is_ours(path.name))
-    except OSError as error:
-        raise blocked(index / FILES, error, "read") from error
+    with reporting(index, "read"):
+        return sorted(filter(_is_ours, os.listdir(index)))
 
 
 def _is_ours(name: str) -> bool:
@@ -426,50 +382,36 @@ def _is_ours(name: str) -> bool:
         return False
 
 
-def write_pages(index: Path) -> int:
-    """List all wheels, and return their number; pages that do not change are not written.
+def write_page(index: Path) -> int:
+    """List all wheels, and return their number; a page that does not change is not written.
 
-    A page never takes over the hash of a wheel that has changed: installers refuse it.
+    It never takes over the hash of a wheel that has changed: installers refuse it.
 
     Raises:
         StepError: the directory cannot be read or written.
     """
-    for folder in (index, index / PROJECT, index / FILES):
-        sweep(folder)  # publishers may have been killed
+    sweep(index)  # publishers may have been killed
     while True:
         names, listed = _names(index), _listed(index)
         wheels = {}
         for name in names:
-            with reporting(index / FILES / name, "read"):
-                wheels[name] = listed.get(name) or hash_file(index / FILES / name, WHEEL)[0]
-        for path, page in _pages(wheels).items():
-            if _content(index / path) != page:
-                _place(index / path, [page])
+            with reporting(index / name, "read"):
+                wheels[name] = listed.get(name) or hash_file(index / name, WHEEL)[0]
+        page = _page(wheels)
+        if _text(index / PAGE) != page:
+            _place(index / PAGE, [page.encode()])
         if _names(index) == names:
             return len(names)
 
 
-def _content(path: Path) -> bytes:
-    """The text of a page; empty if there is none."""
-    try:
-        return read_file(path, STATE).data
-    except OSError:
-        return b""
-
-
-def _pages(wheels: Mapping[str, str]) -> dict[str, bytes]:
-    """The pages that list wheels with these hashes."""
-    links = [(f"../{FILES}/{quote(n)}#sha256={wheels[n]}", n) for n in sorted(wheels)]
-    return {
-        f"{PROJECT}/index.html": _page("Links for horovod", links),
-        "index.html": _page("Simple index", [(f"{PROJECT}/", PROJECT)]),
-    }
-
-
-def _page(title: str, links: Iterable[tuple[str, str]]) -> bytes:
-    lines = [f'<a href="{html.escape(url)}">{html.escape(name)}</a><br>\n' for url, name in links]
+def _page(wheels: Mapping[str, str]) -> str:
+    """The page that lists wheels with these hashes."""
+    lines = (
+        f'<a href="{quote(name)}#sha256={digest}">{html.escape(name)}</a><br>\n'
+        for name, digest in wheels.items()
+    )
     return (
         '<!DOCTYPE html>\n<html>\n<head>\n<meta charset="utf-8">\n'
         '<meta name="pypi:repository-version" content="1.0">\n'
-        f"<title>{title}</title>\n</head>\n<body>\n{''.join(lines)}</body>\n</html>\n"
-    ).encode()
+        f"<title>Links for {PROJECT}</title>\n</head>\n<body>\n{''.join(lines)}</body>\n</html>\n"
+    )

@@ -156,8 +156,9 @@ def _publish(arguments: argparse.Namespace) -> int:
             remedy="hvdenv wheels list (says which are damaged); hvdenv build RECIPE --rebuild"
             " compiles a wheel again",
         )
-    listed = published.write_pages(target)
-    print(f"{listed} wheel{'s' * (listed != 1)} in the index {target.absolute().as_uri()}")
+    listed = published.write_page(target)
+    index = arguments.folder.expanduser().absolute().as_uri()
+    print(f"{listed} wheel{'s' * (listed != 1)} in the index {index}")
     return 0
 
 

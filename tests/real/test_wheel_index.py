@@ -51,7 +51,7 @@ def venv(folder: Path, local_prefix: Path, tmp_path_factory: pytest.TempPathFact
     subprocess.run([original.python, *words], check=True)
     there = purelib(Path(original.python))
     (purelib(Path(python)) / "frameworks.pth").write_text(f"{there}\n")
-    (wheel,) = (folder / "files").glob("*.whl")
+    (wheel,) = (folder / "horovod").glob("*.whl")
     version = wheel.name.split("-")[1]
     index = ["--isolated", "--index-url", f"file://{folder}"]
     words = [python, "-m", "pip", "install", "--quiet", *index, f"horovod[mpi]=={version}"]
