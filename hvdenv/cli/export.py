@@ -7,19 +7,17 @@ host name of this machine."""
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from hvdenv.base.errors import UsageError
-from hvdenv.base.places import find_places, named_file, write_text
-from hvdenv.cli.options import add, add_options, read_request
+from hvdenv.base.places import find_places
+from hvdenv.cli.options import add_options, read_request
 from hvdenv.environments import installed
 from hvdenv.session.chosen import choose
-from hvdenv.session.output import report
 
 EXAMPLES = """\
 examples:
   hvdenv export local > local.cdx.json
-  hvdenv export neuron --variant cpu --to neuron.cdx.json
+  hvdenv export neuron --variant cpu > neuron.cdx.json
   hvdenv export --prefix ~/envs/horovod@3f2a9c81     an earlier generation
 
 Lists for pip and conda come from these programs themselves:
@@ -29,7 +27,6 @@ Lists for pip and conda come from these programs themselves:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe?", "prefix")
-    add(parser, "--to FILE", "write to a file instead of standard output", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,10 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     # The library takes a second to import.
     from hvdenv.locks import cyclonedx
 
-    text = cyclonedx.render(installed.named_contents(str(prefix), places).contents)
-    if arguments.to:
-        write_text(named_file(arguments.to), text)
-        report(f"wrote {arguments.to}")
-    else:
-        print(text, end="")
+    print(cyclonedx.render(installed.named_contents(str(prefix), places).contents), end="")
     return 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from hvdenv.base.errors import UsageError
 from hvdenv.base.schema import encode
 from hvdenv.cli.options import add, add_options, is_locked, read_request
-from hvdenv.environments.generations import refuse_unfit
 from hvdenv.plans.plan import render_bash
 from hvdenv.session.output import print_json
 from hvdenv.session.prepare import describe, prepare
@@ -44,10 +42,4 @@ def run(arguments: argparse.Namespace) -> int:
         print(render_bash(prepared.place(plan), prepared.environment.prefix), end="")
     else:
         print(describe(plan, prepared))
-    if request.prefix:
-        try:
-            refuse_unfit(prepared.environment.prefix)
-        except UsageError as error:
-            is_text = arguments.format == "text" and not arguments.json
-            print(f"\nnote: build refuses {error}", file=sys.stdout if is_text else sys.stderr)
     return 0

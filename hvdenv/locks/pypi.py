@@ -174,15 +174,6 @@ def as_before(packages: Iterable[Package], before: Iterable[Package]) -> tuple[P
     return tuple(found)
 
 
-def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
-    """The platforms in the names of wheels, sorted."""
-    from packaging.utils import parse_wheel_filename
-
-    wheels = (each.file for each in packages if each.is_wheel)
-    found = {tag.platform for file in wheels for tag in parse_wheel_filename(file)[3]}
-    return tuple(sorted(found - {"any"}))
-
-
 def listed(text: str) -> dict[str, str]:
     """Version by name of the packages that ``check_requirements.py`` lists."""
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", text, re.MULTILINE))

@@ -263,7 +263,7 @@ def _in_image(request: Request, name: str, recipe: Recipe, container: Container)
         raise UsageError(
             f"this host has no image of {request.named}",
             where=str(image),
-            remedy=f"build it from what `hvdenv container {request.named} --to horovod.def` writes, or copy"
+            remedy=f"build it from what `hvdenv container {request.named}` writes, or copy"
             " it to this host",
         )
     request.gate.refuse_path(image)

@@ -63,8 +63,8 @@ def recipe(home: Path, request: pytest.FixtureRequest) -> str:
         binds: tuple[str, ...] = request.getfixturevalue("pip_binds")
         began = time.monotonic()
         dockerfile = image.parent / "Dockerfile"
-        words = ("container", str(path), *WORDS, "--format", "docker", "--to", str(dockerfile))
-        Cli(home, built.variables)(*words)
+        words = ("container", str(path), *WORDS, "--format", "docker")
+        dockerfile.write_text(Cli(home, built.variables)(*words).stdout)
         built.build(dockerfile, "localhost/horovod:1", binds)
         print(f"the image was built in {time.monotonic() - began:.0f} s")
         export(built, "localhost/horovod:1", image)

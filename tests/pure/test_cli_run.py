@@ -164,7 +164,7 @@ def test_an_image_has_to_be_there_and_its_launcher_reaches_no_other_host(
     by_mpirun = ("--launcher", "mpirun", "--", "true")
     said = hvdenv("run", imaged, *by_mpirun, code=125).err
     assert f"{tmp_path}/h.sif: this host has no image" in said
-    assert f"hvdenv container {imaged} --to horovod.def" in said
+    assert f"hvdenv container {imaged}` writes" in said
     assert "this host has no image" in hvdenv("job", imaged, "--submit", *by_mpirun, code=2).err
     of_image = ("--launcher", "horovodrun-gloo", "--", "true")
     said = dry(hvdenv, f"{imaged} -n 2 --launcher horovodrun-gloo -- true")

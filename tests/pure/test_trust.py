@@ -55,7 +55,7 @@ def faults(prefix: Path, *, whole: bool) -> str:
 # workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
     "completion": ("bash",),
-    "container": (),
+    "container": ("singularity",),
     "diff": ("PREFIX", "PREFIX"),
     "doctor": ("RECIPE",),
     "envs": (),

@@ -126,7 +126,6 @@ _shtab_hvdenv_container_options=(
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
   "--format[singularity\: a definition file for Apptainer and Singularity (default)\; docker\: a Dockerfile]:format:(singularity docker)"
-  "--to[write the definition to a file instead of standard output]:FILE:"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
@@ -138,7 +137,7 @@ _shtab_hvdenv_diff_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[print the result as JSON, and nothing else, on standard output]"
   "--exit-code[exit with 1 if they differ]"
-  ":environment\: a name, prefix or directory\; \@GENERATION may follow:"
+  ":environment\: a name or prefix\; \@GENERATION may follow:"
   ":what to compare it with, written the same way:"
 )
 
@@ -204,7 +203,6 @@ _shtab_hvdenv_export_options=(
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:PREFIX:"
-  "--to[write to a file instead of standard output]:FILE:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
