@@ -9,6 +9,7 @@ import argparse
 import os
 from typing import get_args
 
+from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_options, read_request
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
@@ -17,6 +18,7 @@ from hvdenv.plans import images
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.session.judge import refuse_blocked
 from hvdenv.session.output import print_json
+from hvdenv.session.prepare import choose_python
 from hvdenv.session.recipe import open_recipe
 
 EXAMPLES = """\
@@ -65,7 +67,7 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     partition = recipe.partition
     machine = partition.arch if partition else os.uname().machine
     facts = images.image_facts(recipe.container, machine, len(os.sched_getaffinity(0)))
-    python = images.image_python(recipe, facts, arguments.python)
+    python = choose_python(resolved, facts, Runner(), arguments.python)
     plan = images.image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
     refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)

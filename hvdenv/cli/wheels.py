@@ -78,29 +78,13 @@ def _list(arguments: argparse.Namespace) -> int:
         report(f"error: {problem}")
     entries = [wheelcache.describe(cache, name) for cache, name in found]
     if arguments.json:
-        print_json(
-            [
-                {
-                    **each._asdict(),
-                    "horovod": version if name == "horovod" else "",
-                    "python": python,
-                }
-                for each in entries
-                for name, version, python in [_tags(each)]
-            ]
-        )
+        print_json([each._asdict() for each in entries])
     else:
         for each in entries:
             _show(each)
         if not entries and not unread:
             print("no wheels yet; `hvdenv build` stores those that it compiles")
     return int(bool(unread) or any(each.problem for each in entries))
-
-
-def _tags(entry: Listed) -> tuple[str, str, str]:
-    """Name, version and Python in the name of a wheel: Horovod, or a framework from source."""
-    name, version, python = (*entry.wheel.split("-"), "", "")[:3]
-    return name, version, python
 
 
 def _show(entry: Listed) -> None:
@@ -110,7 +94,8 @@ def _show(entry: Listed) -> None:
         used = f", used {entry.used[:10]}" if entry.used else ""
         where = f"shared: {entry.cache}" if entry.shared else "own"
         stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
-        name, version, python = _tags(entry)
+        # Horovod, or a framework from source.
+        name, version, python = (*entry.wheel.split("-"), "", "")[:3]
         about = ", ".join(filter(None, [f"{name} {version}", built, python]))
         lines = [
             f"{entry.key[:12]}  {about}",

@@ -27,7 +27,7 @@ from hvdenv.environments.activation import left_open
 from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import Plan, candidates, make_plan, render_bash, steps_of
+from hvdenv.plans.plan import Plan, make_plan, render_bash, steps_of
 
 FormatName = Literal["singularity", "docker"]
 
@@ -116,25 +116,6 @@ def image_facts(container: Container | None, machine: str, cores: int) -> Facts:
         ),
         cc=Tool("/usr/bin/gcc", distribution.gcc),
         cxx=Tool("/usr/bin/g++", distribution.gcc),
-    )
-
-
-def image_python(recipe: Recipe, facts: Facts, requested: str | None) -> Interpreter:
-    """The distribution's Python that the recipe allows, or of it the requested version.
-
-    Raises:
-        IncompatibleError: the distribution has none that fits.
-    """
-    for each in candidates(recipe, facts):
-        if requested in (None, each.version):
-            return each
-    available = ", ".join(each.version for each in facts.interpreters)
-    option = f", --python requests {requested}" if requested else ""
-    raise IncompatibleError(
-        f"the recipe needs Python {recipe.python.version}{option}; the image has {available}",
-        where=f"container.base: {facts.host}",
-        remedy="start from an image of another distribution (--set container.base=...), or choose"
-        " a variant for this Python",
     )
 
 

@@ -153,10 +153,13 @@ def choose_python(
         return incomplete
     needed = resolved.recipe.python.version
     there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
-    remedy = f"install it (for example with `uv python install '{needed}'`), or load a module"
+    remedy = (
+        f"install it (for example with `uv python install '{needed}'`), or load a module;"
+        " for an image, choose another one (--set container.base=...)"
+    )
     asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(
-        f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
+        f"the recipe needs Python {needed}{asked_for}; {facts.host} has {there}",
         where=resolved.where("python.version"),
         remedy=remedy,
     )

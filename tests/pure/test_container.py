@@ -27,10 +27,9 @@ from hvdenv.plans.images import (
     find_distribution,
     image_facts,
     image_plan,
-    image_python,
     written,
 )
-from hvdenv.plans.plan import TEMPORARY, Plan, render_bash
+from hvdenv.plans.plan import TEMPORARY, Plan, candidates, render_bash
 from hvdenv.plans.steps import GENERATION
 from tests.support.commands import Hvdenv
 
@@ -53,10 +52,10 @@ def on_gpus() -> Recipe:
     )
 
 
-def plan_of(recipe: Recipe, python: str | None = None) -> Plan:
+def plan_of(recipe: Recipe) -> Plan:
     assert recipe.container
     facts = image_facts(recipe.container, "x86_64", 4)
-    return image_plan(recipe, ("torch",), facts, image_python(recipe, facts, python))
+    return image_plan(recipe, ("torch",), facts, candidates(recipe, facts)[0])
 
 
 RECIPES = {

@@ -22,8 +22,8 @@ import pytest
 
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.images import define, image_facts, image_plan, image_python
-from hvdenv.plans.plan import Plan
+from hvdenv.plans.images import define, image_facts, image_plan
+from hvdenv.plans.plan import Plan, candidates
 from tests.support.needs import need
 from tests.support.workers import one_at_a_time
 
@@ -185,8 +185,7 @@ def recipe_and_plan() -> tuple[Recipe, Plan]:
     recipe = load_recipe("local", variants=["torch"], overrides=[f"container.base={BASE}"]).recipe
     assert recipe.container
     facts = image_facts(recipe.container, "x86_64", len(os.sched_getaffinity(0)))
-    python = image_python(recipe, facts, None)
-    return recipe, image_plan(recipe, ("torch",), facts, python)
+    return recipe, image_plan(recipe, ("torch",), facts, candidates(recipe, facts)[0])
 
 
 ODD = "a $HOME `id` \"quoted\" 'too' \\ {{ x }} #"
