@@ -311,18 +311,12 @@ def _table(value: object) -> Table:
 
 
 def prune(
-    cache: Cache,
-    *,
-    largest: float | None = None,
-    oldest: str = "",
-    spared: str = "",
-    thorough: bool = False,
+    cache: Cache, *, largest: float, spared: str = "", thorough: bool = False
 ) -> list[tuple[Listed, bool]]:
     """Remove unusable and least recently used entries of the user's own cache.
 
     Args:
         largest: bytes to keep.
-        oldest: remove what was neither stored nor used since this time.
         spared: the key of an entry to keep.
         thorough: compare hashes to find damaged ones.
 
@@ -335,8 +329,7 @@ def prune(
     going, total = [], 0
     for each in entries:
         total += 0 if each.problem else each.bytes
-        too_much = largest is not None and total > largest
-        if each.key != spared and (each.problem or too_much or (each.used or "") < oldest):
+        if each.key != spared and (each.problem or total > largest):
             going.append(each)
     before = time.time() - LEFT_ALONE_SECONDS
     for path in cache.folder.glob(".*"):  # what killed processes left

@@ -16,7 +16,7 @@ from hvdenv.base.places import find_places
 from hvdenv.building import published, wheelcache
 from hvdenv.building.published import CheckedWheel, Unpublished
 from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
-from hvdenv.cli.options import add, add_action, add_options, age, time_ago
+from hvdenv.cli.options import add, add_action, add_options
 from hvdenv.environments import generations, registry
 from hvdenv.session.output import print_json, report
 from hvdenv.session.recipe import shared_wheels
@@ -25,7 +25,7 @@ from hvdenv.session.request import site_file
 EXAMPLES = """\
 examples:
   hvdenv wheels list                                  your own cache, and shared ones
-  hvdenv wheels prune --older-than 90d
+  hvdenv wheels prune
   hvdenv wheels publish /proj/group/index
   hvdenv wheels publish /proj/group/index neuron local+torch     wheels of these environments
   pip install --extra-index-url file:///proj/group/index \\
@@ -39,15 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = add_action(actions, "list", "list and check the wheels of the caches")
     add_options(listing, "site", "json")
-    prune = add_action(actions, "prune", "remove unusable and least recently used wheels of yours")
-    add_options(prune, "site")
-    add(
-        prune,
-        "--older-than AGE",
-        "remove wheels not used for this long, such as 90d or 8w (default: the least recently used"
-        " ones beyond places.wheels.own_gb)",
-        type=age,
+    prune = add_action(
+        actions,
+        "prune",
+        "remove wheels of yours: unusable ones, and the least recently used beyond"
+        " places.wheels.own_gb",
     )
+    add_options(prune, "site")
     publish = add_action(actions, "publish", "add compiled wheels to an index")
     add(publish, "folder DIR", "directory of the index", type=Path)
     add_options(publish, "site")
@@ -109,10 +107,8 @@ def _show(entry: Listed) -> None:
 
 def _prune(arguments: argparse.Namespace) -> int:
     """Remove wheels of the user's own cache."""
-    oldest, wheels = time_ago(arguments.older_than), shared_wheels(site_file(arguments.site))
-    largest = None if oldest else wheels.own_gb * 1e9
-    own = wheelcache.own(find_places())
-    gone = wheelcache.prune(own, largest=largest, oldest=oldest, thorough=True)
+    largest = shared_wheels(site_file(arguments.site)).own_gb * 1e9
+    gone = wheelcache.prune(wheelcache.own(find_places()), largest=largest, thorough=True)
     for each, is_removed in gone:
         verb = "removed" if is_removed else "kept (no permission)"
         print(f"{verb} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")

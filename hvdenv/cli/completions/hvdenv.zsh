@@ -49,7 +49,7 @@ _shtab_hvdenv_envs_commands() {
 _shtab_hvdenv_wheels_commands() {
   local _commands=(
     list:'List and check the wheels of the caches.'
-    prune:'Remove unusable and least recently used wheels of yours.'
+    prune:'Remove wheels of yours: unusable ones, and the least recently used beyond places.wheels.own_gb.'
     publish:'Add compiled wheels to an index.'
   )
   _describe 'hvdenv wheels commands' _commands
@@ -502,7 +502,6 @@ _shtab_hvdenv_wheels_list_defaults_added=0
 _shtab_hvdenv_wheels_prune_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--older-than[remove wheels not used for this long, such as 90d or 8w (default\: the least recently used ones beyond places.wheels.own_gb)]:AGE:"
 )
 
 # guard to ensure default positional specs are added only once per session
