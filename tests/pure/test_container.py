@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.base.errors import IncompatibleError, RecipeError
+from hvdenv.base.errors import IncompatibleError
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
 from hvdenv.plans.images import (
@@ -120,20 +120,6 @@ def test_a_text_is_written_as_it_is_and_no_line_of_it_means_anything(text: str) 
     done = shell(command.replace("> file", ">&1"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == (text.removesuffix("\n") + "\n").encode()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("container.base", '"debian:12\\nUSER nobody"'),
-        ("container.packages", '["gcc\\nUSER nobody"]'),
-        ("container.image", '"a.sif\\n%post"'),
-        ("container.binds", '["/data\\n%post"]'),
-    ],
-)
-def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
-    with pytest.raises(RecipeError, match="control characters"):
-        torch_on(DEBIAN, f"{key}={value}")
 
 
 @pytest.mark.parametrize("form", get_args(FormatName))

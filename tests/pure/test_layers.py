@@ -303,6 +303,8 @@ def test_what_is_wrong_in_a_site_file_is_said_of_that_file(
         ("mpi.versoin=5", RecipeError, '--set: mpi.versoin: unknown key; did you mean "version"'),
         ("mpi=5", RecipeError, "--set: mpi: expected a table, found 5"),
         ('name="a\\nb"', RecipeError, "--set: name: control characters are not allowed"),
+        # A line of its own in a definition of an image.
+        ('container.packages=["gcc\\nUSER nobody"]', RecipeError, "control characters"),
         ("variants.x.name=y", RecipeError, "--set: variants: unknown key"),
     ],
 )

@@ -175,21 +175,17 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
 
 
 NINJA_ENTRY = "[[packages]]" + pypi.render([NINJA], "3.11", "x86_64").partition("[[packages]]")[2]
-RELEASE, URL = 'version = "1.13.2"', f'url = "{NINJA.url}"'
+RELEASE = 'version = "1.13.2"'
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ('lock-version = "1.0"', 'lock-version = "2.0"', "version 2.0 is not supported"),
-        ("[[packages]]", "[packages]", "Unexpected type dict"),
         (f'sha256 = "{HASH}"', f'sha512 = "{HASH}"', "ninja: sha256: this key is required"),
         (f'sha256 = "{HASH}"', f'sha256 = "{HASH}\\n-i http://x"', "sha256: control characters"),
         (RELEASE, f"{RELEASE}\nmarker = \"os_name == 'x'\"", "ninja: hvdenv writes no markers"),
-        (RELEASE, 'version = "1"\nvcs = {type="git"}', "vcs"),
         (RELEASE, 'version = "1"\ndirectory = {path="/x"}', "directory"),
-        (RELEASE, 'version = "1"\narchive = {path="/x"}', "archive"),
-        (RELEASE, 'version = "one"', "ersion"),
         ('name = "ninja-1', 'name = "../../ninja-1', "Invalid wheel filename"),
         ('name = "ninja-1.13', 'name = "six-1.13', "Name in 'six-1.13.2-py3-none-any.whl'"),
         ("https://x.org/", "http://x.org/", "ninja: url: expected an https://"),
@@ -198,7 +194,6 @@ RELEASE, URL = 'version = "1.13.2"', f'url = "{NINJA.url}"'
         ("https://x.org/", "https://x.org/t/s3cret/", "url: expected an https://"),
         ("https://x.org/n.whl", "https://x.org/n.whl?token=a", "url: expected an https://"),
         ("https://x.org/", "https://localhost/", "url: expected an https://"),
-        (URL, "", "path or url must be provided"),
         ("= []", '= ["six @ file:///tmp"]', "requires[0]: expected a requirement"),
         ("=", "", "Expected"),
         ("[[packages]]", f"{NINJA_ENTRY}[[packages]]", "ninja: it is in the lock twice"),
@@ -316,19 +311,10 @@ def test_what_changed_in_the_recipe_is_told_value_by_value() -> None:
     assert compare.changed(INPUTS, INPUTS) == ()
 
 
-@pytest.mark.parametrize(
-    ("requirement", "problem"),
-    [
-        ("torch==2.13.0", ""),
-        ("torch==2.13.0+cpu", ""),
-        ("Torch<3", ""),
-        ("torch==2.12.0", "torch==2.12.0: the lock has 2.13.0+cpu"),
-        ("numpy>=1.23", "numpy>=1.23: not in the lock"),
-    ],
-)
-def test_whether_a_lock_has_what_is_asked_for(requirement: str, problem: str) -> None:
-    found = compare.unsatisfied({TORCH.name: TORCH.version}, [requirement])
-    assert found == ((problem,) if problem else ())
+def test_whether_a_lock_has_what_is_asked_for() -> None:
+    requested = ["torch==2.13.0", "torch==2.13.0+cpu", "Torch<3", "torch==2.12.0"]
+    found = compare.unsatisfied({TORCH.name: TORCH.version}, requested)
+    assert found == ("torch==2.12.0: the lock has 2.13.0+cpu",)
 
 
 @pytest.mark.parametrize(

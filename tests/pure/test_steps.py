@@ -127,9 +127,6 @@ def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:
     assert not (tmp_path / "env.unfinished").exists()
 
 
-# A copy of an environment
-
-
 # ---------------------------------------------------------------- what a lock requires
 
 PACKAGES = {
