@@ -15,15 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.base.schema import Problem, decode
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.logs import AFTER, BEFORE
 from hvdenv.knowledge.rules import all_rules, each_of
 from hvdenv.model import dialect
-from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
 from hvdenv.model.facts import VERSION_QUESTIONS
-from hvdenv.model.recipe import CondaSpec, Specifier
 from hvdenv.plans import images
 from hvdenv.sites import batch
 from tests.support.patterns import slow_text
@@ -33,14 +30,15 @@ ROOT = Path(__file__).parents[2]
 DIALECTS = dialect.shipped()
 METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split")
 FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
-# The characters of the longest texts for all others: a pattern whose time grows with their square takes longer.
-LENGTH = 20_000
+# The characters of the longest texts for all others. A pattern whose time grows with their square takes
+# longer than SECONDS; a linear one with a bounded part of 200 characters takes half of that.
+LENGTH, SECONDS = 10_000, 0.025
 # Modules that cut texts to this many characters before they try patterns, which may be quadratic.
 CUT = {"knowledge/rules.py": rules.LONGEST, "standalone/ranks/datapath.py": 500}
 # The characters that doctor tries a wording on.
 WINDOW = BEFORE + AFTER
-# What a pattern may take for the worst text, in seconds of CPU time.
-SECONDS = 0.1
+# What a pattern may take for the worst of the texts that are cut, in seconds of CPU time.
+CUT_SECONDS = 0.1
 
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new
 # one has to be entered here.
@@ -243,8 +241,9 @@ def test_no_pattern_of_the_code_takes_long() -> None:
     uses = {each[1:]: each for each in _uses()}.values()
     assert len(uses) > 200
     for use in uses:
-        length = CUT.get(use.place.partition(":")[0], LENGTH)
-        assert not slow_text(use.pattern, use.flags, use.method, length, SECONDS), use
+        cut = CUT.get(use.place.partition(":")[0])
+        limits = (cut, CUT_SECONDS) if cut else (LENGTH, SECONDS)
+        assert not slow_text(use.pattern, use.flags, use.method, *limits), use
 
 
 def test_no_wording_takes_long() -> None:
@@ -255,7 +254,7 @@ def test_no_wording_takes_long() -> None:
         for worst in _worst(text):
             began = time.process_time()
             compiled.search(worst)
-            assert time.process_time() - began < SECONDS, (text, worst[:80])
+            assert time.process_time() - began < CUT_SECONDS, (text, worst[:80])
 
 
 def _worst(text: str) -> Iterator[str]:
@@ -279,23 +278,6 @@ def test_a_log_made_to_take_long_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(logs, "ALL_SECONDS", 0.001)
     cut = diagnosis.diagnose(io.BytesIO(log))
     assert not cut.found and cut.given_up
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (Folder, "/home/projects/environments-of-us/hvd env"),
-        (ModuleFolder, f"$CUDA_HOME/{'lib-' * 30};"),
-        (ModuleName, f"gcc/{'a.' * 40} "),
-        (CondaSpec, f">={'1' * 60} ="),
-        (Specifier, ">=1.1," * 5000 + "x"),
-    ],
-)
-def test_a_typo_is_refused_at_once(kind: Any, text: str) -> None:
-    began = time.process_time()
-    with pytest.raises(Problem, match="expected"):
-        decode(kind, text)
-    assert time.process_time() - began < 1
 
 
 def test_patterns_of_types_are_those_of_javascript_too() -> None:
