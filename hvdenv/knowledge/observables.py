@@ -192,17 +192,13 @@ def _observe_archive(wanted: Horovod) -> Found:
     known = releases()
     if wanted.provider != "source" or "+" in wanted.version or not wanted.sha256:
         return {}
-    owner = next((version for version, hashed in known.items() if hashed == wanted.sha256), "")
     if wanted.version not in known:
         state = "unreleased"
-    elif owner:
-        state = "known" if owner == wanted.version else "mistaken"
     else:
-        state = "unknown"
+        state = "known" if known[wanted.version] == wanted.sha256 else "mistaken"
     return {
         "horovod_archive": state,
         "horovod_newest": [*known][-1],
-        "horovod_hash_of": owner,
         "horovod_hash": known.get(wanted.version, ""),
     }
 
@@ -584,7 +580,6 @@ def _observe_launch(recipe: Recipe) -> Found:
         "mpi_threads_disable": "yes" if launch.mpi_threads_disable else "no",
         "network_use": frozenset(network.use),
         "network_both": frozenset({*network.use} & {*network.avoid}),
-        "interfaces": len(network.use),
         "run_variables": _assignments(run),
         "omp_threads": int(threads) if threads.isdecimal() else None,
     }
@@ -609,7 +604,6 @@ def _observe_packages(recipe: Recipe) -> Found:
         and frozenset(f"{name}={_pinned(spec)}" for name, spec in conda.packages.items()),
         "channels": conda and frozenset(conda.channels),
         "conda_packages": conda and frozenset(conda.packages),
-        "conda_unpinned": conda and frozenset(n for n, v in conda.packages.items() if v == "*"),
     }
 
 
