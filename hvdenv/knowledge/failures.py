@@ -11,8 +11,8 @@ A wording is how a program prints an event, as a line with slots.
 
 - ``{name}`` is a word without spaces and quotes, ``{name:text}`` any text up to what follows,
   ``{name:number}`` and ``{name:version}`` what they say, and ``{name:a|b}`` one of these;
-- without a name, ``{:number}`` and the like match without being kept; ``{}`` is any text or none,
-  ``<a|b>`` one of two texts, of which one may be empty;
+- without a name, ``{:number}`` and ``{:a|b}`` match without being kept, and one of several texts may be
+  empty; ``{}`` is any text or none;
 - ``\\n`` is the end of a line; a space stands for several, but what the search looks for has one where
   a wording has one, so write two where a program may print more; ``'`` for any quotation mark;
 - ``^`` and ``$`` at the ends are those of a line. Upper and lower case are the same;
@@ -43,9 +43,7 @@ _SHAPES = {
     "version": r"v?\d[\w.+]{0,40}",
 }
 _OF_ANY_TEXT = ("any", "text", "path")
-_SPECIAL = re.compile(
-    r"\{(?P<name>\w*)(?::(?P<shape>[^{}]+))?\}|<(?P<choice>[^<>|\n]*(?:\|[^<>|\n]*)+)>|\\n|'| +"
-)
+_SPECIAL = re.compile(r"\{(?P<name>\w*)(?::(?P<shape>[^{}]+))?\}|\\n|'| +")
 # Open MPI 5 and its launcher PRRTE have other names for programs of Open MPI 4, and Slurm 23 and
 # newer writes `slurmstepd-HOST`.
 _NAMES = {
@@ -56,9 +54,7 @@ _NAMES = {
 }
 _NAME = re.compile(r"\b(?:ORTE|orted|mpirun|slurmstepd)\b")
 # What may be printed in several ways, so that no anchor contains it.
-_VARYING = re.compile(
-    r"\{[^{}]*\}|<[^<>|\n]*(?:\|[^<>|\n]*)+>|  +|\b(?:ORTE|orted|mpirun)\b|(?<=slurmstepd)(?=:)"
-)
+_VARYING = re.compile(r"\{[^{}]*\}|  +|\b(?:ORTE|orted|mpirun)\b|(?<=slurmstepd)(?=:)")
 _LOWER = bytes(
     ord("'") if chr(n) in '"`' else ord(chr(n).lower()) if n < 128 else n for n in range(256)
 )
@@ -127,16 +123,12 @@ def _shape(special: re.Match[str]) -> str | None:
 def _part(special: re.Match[str], *, last: bool) -> str:
     """The pattern of one special part; at the end of a wording, as much as there is."""
     shape = _shape(special)
-    if special[0] == "'":
-        return "['\"`]"
-    if special[0] == "\\n":
-        return r" ?\n ?"
-    if special[0].isspace():
-        return " "
+    if shape is None:
+        return {"'": "['\"`]", "\\n": r" ?\n ?"}.get(special[0], " ")
     if shape in _SHAPES:
         one_of = _SHAPES[shape].removesuffix("?" if last else "")
     else:
-        one_of = "|".join(map(_literal, (special["choice"] or shape or "").split("|")))
+        one_of = "|".join(map(_literal, shape.split("|")))
     return f"(?P<{special['name']}>{one_of})" if special["name"] else f"(?:{one_of})"
 
 

@@ -22,12 +22,9 @@ BLOCK = 1 << 15
 BEFORE, AFTER, LINES = 600, 1400, 3
 # Characters before an anchor that belong to a block.
 NEAR = 2000
-# How many lines may contain an anchor of a query that does not match. After ALL_TRIES for all
-# queries together, more than any real log needs, only FEW_TRIES each.
-TRIES, ALL_TRIES, FEW_TRIES = 2000, 5000, 20
 # CPU time in seconds for one query, and for all, in one log. Real logs need hundredths of
 # a second; only a crafted one comes near.
-ONE_SECONDS, ALL_SECONDS = 1.0, 10.0
+ONE_SECONDS, ALL_SECONDS = 0.25, 2.5
 # When a block contains more anchors that are no longer wanted than this, stop searching for them.
 IDLE = 1000
 
@@ -159,8 +156,6 @@ class Search:
         self.finder = finder
         self.lines = 0
         self._hits: list[dict[int, Hit]] = [{} for _ in queries]  # by line number
-        self._tries = [0] * len(queries)
-        self._all_tries = 0
         self._seconds = [0.0] * len(queries)
         self._all_seconds = 0.0
 
@@ -207,15 +202,12 @@ class Search:
         if hit := _look(block, at, wording):
             self._hits[query].setdefault(hit.place.number, hit)
         seconds = thread_time() - began
-        self._tries[query] += 1
-        self._all_tries += 1
         self._seconds[query] += seconds
         self._all_seconds += seconds
 
     def _wants(self, query: int) -> bool:
         found_all = len(self._hits[query]) >= self.queries[query].most
-        limit = TRIES if self._all_tries < ALL_TRIES else FEW_TRIES
-        return not (found_all or self._tries[query] >= limit or self._out_of_time(query))
+        return not (found_all or self._out_of_time(query))
 
     def _out_of_time(self, query: int) -> bool:
         return self._all_seconds >= ALL_SECONDS or self._seconds[query] >= ONE_SECONDS

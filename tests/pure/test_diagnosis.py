@@ -22,7 +22,7 @@ from hvdenv.knowledge import events, logs
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step, interpret
 from hvdenv.knowledge.events import Reading, read_log
 from hvdenv.knowledge.failures import FOLDER, SHORTEST, all_failures, anchor, pattern
-from hvdenv.knowledge.logs import ALL_TRIES, BLOCK, FEW_TRIES, TRIES
+from hvdenv.knowledge.logs import BLOCK
 from hvdenv.knowledge.rules import all_rules, each_of
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -202,7 +202,7 @@ def test_leave_one_out() -> None:
     assert sum(named) >= 0.4 * len(named), f"{sum(named)} of {len(named)}"
 
 
-SLOT = re.compile(r"\{(?P<name>\w*)(?::(?P<shape>[^{}]+))?\}|<(?P<choice>[^<>|\n]*)\|[^<>\n]*>")
+SLOT = re.compile(r"\{(?P<name>\w*)(?::(?P<shape>[^{}]+))?\}")
 FILLED = {"number": "7", "version": "1.2", "path": "zz/9", "text": "some text", "any": "any"}
 
 
@@ -210,10 +210,8 @@ def _printed(wording: str) -> str:
     """What a program prints that has a wording."""
 
     def filled(slot: re.Match[str]) -> str:
-        if slot["choice"] is not None:
-            return slot["choice"]
         shape = slot["shape"] or ("" if slot["name"] else "any")
-        return FILLED.get(shape, shape.split("|")[0] or "zz9")
+        return FILLED.get(shape, shape.split("|")[0] if shape else "zz9")
 
     text = SLOT.sub(filled, wording.removeprefix("^").removesuffix("$"))
     return text.replace("\\n", "\n") + "\n"
@@ -455,18 +453,10 @@ def test_an_errno_is_never_taken_for_another(number: int) -> None:
 
 
 def test_a_text_that_never_fits_is_given_up() -> None:
-    log = b"fatal error: no such file or directory occurs\n" * (3 * TRIES)
+    log = b"fatal error: no such file or directory occurs\n" * 6000
     began = time.process_time()
     read(log)
     assert time.process_time() - began < 5
-
-
-def test_texts_that_never_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    monkeypatch.setattr(logs, "_look", lambda block, at, wording: tried.append(at))
-    anchors = [anchor(text).decode() for each in MEANINGS for text in each.texts]
-    read("".join(f"{text}\n" for text in anchors) * 400)
-    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * 2 * len(anchors)
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ def test_no_wording_takes_long() -> None:
 
 def _worst(text: str) -> Iterator[str]:
     """Lines in which much of a wording occurs again and again."""
-    pieces = [each for each in re.split(r"\{[^{}]*\}|<[^<>]*\|[^<>]*>|\\\\n|^\^|\$$", text) if each]
+    pieces = [each for each in re.split(r"\{[^{}]*\}|\\\\n|^\^|\$$", text) if each]
     for end in range(1, len(pieces) + 1):
         for between in ("", "a", "a "):
             yield (between.join(pieces[:end]) * WINDOW)[:WINDOW]
