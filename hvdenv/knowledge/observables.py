@@ -1,4 +1,4 @@
-"""What rules may ask about: a recipe and facts as names with plain values.
+"""What rules may ask about: keys of a recipe, facts, and what follows from them.
 
 An observable that is not known is left out. docs/generated/rules.md lists the rules that ask.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from packaging.version import Version as Parsed
 
@@ -74,22 +75,16 @@ def observables(
     seen: Found = {
         **LOOKED_UP,
         **looked_up,
-        "status": recipe.status,
+        **{name: _plain(value) for name, value in _keys(recipe)},
         # A Horovod that is there already has none.
         "patches": frozenset(
             each.name for each in applicable(versions) if horovod.provider == "source"
         ),
         **_observe_machine(recipe, facts),
         **_observe_python(recipe, python),
-        "horovod": horovod.version,
-        "horovod_provider": horovod.provider,
-        "frameworks": frozenset(horovod.frameworks),
-        "controllers": frozenset(horovod.controllers),
-        "cpu_operations": horovod.cpu_operations,
         **_observe_archive(horovod),
         "build_contradicted": _contradicted(recipe, facts.machine),
         "unprovided": _unprovided(recipe, facts) if horovod.provider == "source" else None,
-        "pages_as_index": _pages_as_index(recipe),
         "modules_twice": _modules_twice(recipe),
         "virtual_beyond": _virtual_beyond(recipe),
         **_observe_compiler(recipe, facts),
@@ -98,17 +93,35 @@ def observables(
         **_observe_job(recipe),
         **_observe_launch(recipe),
         **_observe_packages(recipe),
-        "place": recipe.places.environments,
-        "expires_days": recipe.places.expires_days,
-        "container_base": recipe.container.base if recipe.container else None,
-        "container_packages": frozenset(recipe.container.packages) if recipe.container else None,
-        "container_gpu": recipe.container.gpu.replace("nvidia", "cuda")
-        if recipe.container
-        else None,
     }
     for name in horovod.frameworks:
         seen.update(_observe_framework(name, recipe, versions.get(name, "")))
     return {name: value for name, value in seen.items() if value is not None and value != ""}
+
+
+# Facts that are observables as they are.
+_FACTS = ("system", "machine", "cores", "glibc", "driver", "inodes_free", "noexec", "variables")
+
+
+def _keys(table: Any, above: str = "") -> Iterator[tuple[str, object]]:
+    """The keys of a recipe, such as ``launch.launcher``, with their values."""
+    for name, value in (table._asdict() if hasattr(table, "_asdict") else table).items():
+        inside = [*value.values()] if isinstance(value, Mapping) else [value]
+        if inside and hasattr(inside[0], "_fields"):
+            yield from _keys(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _plain(value: object) -> Observable | None:
+    """A value as conditions refer to it: yes or no, or a set of words or of assignments."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return _assignments(value)
+    if isinstance(value, tuple):
+        return frozenset(map(str, value))
+    return value if isinstance(value, (int, str)) else None
 
 
 def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
@@ -118,10 +131,7 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
     ]
     needed = _megabytes(recipe)
     return {
-        "system": facts.system,
-        "machine": facts.machine,
-        "cores": facts.cores,
-        "glibc": facts.glibc,
+        **{name: _plain(getattr(facts, name)) for name in _FACTS},
         "arch_flags": frozenset(wanted),
         "cpu_lacks": frozenset(lacking),
         "disk_free_mb": None if facts.disk_free is None else facts.disk_free // 1_000_000,
@@ -129,10 +139,7 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
         "tmp_free_mb": None if facts.tmp_free is None else facts.tmp_free // 1_000_000,
         # Libraries for CUDA hardly get smaller in a wheel.
         "tmp_needed_mb": needed // (2 if needed > _CUDA_MB else 5),
-        "inodes_free": facts.inodes_free,
-        "noexec": "yes" if facts.noexec else "no",
         "memory_per_core_mb": facts.memory // facts.cores // 1_000_000 if facts.memory else None,
-        "variables": frozenset(facts.variables),
         # Of the machine's MPI, a recipe without another one uses the library.
         "shell_libraries": frozenset(
             each
@@ -140,16 +147,6 @@ def _observe_machine(recipe: Recipe, facts: Facts) -> Found:
             if not (recipe.mpi and not recipe.mpi.package and "/libmpi.so" in each)
         ),
     }
-
-
-def _pages_as_index(recipe: Recipe) -> frozenset[str]:
-    """Indexes of the recipe that are pages: an index has a page for each package."""
-    return frozenset(
-        f"frameworks.{name}.{key} = {url}"
-        for name, framework in recipe.frameworks.items()
-        for key, url in (("cpu_index", framework.cpu_index), ("extra_index", framework.extra_index))
-        if url and re.search(r"\.html?$", url)
-    )
 
 
 # Measured: the environment, with a quarter to spare. A Python environment with the tools and
@@ -181,8 +178,6 @@ def _observe_python(recipe: Recipe, python: Interpreter | None) -> Found:
         "python": python.version if python else None,
         "python_minor": minor(python.version) if python else None,
         "python_complete": ("yes" if python.complete else "no") if python else None,
-        "python_provider": recipe.python.provider,
-        "python_wanted": recipe.python.version,
         "python_module_minor": minor(_module_version(recipe, "python")),
     }
 
@@ -465,19 +460,14 @@ def _observe_compiler(recipe: Recipe, facts: Facts) -> Found:
 def _observe_cuda(recipe: Recipe, facts: Facts) -> Found:
     gpu = recipe.horovod.gpu
     partition = recipe.partition
-    found: Found = {
-        "driver": facts.driver,
-        "driver_cuda": _number(partition.cuda or "") if partition else None,
-    }
+    found: Found = {"driver_cuda": _number(partition.cuda or "") if partition else None}
     if gpu is None:
         return found
     capabilities = compute_capabilities(recipe)
     return {
         **found,
-        "gpu_platform": gpu.platform,
         "gpu_operations": frozenset(library for library in gpu.libraries.values() if library),
         "gpu_alltoall": gpu.libraries["alltoall"],
-        "gpu_allow_mixed": "yes" if gpu.allow_mixed else "no",
         "nccl_link": gpu.nccl_link or "unset",
         "nccl": _version_of(recipe, "nccl"),
         "cudnn": _version_of(recipe, "cudnn"),
@@ -529,10 +519,7 @@ def _observe_mpi(recipe: Recipe, facts: Facts) -> Found:
         module = mpi.version
     kind = mpi.kind if mpi.kind in named else min(named, default=None)
     return {
-        "mpi": mpi.kind,
         mpi.kind: mpi.version,
-        "mpi_package": mpi.package,
-        "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
         "openmpi_module": module,
         "mpi_module": kind,
         "mpi_module_name": named.get(kind or ""),
@@ -557,12 +544,7 @@ def _observe_job(recipe: Recipe) -> Found:
     return {
         # A site's own scheduler that is like Slurm has srun.
         "scheduler": (recipe.dialect and recipe.dialect.like) or recipe.scheduler,
-        "job_nodes": job.nodes,
-        "ranks_per_node": job.ranks_per_node,
-        "cpus_per_rank": job.cpus_per_rank,
-        "gpus_per_node": job.gpus_per_node,
         "gpus_requested": None if job.gpu_option == "none" else job.gpus_per_node,
-        "exclusive": "yes" if job.exclusive else "no",
         "partition_glibc": _number(partition.glibc or "") if partition else None,
         "partition_arch": partition.arch if partition else None,
     }
@@ -573,14 +555,9 @@ def _observe_launch(recipe: Recipe) -> Found:
     threads = run.get("OMP_NUM_THREADS", "")
     in_variables = {k[9:]: v for k, v in run.items() if k.startswith("OMPI_MCA_")}
     return {
-        "launcher": launch.launcher,
         "srun_mpi": launch.srun_mpi or "unset",
-        "exports": frozenset(launch.exports),
         "mca": _assignments(launch.mca) | _assignments(in_variables),
-        "mpi_threads_disable": "yes" if launch.mpi_threads_disable else "no",
-        "network_use": frozenset(network.use),
         "network_both": frozenset({*network.use} & {*network.avoid}),
-        "run_variables": _assignments(run),
         "omp_threads": int(threads) if threads.isdecimal() else None,
     }
 
@@ -594,15 +571,12 @@ def _observe_packages(recipe: Recipe) -> Found:
     wanted = {name: spec for name, spec in asked.items() if name not in brought}
     wanted |= recipe.build_tools
     return {
-        "modules": frozenset(recipe.modules.load) if recipe.modules else None,
-        "build_modules": frozenset(recipe.modules.build) if recipe.modules else None,
         "ofi_module": next((name for name in _modules(recipe) if "ofi" in name), None),
         "packages": frozenset(name.lower() for name in recipe.packages),
         "protobuf_of": "others" if "protobuf" in brought or hidden else "pip",
         **{f"wanted_{name.lower()}": specifier for name, specifier in wanted.items()},
         "conda_pins": conda
         and frozenset(f"{name}={_pinned(spec)}" for name, spec in conda.packages.items()),
-        "channels": conda and frozenset(conda.channels),
         "conda_packages": conda and frozenset(conda.packages),
     }
 

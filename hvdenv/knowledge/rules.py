@@ -159,7 +159,7 @@ def _filled(rule: Rule, seen: Observables) -> Rule:
 def _with_values(text: str, seen: Observables) -> str:
     """A text with the observables that it names filled in."""
     return re.sub(
-        r"\{([a-z_]+)\}",
+        r"\{([a-z_.]+)\}",
         lambda name: ", ".join(sorted(_words(seen.get(name[1], name[0])))),
         text,
     )
@@ -210,9 +210,7 @@ _LABELS = {
     "disk_free_mb": "MB free",
     "driver_cuda": "CUDA of the partition's driver",
     "gcc": "g++",
-    "horovod": "Horovod",
     "memory_per_core_mb": "MB per core",
-    "mpi": "MPI",
     "nccl": "NCCL",
     "nccl_link": "horovod.gpu.nccl_link",
     "openmpi": "Open MPI",
@@ -230,35 +228,23 @@ _LABELS = {
     "wanted_cmake": "build_tools.cmake",
     "wanted_setuptools": "build_tools.setuptools",
 }
-# The keys from which observables have their values; a key that ends with a dot is followed by a name.
+# The keys from which other observables have their values; a key that ends with a dot is followed by a name.
 KEYS = {
     "torch": "frameworks.torch.version",
     "tensorflow": "frameworks.tensorflow.version",
-    "horovod": "horovod.version",
     "python": "python.version",
     "openmpi": "mpi.version",
-    "mpi": "mpi.kind",
-    "launcher": "launch.launcher",
-    "job_nodes": "job.nodes",
-    "modules": "modules.load",
-    "build_modules": "modules.build",
     "gcc": "modules.load",
     "cuda": "modules.load",
     "cpu_lacks": "target.arch_flags",
     "gpu_operations": "horovod.gpu.operations",
     "srun_mpi": "launch.srun_mpi",
-    "controllers": "horovod.controllers",
-    "cpu_operations": "horovod.cpu_operations",
     "torch_provider": "frameworks.torch.provider",
     "tensorflow_package": "frameworks.tensorflow.package",
-    "channels": "conda.channels",
     "capabilities": "horovod.gpu.capabilities",
-    "container_base": "container.base",
     "arch_flags": "target.arch_flags",
-    "network_use": "network.use",
-    "place": "places.environments",
     "mca": "launch.mca.",
-    "run_variables": "environment.run.",
+    "environment.run": "environment.run.",
     "build_variables": "environment.build.",
     "packages": "packages.",
     "conda_packages": "conda.packages.",
@@ -272,7 +258,7 @@ def _here(
     found = found if "{found}" in rule.message else ()
     parts = []
     for name, words in values.items():
-        if f"{{{name}}}" in rule.message or name.endswith("_provider"):
+        if f"{{{name}}}" in rule.message or name.endswith("provider"):
             continue
         plain = name.replace("wanted_", "packages.").replace("_", " ")
         label = f"{_LABELS.get(name, plain)} "
