@@ -54,8 +54,7 @@ def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
     """
     if recipe.modules is None:
         return None
-    system = module_shell.find(runner, recipe.modules.init)
-    loaded = module_shell.load(system, recipe.modules, "build", runner)
+    loaded = module_shell.load(recipe.modules, "build", runner)
     provided = site_python(recipe)
     if recipe.python.provider == "conda" or not provided:
         return loaded
@@ -85,8 +84,7 @@ def load_modules(state: State, step: Step, _: str) -> Done:
     """Load the modules of the plan; later steps see what they set."""
     build = state.request.modules
     assert step.modules and build
-    system = module_shell.find(state.runner, step.modules.init)
-    run = module_shell.load(system, step.modules, "run", state.runner)
+    run = module_shell.load(step.modules, "run", state.runner)
     state.runner = state.runner.changed(build.set, build.unset)
     loaded = {"run": _recorded(run), "build": _recorded(build)}
     state.refuse_drift(GenerationRecord(modules=loaded))

@@ -33,8 +33,7 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> str:
         started = time.monotonic()
         progress.step_started(number, step)
         if step.modules:
-            system = module_shell.find(runner, step.modules.init)
-            loaded = module_shell.load(system, step.modules, "build", runner)
+            loaded = module_shell.load(step.modules, "build", runner)
             runner = runner.changed(loaded.set, loaded.unset)
         outcome = attempt(step, runner, progress)
         if not outcome:

@@ -220,16 +220,11 @@ class ModulesHere(NamedTuple):
 
 def _modules_here(wanted: Modules) -> ModulesHere | None:
     """The recipe's modules; None without a module system, for example on a laptop."""
-    runner = Runner()
-    system = module_shell.detect(runner, wanted.init)
-    if system is None:
+    try:
+        attempt = module_shell.try_out(wanted, "build", Runner(), listing=True)
+    except IncompatibleError:
         return None
-    attempt = module_shell.try_out(system, wanted, "build", runner, listing=True)
-    return ModulesHere(
-        f"{system.backend.name} {system.version}".strip(),
-        attempt.examined,
-        offers(attempt.available),
-    )
+    return ModulesHere(attempt.system, attempt.examined, offers(attempt.available))
 
 
 def _tried(prepared: Prepared) -> tuple[Combination, Answer] | None:

@@ -342,8 +342,7 @@ def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectati
 def _with_modules(installation: Installation, recipe: Recipe, runner: Runner) -> Installation:
     """The installation after the recipe's modules are loaded, as for a run."""
     if recipe.modules:
-        system = module_shell.find(runner, recipe.modules.init)
-        loaded = module_shell.load(system, recipe.modules, "run", runner)
+        loaded = module_shell.load(recipe.modules, "run", runner)
         installation = with_modules(installation, loaded.set)
     if installation.inside and recipe.container:
         _refuse_without_runtime(installation, recipe.container.runtime)

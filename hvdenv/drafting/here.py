@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from hvdenv.base.errors import HvdenvError
+from hvdenv.base.errors import HvdenvError, IncompatibleError
 from hvdenv.base.places import home_folder
 from hvdenv.base.reading import SYSTEM, read_text
 from hvdenv.base.runner import Runner, environment
@@ -160,20 +160,19 @@ def _module_facts(machine: Machine, loads: tuple[str, ...]) -> Iterator[Fact]:
     limit = f"(at most {_MODULES_SECONDS:.0f} s)"
     machine.report(f"modules {limit}")
     try:
-        system = module_shell.detect(machine.runner)
-        if system is None:
-            return
         listed = module_shell.try_out(
-            system, Modules(), "run", machine.runner, seconds=_MODULES_SECONDS, listing=True
+            Modules(), "run", machine.runner, seconds=_MODULES_SECONDS, listing=True
         )
         yield from offered(listed.available, loads)
         if loads:
             machine.report(f"module load {' '.join(loads)} {limit}")
             loaded = module_shell.load(
-                system, Modules(load=loads), "run", machine.runner, seconds=_MODULES_SECONDS
+                Modules(load=loads), "run", machine.runner, seconds=_MODULES_SECONDS
             )
             inside = machine.runner.changed(loaded.set, loaded.unset)
             yield from _loaded(machine._replace(runner=inside), loads, loaded.set)
+    except IncompatibleError:
+        return
     except HvdenvError as error:
         told = " ".join([error.message, error.detail])[:400]
         yield Left(Origin("modules"), f"{told}; `hvdenv check` says more")

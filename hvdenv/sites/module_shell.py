@@ -1,4 +1,4 @@
-"""The module system of this machine: detects it, lists its modules, and loads a set.
+"""The module system of this machine: lists its modules, and loads a set.
 
 All commands run in a separate bash, in which ``module`` is the same as for users.
 """
@@ -16,25 +16,26 @@ from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
 from hvdenv.base.command import Command, Outcome
-from hvdenv.base.errors import IncompatibleError, StepError
+from hvdenv.base.errors import HvdenvError, IncompatibleError, StepError
 from hvdenv.base.masking import clean
 from hvdenv.base.reading import RESULT, read_file, read_text
 from hvdenv.base.runner import Runner, absolute_folders
 from hvdenv.model.cluster import Modules
 from hvdenv.sites.modules import (
     BACKENDS,
-    Backend,
+    NO_SYSTEM,
     Loaded,
     Phase,
     compare,
     each_unloaded,
-    initialisation,
     is_among,
+    list_modules,
     load_commands,
     module_family,
     nearest,
     parse_available,
     parse_environment,
+    parse_prerequisites,
     shell_lines,
     split_loaded,
 )
@@ -44,7 +45,8 @@ _OUTPUT_LINES = 12
 _VERSION = re.compile(
     r"(Modules based on Lua: Version |Modules Release |^VERSION=)(?P<version>\S+)", re.MULTILINE
 )
-_NOT_FOUND = tuple(each.not_found for each in BACKENDS if each.not_found)
+# What Environment Modules print about a module that does not exist or is hidden.
+_NOT_FOUND = "Unable to locate a modulefile"
 State = Literal["loads", "missing", "hidden", "fails", "replaced"]
 _REMEDIES: dict[State, str] = {
     "missing": "name available modules in `modules` of the recipe or the site file (see `module"
@@ -110,7 +112,7 @@ def _judge(trial: LoadResult, later: Sequence[LoadResult], available: Sequence[s
         why = _replaced(trial, later)
         return Examined(module, "replaced" if why else "loads", why or "available", output)
     first = trial.prerequisites
-    if not first and any(each in output for each in _NOT_FOUND) and is_among(module, available):
+    if not first and _NOT_FOUND in output and is_among(module, available):
         # It exists at the end, so a later module has opened its directory.
         first = (" ".join(each.module for each in later if each.status == 0),)
     if first:
@@ -162,79 +164,22 @@ _OF_MODULES = re.compile(r"(module|\.) ")
 _OWN_MESSAGE = re.compile(r"^hvdenv: on \S+: (.+)$", re.MULTILINE)
 
 
-class ModuleSystem(NamedTuple):
-    """The module system of this machine.
-
-    Attributes:
-        version: as it reports; may be empty.
-        script: that defined ``module``; empty if the shell already had it.
-    """
-
-    backend: Backend
-    version: str
-    script: str
-
-
 class Attempt(NamedTuple):
     """The result of loading each module of a set, also after one that cannot be loaded.
 
     Attributes:
+        system: name and version of the module system.
         loaded: what it changed, if all of them loaded.
         available: names of all modules; empty if they were not listed.
     """
 
+    system: str
     loaded: Loaded
     examined: tuple[Examined, ...]
     available: tuple[str, ...]
 
 
-def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
-    """The module system; None if there is none. ``init`` is the recipe's script for ``module``.
-
-    Raises:
-        StepError: it does not answer in time.
-    """
-    if not shutil.which("bash"):
-        return None
-    with _shell(runner, LOAD_SECONDS) as shell:
-        variables = " ".join(f'"${{{each.variable}-}}"' for each in BACKENDS)
-        lines = (
-            "hvdenv_failed=",
-            *initialisation(init),
-            'test -z "$hvdenv_failed" || exit 0',
-            f"""printf '%s\\n' "$hvdenv_script" {variables} > {shell.word("found")}""",
-            f"module --version > {shell.word('version')} 2>&1",
-        )
-        shell.run(lines)
-        if not (shell.folder / "found").exists():
-            return None
-        script, *values = shell.text("found").splitlines()
-        used = (each for each, value in zip(BACKENDS, values, strict=True) if value)
-        version = _VERSION.search(shell.text("version"))
-    return ModuleSystem(next(used, BACKENDS[-1]), version["version"] if version else "", script)
-
-
-def find(runner: Runner, init: str | None = None) -> ModuleSystem:
-    """The module system that a recipe with modules needs.
-
-    Raises:
-        IncompatibleError: there is none.
-        StepError: it does not answer in time.
-    """
-    system = detect(runner, init)
-    if system is None:
-        raise IncompatibleError(
-            "this machine has no module system, and the recipe loads modules",
-            where=os.uname().nodename,
-            remedy="call hvdenv on the cluster that the recipe is for, or use a recipe without"
-            " modules, such as local; if this machine has a module system, set modules.init in the"
-            " recipe or site file to the script that defines the command module",
-        )
-    return system
-
-
 def load(
-    system: ModuleSystem,
     modules: Modules,
     phase: Phase,
     runner: Runner,
@@ -248,17 +193,17 @@ def load(
         runner: its cleaned environment is the starting point.
 
     Raises:
+        IncompatibleError: this machine has no module system.
         StepError: a module is missing, hidden, in conflict, or replaced by another one of the
             set, or loading takes too long; names all such modules.
     """
-    attempt = try_out(system, modules, phase, runner, seconds=seconds)
+    attempt = try_out(modules, phase, runner, seconds=seconds)
     if error := refusal(attempt.examined):
         raise error
     return attempt.loaded
 
 
 def try_out(
-    system: ModuleSystem,
     modules: Modules,
     phase: Phase,
     runner: Runner,
@@ -273,8 +218,11 @@ def try_out(
             hierarchies.
 
     Raises:
+        IncompatibleError: this machine has no module system.
         StepError: what precedes the modules fails, such as a missing directory; or it takes too long.
     """
+    if not shutil.which("bash"):
+        raise _no_system()
     commands = load_commands(modules, phase)
     with _shell(runner, seconds) as shell:
         lines = (
@@ -284,13 +232,14 @@ def try_out(
             *(
                 line
                 for number, (module, command) in enumerate(commands)
-                for line in _trial_lines(system, shell.word(str(number)), module, command)
+                for line in _trial_lines(shell.word(str(number)), module, command)
             ),
             each_unloaded(modules, phase, "hvdenv_failed=yes"),
             "trap - DEBUG",
             f"/usr/bin/env -0 > {shell.word('environment')}",
+            f"module --version > {shell.word('version')} 2>&1",
             'test -n "$hvdenv_failed" || exit 0',
-            *system.backend.list_modules(system.version, shell.word("available")),
+            list_modules(shell.word("available")),
         )
         outcome = shell.run(lines)
         if not (shell.folder / "environment").exists():
@@ -300,22 +249,33 @@ def try_out(
             after["PATH"] = absolute_folders(after["PATH"])
         loaded = compare(runner.environment(outcome.command), after)
         available = parse_available(shell.text("available"))
-        trials = tuple(_trials(system, shell, [module for module, _ in commands]))
-    return Attempt(loaded, judge(trials, available), available)
+        trials = tuple(_trials(shell, [module for module, _ in commands]))
+        version = _VERSION.search(shell.text("version"))
+    name = next((each.name for each in BACKENDS if after.get(each.variable)), BACKENDS[-1].name)
+    system = f"{name} {version['version']}" if version else name
+    return Attempt(system, loaded, judge(trials, available), available)
 
 
-def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -> Iterator[str]:
+def _no_system() -> IncompatibleError:
+    return IncompatibleError(
+        "this machine has no module system, and the recipe loads modules",
+        where=os.uname().nodename,
+        remedy="call hvdenv on the cluster that the recipe is for, or use a recipe without"
+        " modules, such as local; if this machine has a module system, set modules.init in the"
+        " recipe or site file to the script that defines the command module",
+    )
+
+
+def _trial_lines(prefix: str, module: str, command: str) -> Iterator[str]:
     yield f"{{ {command}; }} > {prefix}.output 2>&1"
     yield f"printf %s $? > {prefix}.status"
     yield f'printf %s "${{LOADEDMODULES-}}" > {prefix}.after'
-    failed = f'test "$(cat {prefix}.status)" = 0 || {{ hvdenv_failed=yes'
-    if system.backend.hint:
-        hint = system.backend.hint.format(module=shlex.quote(module))
-        failed += f"; {hint} > {prefix}.hint 2>&1"
-    yield f"{failed}; }}"
+    # Lmod explains what to load first.
+    hint = f'test -z "${{LMOD_CMD-}}" || module spider {shlex.quote(module)} > {prefix}.hint 2>&1'
+    yield f'test "$(cat {prefix}.status)" = 0 || {{ hvdenv_failed=yes; {hint}; }}'
 
 
-def _trials(system: ModuleSystem, shell: _Shell, modules: Iterable[str]) -> Iterator[LoadResult]:
+def _trials(shell: _Shell, modules: Iterable[str]) -> Iterator[LoadResult]:
     before = split_loaded(shell.text("before"))
     for number, module in enumerate(modules):
         yield LoadResult(
@@ -324,7 +284,7 @@ def _trials(system: ModuleSystem, shell: _Shell, modules: Iterable[str]) -> Iter
             output=shell.text(f"{number}.output"),
             before=before,
             after=(before := split_loaded(shell.text(f"{number}.after"))),
-            prerequisites=system.backend.prerequisites(shell.text(f"{number}.hint")),
+            prerequisites=parse_prerequisites(shell.text(f"{number}.hint")),
         )
 
 
@@ -361,7 +321,7 @@ class _Shell(NamedTuple):
             raise self.stopped(outcome)
         return outcome
 
-    def stopped(self, outcome: Outcome) -> StepError:
+    def stopped(self, outcome: Outcome) -> HvdenvError:
         """The error for a shell that stopped early."""
         done = [line for line in self.text("commands").splitlines() if _OF_MODULES.match(line)]
         last = done[-1] if done else "bash"
@@ -370,6 +330,8 @@ class _Shell(NamedTuple):
         message = f"the shell ended at `{last}`"
         if outcome.timed_out:
             message = f"`{last}` did not end within {self.seconds:g} s and was killed"
+        elif own and own[-1] == NO_SYSTEM:
+            return _no_system()
         elif own:
             message = f"cannot load modules: {own[-1]}"
         return StepError(

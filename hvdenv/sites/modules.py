@@ -6,77 +6,35 @@ The commands are for sh, bash, dash and zsh, also under ``set -eu``, and for eve
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from hvdenv.model.cluster import Modules
 
 
 class Backend(NamedTuple):
-    """All that hvdenv knows about one module system.
+    """A module system.
 
     Attributes:
-        variable: set in shells where it is in use.
-        modulefile: the language that hvdenv writes modulefiles in: ``lua`` or ``tcl``.
-        list_modules: shell commands that write the names of all modules to a file, from the
-            version and the file.
-        hint: shell command that explains why ``{module}`` cannot be loaded; may be empty.
-        prerequisites: reads from that what to load first: sets of modules such as
-            ``GCC/10.2.0 OpenMPI/4.0.5``, any one of which is enough.
-        not_found: what it prints about a module that does not exist or is hidden; may be empty.
+        variable: set in shells where it is in use; Environment Modules 3 does not set it.
+        modulefile: the language that hvdenv writes modulefiles in.
     """
 
     name: str
     variable: str
     modulefile: Literal["lua", "tcl"]
-    list_modules: Callable[[str, str], tuple[str, ...]]
-    hint: str = ""
-    prerequisites: Callable[[str], tuple[str, ...]] = lambda text: ()
-    not_found: str = ""
 
 
+# The last one is in use where no other's variable is set.
+BACKENDS = (
+    Backend("Lmod", "LMOD_CMD", "lua"),
+    Backend("Environment Modules", "MODULES_CMD", "tcl"),
+)
+NO_SYSTEM = "there is no module system (no command module; neither Lmod nor Environment Modules)"
 _PREREQUISITES = re.compile(
     r"You will need to load all module\(s\) on any one of the lines below[^\n]{0,200}\n"
     r"[ \t]*\n(?P<lines>([ \t]+[^\s][^\n]*\n)+)"
 )
-
-
-def _prerequisites(text: str) -> tuple[str, ...]:
-    """From ``module spider NAME/VERSION``."""
-    found = _PREREQUISITES.search(text)
-    lines = found["lines"].splitlines() if found else []
-    return tuple(" ".join(line.split()) for line in lines)
-
-
-_LMOD = Backend(
-    name="Lmod",
-    variable="LMOD_CMD",
-    modulefile="lua",
-    list_modules=lambda version, path: (
-        f"module --show_hidden -t avail > {path} 2>&1",
-        f"module -t spider >> {path} 2>&1",
-    ),
-    hint="module spider {module}",
-    prerequisites=_prerequisites,
-)
-
-
-def _list_modules(version: str, path: str) -> tuple[str, ...]:
-    every = "" if version.startswith("3.") else "--all "
-    return (f"module avail {every}-t > {path} 2>&1",)
-
-
-_TCL = Backend(
-    name="Environment Modules",
-    # Version 3 does not set it.
-    variable="MODULES_CMD",
-    modulefile="tcl",
-    list_modules=_list_modules,
-    not_found="Unable to locate a modulefile",
-)
-
-# The last one is in use where no other's variable is set.
-BACKENDS = (_LMOD, _TCL)
 
 # What a set is loaded for: to run, or to build with ``modules.build`` on top.
 Phase = Literal["run", "build"]
@@ -191,14 +149,9 @@ def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tup
 
 
 def initialisation(init: str | None) -> tuple[str, ...]:
-    """Commands that define ``module``, or set ``hvdenv_failed``.
-
-    They set ``hvdenv_script`` to the script that defined it, or to nothing if it was defined
-    already. ``init`` is the recipe's own script.
-    """
+    """Commands that define ``module``, or set ``hvdenv_failed``. ``init`` is the recipe's own script."""
     scripts = [*([shlex.quote(init)] if init else []), *USUAL_SCRIPTS]
     return (
-        "hvdenv_script=",
         "if ! command -v module >/dev/null 2>&1; then\n"
         f"    for hvdenv_script in {' '.join(scripts)}; do\n"
         '        test -r "$hvdenv_script" || continue\n'
@@ -206,8 +159,7 @@ def initialisation(init: str | None) -> tuple[str, ...]:
         "        ! command -v module >/dev/null 2>&1 || break\n"
         "    done\n"
         "    command -v module >/dev/null 2>&1 ||\n"
-        "        hvdenv_failed='there is no module system (no command module;"
-        " neither Lmod nor Environment Modules)'\n"
+        f"        hvdenv_failed={shlex.quote(NO_SYSTEM)}\n"
         "fi",
     )
 
@@ -256,6 +208,22 @@ def each_unloaded(modules: Modules, phase: Phase, command: str) -> str:
         "    esac\n"
         "done"
     )
+
+
+def list_modules(path: str) -> str:
+    """A shell command that writes the names of all modules to a file."""
+    # The last command is unknown to Environment Modules 3, whose list has hidden modules.
+    return (
+        f'if test -n "${{LMOD_CMD-}}"; then module --show_hidden -t avail; module -t spider;'
+        f" else module avail -t; module avail --all -t; fi > {path} 2>&1"
+    )
+
+
+def parse_prerequisites(text: str) -> tuple[str, ...]:
+    """Sets of modules to load first, any one of which is enough, from ``module spider NAME``."""
+    found = _PREREQUISITES.search(text)
+    lines = found["lines"].splitlines() if found else []
+    return tuple(" ".join(line.split()) for line in lines)
 
 
 def parse_environment(dump: bytes) -> dict[str, str]:

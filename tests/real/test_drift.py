@@ -159,10 +159,8 @@ def test_a_module_that_means_another_version(
     init = str(install(kind, cache_folder(tmp_path_factory)).init)
     modules = Modules(init=init, use=(str(folder),), load=("compiler", "tool"))
 
-    system = module_shell.find(runner, init)
-
     def loaded() -> Installation:
-        return with_modules(built, module_shell.load(system, modules, "run", runner).set)
+        return with_modules(built, module_shell.load(modules, "run", runner).set)
 
     record(loaded(), runner)
     write_module(folder, "compiler/11")

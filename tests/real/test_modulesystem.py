@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +15,8 @@ import pytest
 from hvdenv.base.errors import StepError
 from hvdenv.base.runner import Runner
 from hvdenv.model.cluster import Modules
-from hvdenv.sites.module_shell import ModuleSystem, detect, find, load, try_out
-from hvdenv.sites.modules import BACKENDS, Loaded, Phase, offers, shell_lines
+from hvdenv.sites.module_shell import load, try_out
+from hvdenv.sites.modules import Loaded, Phase, shell_lines
 from tests.real.doctored import marked
 from tests.support.modulesystems import (
     KINDS,
@@ -45,12 +45,6 @@ class Site(NamedTuple):
     folder: Path
     home: Path
 
-    @property
-    def system(self) -> ModuleSystem:
-        lmod, tcl = BACKENDS
-        backend = lmod if self.installed.kind == "lmod" else tcl
-        return ModuleSystem(backend, "5.2.0", str(self.installed.init))
-
     def module(self, name: str, **content: Any) -> None:
         write_module(self.folder, name, **content)
 
@@ -62,7 +56,7 @@ class Site(NamedTuple):
         return Runner({"HOME": str(self.home), "PATH": "/usr/bin:/bin", **variables})
 
     def load(self, *names: str, phase: Phase = "run", **fields: Any) -> Loaded:
-        return load(self.system, self.modules(*names, **fields), phase, self.runner())
+        return load(self.modules(*names, **fields), phase, self.runner())
 
     def after(self, loaded: Loaded) -> Runner:
         """A runner as in a shell in which these modules are loaded."""
@@ -95,54 +89,18 @@ def tcl_site(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Site:
     return site_of(install("tcl", cache_folder(tmp_path_factory)), tmp_path)
 
 
-def test_the_system_is_found_by_the_script_of_the_recipe(site: Site) -> None:
-    init = str(site.installed.init)
-    system = find(site.runner(), init)
-    assert (system.backend, system.script) == (site.system.backend, init)
-    assert system.version[0].isdigit()
-
-
 def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
     init = {"lmod": "share/lmod/lmod/init/bash", "tcl": "share/modules/init/bash"}
     script = site.installed.root / "usr" / init[site.installed.kind]
-    dump = subprocess.run(
-        ["bash", "-c", f". {script}; env -0"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(site.home)},
-    ).stdout
+    dump = in_shell(site, "bash", f". {script}; env -0").stdout
     inherited = dict(entry.split("=", 1) for entry in dump.split("\0") if entry)
     assert "BASH_FUNC_module%%" in inherited
-    system = find(Runner(inherited), "/nowhere/init")
-    assert (system.backend, system.script) == (site.system.backend, "")
-
-
-@pytest.mark.needs("user namespaces")
-def test_a_machine_without_modules_is_told_so() -> None:
-    """In a mount namespace in which the usual places are empty."""
-    program = (
-        "from hvdenv.base import runner\n"
-        "from hvdenv.sites import module_shell\n"
-        "from hvdenv.base.errors import IncompatibleError\n"
-        "bare = runner.Runner({'PATH': '/usr/bin:/bin'})\n"
-        "assert module_shell.detect(bare, '/nowhere/init.sh') is None\n"
-        "try: module_shell.find(bare)\n"
-        "except IncompatibleError as error: print(error)\n"
-    )
-    hide = (
-        "for place in /etc/profile.d /usr/share/modules /usr/share/lmod; do"
-        ' if [ -d $place ]; then mount -t tmpfs none $place || exit 9; fi; done; exec "$@"'
-    )
-    shown = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", hide, "sh", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert f"{os.uname().nodename}: this machine has no module system" in shown.stdout
-    assert "what to do: call hvdenv on the cluster" in shown.stdout
+    site.module("tool/1")
+    modules = site.modules("tool/1")._replace(init="/nowhere/init")
+    found = try_out(modules, "run", Runner(inherited))
+    assert found.loaded.loaded == ("tool/1",)
+    names = {"lmod": r"Lmod \d", "tcl": r"Environment Modules \d"}
+    assert re.match(names[site.installed.kind], found.system)
 
 
 def test_run_and_build_sets_are_loaded_and_values_survive(site: Site) -> None:
@@ -150,8 +108,8 @@ def test_run_and_build_sets_are_loaded_and_values_survive(site: Site) -> None:
     site.module("cudampi/openmpi-4.1.1", prepend_path={"PATH": "/opt/mpi/bin"})
     site.module("cmake/3.16.9", setenv={"CMAKE_ROOT_HERE": "/opt/cmake"})
     modules = site.modules("gcc/10.2.0", "cudampi/openmpi-4.1.1", build=("cmake/3.16.9",))
-    run = load(site.system, modules, "run", site.runner())
-    build = load(site.system, modules, "build", site.runner())
+    run = load(modules, "run", site.runner())
+    build = load(modules, "build", site.runner())
     assert run.loaded == ("gcc/10.2.0", "cudampi/openmpi-4.1.1")
     assert build.loaded == (*run.loaded, "cmake/3.16.9")
     assert run.set["GCC_NOTE"] == HOSTILE
@@ -170,11 +128,11 @@ def test_what_was_loaded_before_is_unloaded_except_sticky_modules(site: Site) ->
     site.module("new/1")
     runner = site.after(site.load("modenv/scs5", "old/1"))
     modules = site.modules("new/1")
-    purged = load(site.system, modules, "run", runner)
+    purged = load(modules, "run", runner)
     assert purged.loaded == ("modenv/scs5", "new/1")
     assert purged.unset == ("OLD",)
     assert purged.set["PATH"] == "/usr/bin:/bin"
-    forced = load(site.system, modules._replace(purge="force"), "run", runner)
+    forced = load(modules._replace(purge="force"), "run", runner)
     assert forced.loaded == ("new/1",)
     assert {"OLD", "MODENV"} <= set(forced.unset)
 
@@ -187,7 +145,7 @@ def test_modules_that_stay_have_their_cleaned_variables_again(site: Site) -> Non
     runner = site.after(site.load("cray-mpich/8.1", "atp/3.1"))
     assert "MPICH_DIR" not in runner._base
     modules = site.modules("conda/2023", purge="no", unload=("atp", "never-loaded"))
-    loaded = load(site.system, modules, "run", runner)
+    loaded = load(modules, "run", runner)
     assert loaded.loaded == ("cray-mpich/8.1", "conda/2023")
     assert loaded.set["MPICH_DIR"] == "/opt/cray/mpich"
     assert "ATP_HOME" in loaded.unset
@@ -203,17 +161,6 @@ def test_the_first_folder_of_the_recipe_is_found_first(site: Site, tmp_path: Pat
         f"cannot load modules: there is no directory of modules {tmp_path / 'three'}"
     )
     assert error.detail == ""
-
-
-def test_a_module_environment_of_the_site_opens_others(site: Site, tmp_path: Path) -> None:
-    """As modenv/ml of Taurus: sticky, and it changes MODULEPATH."""
-    site.module("modenv/ml", sticky=True, use=[tmp_path / "ml"])
-    site.module("modenv/scs5", sticky=True, use=[tmp_path / "scs5"])
-    write_module(tmp_path / "ml", "Python/3.6.6-fosscuda-2018b", setenv={"FROM": "ml"})
-    write_module(tmp_path / "scs5", "Python/3.6.6-fosscuda-2018b", setenv={"FROM": "scs5"})
-    loaded = site.load("modenv/ml", "Python/3.6.6-fosscuda-2018b")
-    assert loaded.set["FROM"] == "ml"
-    assert loaded.loaded == ("modenv/ml", "Python/3.6.6-fosscuda-2018b")
 
 
 def test_lmod_does_not_replace_a_module_of_the_set_in_silence(lmod_site: Site) -> None:
@@ -311,7 +258,7 @@ def test_one_programming_environment_in_the_place_of_another(site: Site) -> None
     runner = site.after(site.load("PrgEnv-intel/6.0"))
     for start, purge in ((runner, "no"), (runner, "yes"), (site.runner(), "no")):
         modules = site.modules("PrgEnv-gnu", unload=("PrgEnv-intel",), purge=purge)
-        loaded = load(site.system, modules, "run", start)
+        loaded = load(modules, "run", start)
         assert loaded.loaded == ("PrgEnv-gnu/6.0",)
         assert loaded.set["PE_ENV"] == "gnu"
     error = site.refused("PrgEnv-gna", unload=("PrgEnv-intel",))
@@ -346,7 +293,7 @@ def test_hidden_modules_are_loaded_and_named(site: Site) -> None:
 def test_packages_that_modules_bring_by_pythonpath_are_kept(site: Site) -> None:
     site.module("SciPy-bundle/2022.05", prepend_path={"PYTHONPATH": "/apps/scipy/site-packages"})
     runner = site.runner(PYTHONPATH="/home/me/stale")
-    loaded = load(site.system, site.modules("SciPy-bundle/2022.05"), "run", runner)
+    loaded = load(site.modules("SciPy-bundle/2022.05"), "run", runner)
     assert loaded.set["PYTHONPATH"] == "/apps/scipy/site-packages"
 
 
@@ -366,7 +313,7 @@ def test_no_script_of_the_user_runs_first(site: Site, tmp_path: Path) -> None:
     script.write_text("export OF_THE_USER=1\n")
     site.module("tool/1")
     runner = site.runner(BASH_ENV=str(script))
-    assert "OF_THE_USER" not in load(site.system, site.modules("tool/1"), "run", runner).set
+    assert "OF_THE_USER" not in load(site.modules("tool/1"), "run", runner).set
 
 
 def test_a_module_that_hangs_is_ended_and_named(site: Site) -> None:
@@ -375,7 +322,7 @@ def test_a_module_that_hangs_is_ended_and_named(site: Site) -> None:
     runner = site.runner()
     started = time.monotonic()
     with pytest.raises(StepError) as caught:
-        load(site.system, site.modules("quick/1", "stuck/1"), "run", runner, seconds=5)
+        load(site.modules("quick/1", "stuck/1"), "run", runner, seconds=5)
     assert time.monotonic() - started < 120
     assert caught.value.message == "`module load stuck/1` did not end within 5 s and was killed"
     wait_until(lambda: not marked(runner.token), 60)
@@ -385,19 +332,6 @@ def test_another_name_of_a_module_is_good(site: Site) -> None:
     site.module("gcc/10.2.0")
     (site.folder / ".modulerc").write_text("#%Module1.0\nmodule-alias compiler gcc/10.2.0\n")
     assert site.load("compiler").loaded == ("gcc/10.2.0",)
-
-
-def test_what_offers_horovod_here(site: Site, tmp_path: Path) -> None:
-    hierarchy(site, tmp_path)
-    site.module("PyTorch/1.7.1-fosscuda-2019b")
-    site.module("NCCL/2.8.3-CUDA-11.1.1")
-    listed = try_out(site.system, site.modules(), "run", site.runner(), listing=True)
-    offered = offers(listed.available)
-    assert offered["PyTorch"] == ("PyTorch/1.7.1-fosscuda-2019b",)
-    assert offered["NCCL"] == ("NCCL/2.8.3-CUDA-11.1.1",)
-    if site.installed.kind == "lmod":
-        assert offered["Horovod"] == ("Horovod/0.21.1-TensorFlow-2.4.1",)
-        assert offered["MPI"] == ("OpenMPI/4.0.5",)
 
 
 def in_shell(site: Site, shell: str, lines: str) -> subprocess.CompletedProcess[str]:
@@ -439,11 +373,12 @@ def test_the_lines_do_the_same_in_each_shell(site: Site, shell: str, join: str) 
         assert done.stdout == "came back\n"
 
 
-def test_nothing_is_found_by_a_script_that_defines_nothing(site: Site, tmp_path: Path) -> None:
+def test_a_script_that_defines_nothing_is_passed_over(site: Site, tmp_path: Path) -> None:
     empty = tmp_path / "empty.sh"
     empty.write_text("false\n")
-    root = site.installed.root
     place = {"lmod": "share/lmod/lmod", "tcl": "share/modules"}[site.installed.kind]
-    system = detect(site.runner(MODULESHOME=f"{root}/usr/{place}"), str(empty))
-    assert system is not None
-    assert system.script == f"{root}/usr/{place}/init/sh"
+    runner = site.runner(MODULESHOME=f"{site.installed.root}/usr/{place}")
+    site.module("tool/1")
+    assert load(site.modules("tool/1")._replace(init=str(empty)), "run", runner).loaded == (
+        "tool/1",
+    )
