@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import resource
 import shlex
 from collections.abc import Sequence
 
@@ -118,7 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
             recipe.launch.exports, activated(chosen), environ, requested
         )
     )
-    placement.refuse_too_many(name, launch, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     entry = find_entry(request, chosen)
     program = (*entry.words, *found_program(name, launch, chosen, launch.program))
     launch = launch._replace(program=program)

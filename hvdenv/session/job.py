@@ -62,7 +62,7 @@ def to_the_end(
     """
     status, shown = Status("gone"), ""
     try:
-        for event in jobs.follow(record, Runner(), find_places(), withdraw=withdraw):
+        for event in jobs.Follower(record, Runner(), find_places(), withdraw=withdraw).events():
             if isinstance(event, str):
                 print(event, file=sys.stderr if as_json else sys.stdout, flush=True)
             elif isinstance(event, jobs.JobNote):

@@ -202,73 +202,70 @@ class JobNote(NamedTuple):
     text: str
 
 
-def follow(
-    record: Submitted, runner: Runner, places: Places, *, withdraw: bool = False
-) -> Iterator[str | JobNote | Status]:
-    """Follow a job to its end, and record that.
-
-    Yields each line of its output, masked and without control sequences, each new status, and
-    notes. The last status is that of the end.
+class Follower:
+    """Follows a job to its end, and records that.
 
     Args:
         withdraw: cancel the job if it can never start.
-
-    Raises:
-        StepError: the job can never start, or the scheduler stays silent.
     """
-    yield from _Follower(record, runner, places, withdraw).events()
 
-
-class _Follower:
-    def __init__(self, record: Submitted, runner: Runner, places: Places, withdraw: bool) -> None:
+    def __init__(
+        self, record: Submitted, runner: Runner, places: Places, *, withdraw: bool = False
+    ) -> None:
         self.record, self.runner, self.places, self.withdraw = record, runner, places, withdraw
         ended = Status(record.state, exit_code=record.exit_code) if record.state else None
         self.status: Status | None = ended
-        self.output = _Output()
-        self.pause = self.due = self.silent_since = 0.0
+        self._tails: dict[str, OutputTail] = {}
+        self._pause = self._due = self._silent_since = 0.0
 
     def events(self) -> Iterator[str | JobNote | Status]:
+        """Each line of its output, masked and without control sequences, each new status, and notes.
+
+        The last status is that of the end.
+
+        Raises:
+            StepError: the job can never start, or the scheduler stays silent.
+        """
         while not (self.status and self.status.over):
-            if time.monotonic() >= self.due:
-                yield from self.poll()
+            if time.monotonic() >= self._due:
+                yield from self._poll()
             # Before the job runs, a file of this name may be an older job's.
             if self.status and self.status.state != "waiting":
-                for line in self.output.lines(self.record.files):
+                for line in self._lines():
                     if find_exit_code(line, self.record.id) is not None:
-                        self.due = 0.0
+                        self._due = 0.0
                     yield line
             time.sleep(_TICK)
-        yield from self.output.late_lines(self.record.files)
+        yield from self._late_lines()
         state, code = self.status.state, self.status.exit_code
         keep(self.record._replace(state=state, exit_code=code), self.places)
         yield self.status._replace(outputs=self.status.outputs or self.record.outputs)
 
-    def poll(self) -> Iterator[JobNote | Status]:
+    def _poll(self) -> Iterator[JobNote | Status]:
         """Ask for the status; yields it if it is new."""
         found = find_status(self.record, self.runner)
-        self.pause = min(LAST_POLL, max(FIRST_POLL, self.pause * SLOWER))
-        yield from self.notes(silent=found is None)
+        self._pause = min(LAST_POLL, max(FIRST_POLL, self._pause * SLOWER))
+        yield from self._notes(silent=found is None)
         if found and found != self.status:
-            self.status, self.pause = found, FIRST_POLL
+            self.status, self._pause = found, FIRST_POLL
             if found.outputs:  # the scheduler forgets them minutes after the end
                 self.record = self.record._replace(outputs=found.outputs)
                 keep(self.record, self.places)
             yield found
             if reason := found.hopeless(self.record.dialect):
-                raise self.hopeless(f"{reason} ({found.reason})")
-        self.due = time.monotonic() + self.pause
+                raise self._hopeless(f"{reason} ({found.reason})")
+        self._due = time.monotonic() + self._pause
 
-    def notes(self, *, silent: bool) -> Iterator[JobNote]:
-        now = time.monotonic()
-        if not silent and self.silent_since:
-            self.silent_since = 0.0
+    def _notes(self, *, silent: bool) -> Iterator[JobNote]:
+        since, now = self._silent_since, time.monotonic()
+        self._silent_since = (since or now) if silent else 0.0
+        if since and not silent:
             yield JobNote("the scheduler answers again")
-        elif silent and not self.silent_since:
-            self.silent_since = now
+        elif silent and not since:
             yield JobNote(
                 "the scheduler does not answer; this does not affect the job; asking again"
             )
-        elif silent and now - self.silent_since > PATIENCE_SECONDS:
+        elif silent and now - since > PATIENCE_SECONDS:
             raise StepError(
                 f"the scheduler has not answered for {PATIENCE_SECONDS:.0f} seconds",
                 where=f"job {self.record.id}",
@@ -276,7 +273,7 @@ class _Follower:
                 f" {self.record.id}",
             )
 
-    def hopeless(self, reason: str) -> StepError:
+    def _hopeless(self, reason: str) -> StepError:
         record = self.record
         remedy = f"cancel it ({' '.join(record.words(record.dialect.cancel))}) and submit it"
         if self.withdraw:
@@ -289,28 +286,21 @@ class _Follower:
             remedy=f"{remedy} with other values",
         )
 
-
-class _Output:
-    """The output of a job: files that grow on another machine and may not exist yet."""
-
-    def __init__(self) -> None:
-        self._tails: dict[str, OutputTail] = {}
-
-    def lines(self, files: tuple[str, ...], *, last: bool = False) -> Iterator[str]:
-        """New lines."""
-        for file in files:
+    def _lines(self, *, last: bool = False) -> Iterator[str]:
+        """New lines of its output: files that grow elsewhere and may not exist yet."""
+        for file in self.record.files:
             yield from self._tails.setdefault(file, OutputTail(file)).lines(last=last)
 
-    def late_lines(self, files: tuple[str, ...]) -> Iterator[str]:
+    def _late_lines(self) -> Iterator[str]:
         """Lines that arrive after the end of the job."""
         deadline = time.monotonic() + OUTPUT_SECONDS
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:
-            lines = [*self.lines(files)]
+            lines = [*self._lines()]
             yield from lines
             quiet = 0 if lines else quiet + 1
             time.sleep(_TICK)
-        yield from self.lines(files, last=True)
+        yield from self._lines(last=True)
 
 
 class OutputTail:

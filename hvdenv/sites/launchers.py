@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from hvdenv.base.errors import IncompatibleError, UsageError
@@ -207,20 +208,18 @@ def _torchrun(launch: Launch) -> Start:
     return _through_srun(_by_template(_TEMPLATES["torchrun-by-srun"], launch))
 
 
-def _horovodrun_gloo(launch: Launch) -> Start:
-    """Horovod's launcher, over Gloo."""
-    return Start((*_horovodrun(launch), "--gloo", *launch.program), _for_horovodrun(launch))
-
-
-def _horovodrun_mpi(launch: Launch) -> Start:
-    """Horovod's launcher, which starts mpirun.
+def _horovodrun(controller: Literal["gloo", "mpi"], launch: Launch) -> Start:
+    """Horovod's launcher, which starts ranks itself, or by mpirun.
 
     Raises:
         IncompatibleError: Open MPI would get an argument twice.
     """
+    # It sets NCCL_SOCKET_IFNAME from --network-interfaces, and passes on its own variables.
+    own = "NCCL_SOCKET_IFNAME" if launch.network.use else ""
+    env = tuple(pair for pair in _for_ranks(launch) if pair[0] != own)
     extra: list[str] = []
-    env = (*_for_horovodrun(launch), *_open_mpi_environment(launch))
-    if launch.mpi.kind == "Open MPI":
+    if controller == "mpi" and launch.mpi.kind == "Open MPI":
+        env = (*env, *_open_mpi_environment(launch))
         mca = {n: v for n, v in _mca(launch).items() if n != "btl_tcp_if_include"}
         if twice := sorted(mca.keys() & {"pml", "btl"}):
             raise IncompatibleError(
@@ -228,48 +227,65 @@ def _horovodrun_mpi(launch: Launch) -> Start:
                 where=f"launch.mca.{twice[0]}",
                 remedy="use the launcher mpirun, which passes the recipe's value",
             )
-        extra = [*_prefix(launch), *_mca_words(mca)]
-    # Horovod puts this into a shell command unquoted.
-    arguments = (f"--mpi-args={shlex.join(extra)}",) if extra else ()
-    return Start((*_horovodrun(launch), "--mpi", *arguments, *launch.program), env)
+        prefix = _prefix(launch)
+        extra = [*(("--prefix", prefix) if prefix else ()), *_mca_words(mca)]
+    # Horovod puts the arguments of MPI into a shell command unquoted.
+    values: template.Values = {"controller": controller, "mpi_args": shlex.join(extra) or None}
+    return Start(_argv(_TEMPLATES["horovodrun"], launch, (), values), env)
 
 
-def _by_template(own: cluster.OwnLauncher, launch: Launch, mpirun: str = "") -> Start:
-    """The command of a launcher that is data.
+def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
+    """The command of a launcher that is data, for which other variables name the MPI's parameters."""
+    variables = (*_for_ranks(launch), *_mca_variables(launch))
+    return Start(_argv(own, launch, variables), variables)
+
+
+def _argv(
+    own: cluster.OwnLauncher,
+    launch: Launch,
+    variables: Variables,
+    more: template.Values = MappingProxyType({}),
+) -> tuple[str, ...]:
+    """A template with the values of a launch.
+
+    Args:
+        variables: of the launcher's environment, which it passes on to ranks.
+        more: values that only some launchers have.
 
     Raises:
         UsageError: it needs something that is unknown here.
     """
-    variables = (*_for_ranks(launch), *_mca_variables(launch))
     exports = [template.words(own.export, {"name": name}) for name in _exported(launch, variables)]
-    flags = ("placed", "nested", "uneven")
+    flags = {name: getattr(launch, name) for name in ("placed", "nested", "uneven")}
+    flags["several"] = launch.nodes > 1
     values: template.Values = {
-        **{name: getattr(launch, name) or None for name in ("cpus_per_rank", "gpus_per_node")},
-        **{name: "" if getattr(launch, name) else None for name in flags},
-        "mpirun": mpirun,
+        **{name: "" if holds else None for name, holds in flags.items()},
         "ranks": launch.ranks,
         "nodes": launch.nodes,
         "ranks_per_node": launch.per_node,
+        "cpus_per_rank": launch.cpus_per_rank or None,
+        "gpus_per_node": launch.gpus_per_node or None,
         "cpus_per_host": launch.cpus_per_rank * launch.per_node or None,
         "srun_mpi": launch.settings.srun_mpi,
         "cpu_bind": launch.settings.cpu_bind,
         "threads_per_core": launch.settings.threads_per_core,
+        "start_timeout": launch.start_timeout,
         "hosts": launch.with_slots or None,
         "host_names": launch.host_names or ",".join(each.name for each in launch.hosts) or None,
         "hostfile": launch.hostfile or None,
         "interface": ",".join(launch.network.use) or None,
         "exports": tuple(word for each in exports for word in each),
         "program": launch.program,
+        **more,
     }
     try:
-        argv = template.words(own.command, values)
+        return template.words(own.command, values)
     except template.Missing as missing:
         raise UsageError(
             f"this launcher needs {{{missing}}}, which is unknown here",
             where=own.command.split()[0],
             remedy="give the hosts (--hosts, --hostfile), or put the option into [[...]]",
         ) from None
-    return Start(argv, variables)
 
 
 def _from_data(own: cluster.OwnLauncher) -> Launcher:
@@ -301,19 +317,23 @@ def _by_mpi(name: str, launch: Launch) -> Start:
     if (name, kind) == ("mpiexec", "Cray MPICH"):
         return _by_template(_TEMPLATES["pals"], launch)
     if kind == "Open MPI":
-        env = (*_for_ranks(launch), *_open_mpi_environment(launch))
-        return Start((name, *_open_mpi(launch), *launch.program), env)
+        variables, mca = _for_ranks(launch), tuple(_mca_words(_mca(launch)))
+        own = _TEMPLATES["open-mpi-5" if launch.mpi.major >= 5 else "open-mpi"]
+        values = {"mpirun": name, "mca": mca, "mpi_prefix": _prefix(launch) or None}
+        env = (*variables, *_open_mpi_environment(launch))
+        return Start(_argv(own, launch, variables, values), env)
+    variables = _for_ranks(launch)
     if kind in ("Hydra", "MVAPICH", "Intel MPI"):
         if launch.uneven and kind == "Intel MPI" and not launch.hostfile:
             raise _uneven(kind, launch)
-        return _by_template(_TEMPLATES["hydra"], launch, name)
+        return Start(_argv(_TEMPLATES["hydra"], launch, (), {"mpirun": name}), variables)
     if kind == "Cray MPICH" or launch.remote:
         raise IncompatibleError(
             f"hvdenv does not know how the mpirun of this MPI ({kind}) starts ranks on other hosts",
             remedy="use the launcher srun or mpiexec on a Cray machine; elsewhere state the MPI in"
             " the recipe (mpi.kind)",
         )
-    return Start((name, "-np", str(launch.ranks), *launch.program), _for_ranks(launch))
+    return Start((name, "-np", str(launch.ranks), *launch.program), variables)
 
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -321,8 +341,12 @@ LAUNCHERS: dict[str, Launcher] = {
     "mpiexec": Launcher("MPI", partial(_by_mpi, "mpiexec"), mpirun=True),
     "srun": _from_data(_TEMPLATES["srun"])._replace(start=_srun),
     "aprun": _from_data(_TEMPLATES["aprun"]),
-    "horovodrun-gloo": Launcher("Gloo", _horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
-    "horovodrun-mpi": Launcher("MPI", _horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
+    "horovodrun-gloo": Launcher(
+        "Gloo", partial(_horovodrun, "gloo"), provided=True, by_ssh=True, exposes=True
+    ),
+    "horovodrun-mpi": Launcher(
+        "MPI", partial(_horovodrun, "mpi"), provided=True, by_ssh=True, mpirun=True
+    ),
     "torchrun": Launcher("", _torchrun, across_hosts=("slurm",), provided=True),
 }
 
@@ -330,47 +354,6 @@ LAUNCHERS: dict[str, Launcher] = {
 def named(name: str, own: Mapping[str, cluster.OwnLauncher]) -> Launcher:
     """A launcher: one of a recipe or site file, or one of hvdenv."""
     return _from_data(own[name]) if name in own else LAUNCHERS[name]
-
-
-def _open_mpi(launch: Launch) -> list[str]:
-    words = [*_prefix(launch), "-np", str(launch.ranks), *_mapping(launch), "--bind-to", "none"]
-    for name in _exported(launch, _for_ranks(launch)):
-        words += ["-x", name]
-    return [*words, *_mca_words(_mca(launch))]
-
-
-def _mapping(launch: Launch) -> list[str]:
-    """The arguments of Open MPI that place ranks.
-
-    Open MPI would refuse more ranks than the host has cores, or than Slurm counts tasks.
-    """
-    five, policy = launch.mpi.major >= 5, ""
-    words: list[str] = []
-    if launch.hostfile:
-        words = ["--hostfile", launch.hostfile]
-        policy = f"ppr:{launch.per_node}:node" if five else ""
-        words += [] if five else ["-npernode", str(launch.per_node)]
-    elif launch.remote:
-        words, policy = ["-H", launch.with_slots], "slot"
-    if five:
-        return [*words, "--map-by", f"{policy}:OVERSUBSCRIBE"]
-    return [*words, *(["--map-by", policy] if policy else []), "--oversubscribe"]
-
-
-def _horovodrun(launch: Launch) -> tuple[str, ...]:
-    hosts = launch.with_slots or f"localhost:{launch.ranks}"
-    words = ["horovodrun", "-np", str(launch.ranks), "-H", hosts]
-    # Its cache in ~/.horovod keeps answers of other installations for an hour.
-    words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
-    if launch.nodes > 1 and launch.network.use:
-        words += ["--network-interfaces", ",".join(launch.network.use)]
-    return tuple(words)
-
-
-def _for_horovodrun(launch: Launch) -> Variables:
-    """It passes on its variables, and sets NCCL_SOCKET_IFNAME from --network-interfaces."""
-    own = "NCCL_SOCKET_IFNAME" if launch.network.use else ""
-    return tuple(pair for pair in _for_ranks(launch) if pair[0] != own)
 
 
 def _for_ranks(launch: Launch) -> Variables:
@@ -420,10 +403,9 @@ def _mca_variables(launch: Launch) -> Variables:
     )
 
 
-def _prefix(launch: Launch) -> list[str]:
+def _prefix(launch: Launch) -> str:
     """--prefix for Open MPI 4 in an environment; version 5 finds itself on other hosts."""
-    needed = launch.mpi_prefix and launch.remote and launch.mpi.major < 5
-    return ["--prefix", launch.mpi_prefix] if needed else []
+    return launch.mpi_prefix if launch.remote and launch.mpi.major < 5 else ""
 
 
 def puts_mpi_first(name: str, launch: Launch) -> bool:

@@ -203,27 +203,6 @@ def overload(launch: Launch, allocation: Allocation) -> str:
     return f"ranks share the processors of {', '.join(full)}, and will be slow: request more, or fewer ranks (-n)"
 
 
-def refuse_too_many(name: str, launch: Launch, files: int) -> None:
-    """Check that mpirun of Open MPI can open the pipes of its ranks: without them, it hangs.
-
-    Args:
-        files: how many a process may open.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    # Measured with mpirun of Open MPI 4.1.8: about 4 for each rank, and 25 of its own.
-    most = (files - 25) // 4
-    by_open_mpi = named(name, launch.settings.launchers).mpirun and launch.mpi.kind == "Open MPI"
-    if by_open_mpi and files >= 0 and launch.per_node > most:
-        raise UsageError(
-            f"mpirun cannot start {launch.per_node} ranks on a host: it may open only {files} files",
-            where="-n",
-            remedy=f"start at most {most}, or first raise the limit:"
-            f" ulimit -n {4 * launch.per_node + 64}",
-        )
-
-
 def refuse_unfit(
     name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int, words: str
 ) -> None:

@@ -15,7 +15,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host
-from hvdenv.sites.launchers import Launch, MpiVersion
+from hvdenv.sites.launchers import Launch
 from hvdenv.sites.placement import (
     Requested,
     choose_launcher,
@@ -25,7 +25,6 @@ from hvdenv.sites.placement import (
     may_be_seen,
     overload,
     place,
-    refuse_too_many,
     refuse_unfit,
     shell_variables,
 )
@@ -117,16 +116,6 @@ def test_what_there_is_no_room_for(
 def test_more_ranks_than_processors_are_named(ranks: int, said: str) -> None:
     found = overload(placed(ASKED, ranks=ranks), ASKED)
     assert said in found and bool(said) == bool(found)
-
-
-def test_more_ranks_than_mpirun_has_pipes_for() -> None:
-    many = placed(ranks=1000)._replace(mpi=MpiVersion("Open MPI", "4.1.8"))
-    refuse_too_many("mpirun", many._replace(ranks=249), 1024)
-    refuse_too_many("mpirun", many, -1)
-    refuse_too_many("srun", many, 1024)
-    refuse_too_many("mpirun", many._replace(mpi=MpiVersion("Hydra")), 1024)
-    with pytest.raises(UsageError, match="start at most 249, or .*: ulimit -n 4064"):
-        refuse_too_many("mpirun", many, 1024)
 
 
 def test_requested_hosts_and_files_of_hosts() -> None:
