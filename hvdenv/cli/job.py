@@ -20,7 +20,7 @@ from hvdenv.model.layers import Resolved
 from hvdenv.session.chosen import choose
 from hvdenv.session.job import scheduler_of, to_the_end
 from hvdenv.session.output import print_json, report
-from hvdenv.session.ranks import activated, find_entry, found_program, with_mpi
+from hvdenv.session.ranks import find_entry, found_program, plan_ranks
 from hvdenv.session.recipe import open_recipe
 from hvdenv.session.request import Request
 from hvdenv.sites import batch, jobs, placement
@@ -102,13 +102,6 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         remedy = "write it after --: hvdenv job RECIPE -- python train.py"
         raise UsageError("no command to run", remedy=remedy)
     refuse_without(arguments, "submit", "detach")
-    if arguments.submit and not os.getcwd().isprintable():
-        raise UsageError(
-            "the name of this directory has characters that cannot be printed, so the output of the"
-            " job cannot be followed",
-            where=repr(os.getcwd()),
-            remedy="change to another directory",
-        )
     if arguments.submit and arguments.to:
         raise UsageError(
             "--to and --submit exclude each other",
@@ -126,31 +119,19 @@ def _batch(
     partition = batch.check(job, dialect, recipe.partitions, options, resolved.where)
     chosen = choose(request, image=True)
     entry = find_entry(request, chosen, batch.JOB_ID)
-    name = placement.choose_launcher(recipe, arguments.launcher or "")
-    placement.refuse_unfit(
-        name, recipe, placement.Requested(), recipe.scheduler, job.nodes, recipe.name
-    )
-    launch = placement.place(
-        recipe._replace(job=job),
-        entry.words,
-        placement.Requested(),
-        Allocation(nodes=job.nodes),
-        root=os.geteuid() == 0,
-    )
+    exported = dict.fromkeys(recipe.launch.exports, "")
+    allocation = Allocation(scheduler=recipe.scheduler or "", nodes=job.nodes)
+    requested = placement.Requested(launcher=arguments.launcher or "")
+    recipe = recipe._replace(job=job)
+    name, launch = plan_ranks(recipe, chosen, requested, allocation, exported, recipe.name)
     # The hosts are known only in the job.
     no_hostfile = dialect.launch_host or dialect.columns
     launch = launch._replace(
-        exports=placement.exported_variables(
-            recipe.launch.exports,
-            activated(chosen),
-            dict.fromkeys(recipe.launch.exports, ""),
-            placement.Requested(),
-        ),
+        program=entry.words,
         host_list=batch.HOSTS,
         host_names=batch.HOST_NAMES,
         hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
     )
-    launch = with_mpi(launch, chosen)
     # The script runs on the first host of the job.
     start = start_in_image(name, launch, chosen.inside, os.uname().nodename)
     return batch.BatchJob(

@@ -23,8 +23,8 @@ from hvdenv.session.ranks import (
     current_allocation,
     find_entry,
     found_program,
+    plan_ranks,
     requested_ranks,
-    with_mpi,
 )
 from hvdenv.sites import placement
 from hvdenv.sites.allocation import refuse_unknown
@@ -99,26 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
     allocation = current_allocation(recipe)
     if not (allocation.scheduler or requested.hosts):
         refuse_unknown(environ, f"hvdenv run {request.named}")
-    name = placement.choose_launcher(recipe, requested.launcher)
-    launch = placement.place(
-        recipe,
-        tuple(arguments.program),
-        requested,
-        allocation,
-        root=os.geteuid() == 0,
-    )
-    # A dry run prints the command for an allocation of the site's scheduler.
-    scheduler = allocation.scheduler or (recipe.scheduler if arguments.dry_run else None)
-    placement.refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), request.named)
+    if arguments.dry_run and not allocation.scheduler:
+        # It prints the command for an allocation of the site's scheduler.
+        allocation = allocation._replace(scheduler=recipe.scheduler or "")
+    name, launch = plan_ranks(recipe, chosen, requested, allocation, environ, request.named)
     if full := placement.overload(launch, allocation):
         report(f"warning: {full}")
-    launch = with_mpi(launch, chosen)._replace(
-        exports=placement.exported_variables(
-            recipe.launch.exports, activated(chosen), environ, requested
-        )
-    )
     entry = find_entry(request, chosen)
-    program = (*entry.words, *found_program(name, launch, chosen, launch.program))
+    program = (*entry.words, *found_program(name, launch, chosen, tuple(arguments.program)))
     launch = launch._replace(program=program)
     start = start_in_image(name, launch, chosen.inside, os.uname().nodename)
     # What is not built yet will.

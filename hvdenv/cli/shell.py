@@ -1,4 +1,4 @@
-"""Open an interactive shell in an environment.
+"""Open an interactive bash in an environment.
 
 With --nodes, --time or another resource option, shell requests an allocation and opens the shell
 on its first node. The exit code is that of the shell; it is 125 if hvdenv cannot start it."""
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hvdenv.base.command import Command
 from hvdenv.base.errors import UsageError
-from hvdenv.base.places import Places, find_places, make_folder, write_text
+from hvdenv.base.places import find_places, make_folder, write_text
 from hvdenv.base.runner import environment, replace_process
 from hvdenv.cli.options import REQUESTS, add, add_options, add_requests, read_request
 from hvdenv.environments.activation import SHELL
@@ -39,19 +39,10 @@ Other resources come from [job] in the recipe. PBS and Cobalt start your login s
 prints the command to type there.
 """
 
-_BASH = """\
+# Reads the user's own files first, which may change PATH.
+_START = """\
 if [ -r /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi
 if [ -r ~/.bashrc ]; then . ~/.bashrc; fi
-"""
-_ZSHENV = """\
-if [[ -r ~/.zshenv ]]; then . ~/.zshenv; fi
-ZDOTDIR={folder}
-"""
-_ZSH = """\
-ZDOTDIR=$HOME
-if [[ -r ~/.zshrc ]]; then . ~/.zshrc; fi
-"""
-_ACTIVATE = """\
 . {activate}
 PS1={prompt}"${{PS1-}}"
 """
@@ -68,10 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     request = with_active(read_request(arguments, anywhere=arguments.dry_run))
     chosen = choose(request)
-    shell = os.path.basename(environment().get("SHELL", ""))
-    places = find_places()
-    words = shell_command(shell, _write(chosen, places))
-    words = (*find_entry(request, chosen).words, *words)
+    bash = ("bash", "--rcfile", str(_write_start(chosen)), "-i")
+    words = (*find_entry(request, chosen).words, *bash)
     options = {name: getattr(arguments, name) for name in REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)
@@ -90,34 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
     return replace_process(Command(words, ((SHELL, os.path.realpath(chosen.prefix)),)), variables)
 
 
-def shell_command(shell: str, folder: Path) -> tuple[str, ...]:
-    """The command of the user's shell, with its start_files() in a directory; bash for other shells."""
-    if shell == "zsh":
-        return ("env", f"ZDOTDIR={folder}", "zsh", "-i")
-    if shell in ("sh", "dash"):
-        return ("env", f"ENV={folder / 'shrc'}", shell, "-i")
-    return ("bash", "--rcfile", str(folder / "bashrc"), "-i")
-
-
-def start_files(activate: str, name: str, folder: Path) -> dict[str, str]:
-    """The start files of shells. They read the user's own files first, which may change PATH."""
-    last = _ACTIVATE.format(activate=shlex.quote(activate), prompt=shlex.quote(f"({name}) "))
-    return {
-        "bashrc": _BASH + last,
-        ".zshenv": _ZSHENV.format(folder=shlex.quote(str(folder))),
-        ".zshrc": _ZSH + last,
-        "shrc": last,
-    }
-
-
-def _write(chosen: Chosen, places: Places) -> Path:
-    """Write the files under HVDENV_HOME, which the hosts of an allocation see too."""
+def _write_start(chosen: Chosen) -> Path:
+    """Write what bash reads first, under HVDENV_HOME, which the hosts of an allocation see too."""
     # Two environments may have one name.
     digest = hashlib.sha256(os.fsencode(chosen.prefix)).hexdigest()[:12]
-    folder = make_folder(places.home / "shells" / digest)
-    for file, text in start_files(chosen.activate, chosen.name, folder).items():
-        write_text(folder / file, text)
-    return folder
+    file = make_folder(find_places().home / "shells" / digest) / "bashrc"
+    prompt = shlex.quote(f"({chosen.name}) ")
+    write_text(file, _START.format(activate=shlex.quote(chosen.activate), prompt=prompt))
+    return file
 
 
 def _in_allocation(

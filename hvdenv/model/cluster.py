@@ -44,7 +44,11 @@ Label = Annotated[
 ]
 Directive = Annotated[
     str,
-    Pattern(r"-[ -~]{1,200}", "an option without #SBATCH or the like in front, such as --nice=100"),
+    Pattern(
+        r"""-(?!.*(?:[`\\]|\$[({]| #))(?:[ !#-&(-~]|'[ -&(-~]*'|"[ !#-~]*"){1,200}""",
+        "an option without #SBATCH or the like in front, such as --nice=100; it cannot have"
+        " backslashes, backticks, ${...}, $(...), comments and open quotes",
+    ),
 ]
 FileName = Annotated[
     str,

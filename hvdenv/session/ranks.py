@@ -1,6 +1,8 @@
 """How programs of a chosen environment start: where, with which MPI and variables, from which image."""
 
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.session.chosen import Chosen, command_for
 from hvdenv.session.output import report
 from hvdenv.session.request import Request, read_hostfile
+from hvdenv.sites import placement
 from hvdenv.sites.allocation import Allocation, find_allocation
 from hvdenv.sites.hosts import parse_hostfile, parse_hosts
 from hvdenv.sites.launchers import Launch, MpiVersion, parse_mpi_version, puts_mpi_first
@@ -36,6 +39,34 @@ def requested_ranks(ranks: int | None, hosts: str | None, hostfile: Path | None)
         found = parse_hostfile(read_hostfile(hostfile), str(hostfile))
         return Requested(ranks=ranks, hosts=found, hostfile=str(hostfile.absolute()))
     return Requested(ranks=ranks, hosts=parse_hosts(hosts) if hosts is not None else ())
+
+
+def plan_ranks(
+    recipe: Recipe,
+    chosen: Chosen,
+    requested: Requested,
+    allocation: Allocation,
+    environ: Mapping[str, str],
+    words: str,
+) -> tuple[str, Launch]:
+    """The launcher of ranks, and all that it has to know except their program.
+
+    Args:
+        environ: the variables that ranks on other hosts may get.
+        words: what names the recipe on a command line.
+
+    Raises:
+        UsageError: there is no room for so many ranks, or the launcher cannot start them there.
+        IncompatibleError: Horovod lacks the launcher's controller.
+    """
+    name = placement.choose_launcher(recipe, requested.launcher)
+    launch = placement.place(recipe, (), requested, allocation, root=os.geteuid() == 0)
+    scheduler = allocation.scheduler or None
+    placement.refuse_unfit(name, recipe, requested, scheduler, launch.nodes, words)
+    exports = placement.exported_variables(
+        recipe.launch.exports, activated(chosen), environ, requested
+    )
+    return name, with_mpi(launch, chosen)._replace(exports=exports)
 
 
 def with_mpi(launch: Launch, chosen: Chosen) -> Launch:

@@ -357,40 +357,24 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
     if time and seconds(job.time) > seconds(time):
         yield "time", f"the time limit of {name} is {time}, requested: {job.time}", fewer
     memory = re.fullmatch(r"([0-9]+)G", job.memory or "")
-    sizes = (
-        ("nodes", name, partition.nodes, job.nodes, "nodes", ""),
+    cores = job.ranks_per_node * (job.cpus_per_rank or 1)
+    node = f"a node of {name}"
+    for field, what, most, requested, unit in (
+        ("nodes", name, partition.nodes, job.nodes, "nodes"),
+        ("gpus_per_node", node, partition.gpus, job.gpus_per_node or 0, "GPUs"),
+        ("memory", node, partition.memory_gb, int(memory[1]) if memory else 0, "GB"),
         (
-            "cpus_per_rank",
-            f"a node of {name}",
-            partition.cores,
-            job.ranks_per_node * (job.cpus_per_rank or 0),
-            "cores",
-            "use fewer cores or ranks per node",
+            "cpus_per_rank" if job.cpus_per_rank else "ranks_per_node",
+            *(node, partition.cores, cores, "cores"),
         ),
-        ("gpus_per_node", f"a node of {name}", partition.gpus, job.gpus_per_node or 0, "GPUs", ""),
-        (
-            "ranks_per_node",
-            f"a node of {name}",
-            partition.cores,
-            job.ranks_per_node,
-            "cores",
-            "use one rank for each GPU; without GPUs, at most one for each core",
-        ),
-        (
-            "memory",
-            f"a node of {name}",
-            partition.memory_gb,
-            int(memory[1]) if memory else 0,
-            "GB",
-            "request less: jobs cannot use the memory that the system itself needs",
-        ),
-    )
-    for field, what, most, requested, unit, remedy in sizes:
+    ):
         if most is not None and requested > most:
-            stated = getattr(job, field) if field == "memory" else requested
-            message = f"{what} has {most or 'no'} {unit}, requested: {stated}"
-            fewer = f"request {f'{most} or fewer, or ' if most else ''}another partition"
-            yield field, message, remedy or fewer
+            message = f"{what} has {most or 'no'} {unit}, requested: {requested}"
+            yield (
+                field,
+                message,
+                f"request {f'{most} or fewer, or ' if most else ''}another partition",
+            )
 
 
 def _option(field: str) -> str:
@@ -406,8 +390,6 @@ def _check_words(dialect: Dialect, batch: BatchJob) -> None:
     values += [("export", "exports", name) for name in batch.exports]
     if batch.partition and batch.partition.gpu:
         values.append(("gpu", f"{job.partition}.gpu", batch.partition.gpu))
-    for line in job.directives:
-        _check_directive(line)
     for field, key, value in values:
         allowed = {**_PATTERNS, **dialect.patterns}.get(field, ".*")
         if not _WORD.fullmatch(value) or not re.fullmatch(allowed, value):
@@ -422,21 +404,3 @@ def _check_words(dialect: Dialect, batch: BatchJob) -> None:
                 where=f"{table}.{key}",
                 remedy=remedy,
             )
-
-
-def _check_directive(line: str) -> None:
-    """Refuse a line that a shell would not split into options; its characters were checked."""
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise UsageError(
-            f"{line!r} is not an option: {error}",
-            where="job.directives",
-            remedy="close the quotes",
-        ) from error
-    if re.search(r"[`\\]|\$[({]", line) or "#" in {word[:1] for word in words}:
-        raise UsageError(
-            f"{line!r} cannot be written as a directive",
-            where="job.directives",
-            remedy="omit backslashes, backticks, ${...}, $(...) and comments",
-        )

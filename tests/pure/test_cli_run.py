@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hvdenv.base.schema import encode
-from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.environments import generations, manifest
 from hvdenv.model.layers import load_recipe
 from hvdenv.sites.placement import influences
@@ -405,34 +404,19 @@ def test_no_job_in_a_job_and_none_without_a_scheduler(
     assert "has no scheduler" in said
 
 
-@pytest.mark.parametrize("shell", ["bash", "sh", "dash", "fish", ""])
-def test_shells(shell: str, tmp_path: Path) -> None:
-    """The user's own start files come first, so that they do not take PATH away."""
-    folder, home = tmp_path / "it's here", tmp_path / "user"
-    folder.mkdir()
-    home.mkdir()
-    (home / ".bashrc").write_text("VIRTUAL_ENV=none OWN=1\nPS1='> '\n")
-    activate = tmp_path / "a b" / "activate.sh"
-    activate.parent.mkdir()
-    activate.write_text(ACTIVATE)
-    for name, text in start_files(str(activate), "site+x", folder).items():
-        (folder / name).write_text(text)
+def test_the_users_start_files_are_read_first(
+    recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv
+) -> None:
+    """So that they do not take PATH away."""
+    (tmp_path / ".bashrc").write_text("VIRTUAL_ENV=none OWN=1\nPS1='> '\n")
+    words = hvdenv("shell", recipe, "--dry-run").out
     done = subprocess.run(
-        shell_command(shell, folder),
-        env={"HOME": str(home), "PATH": os.environ["PATH"]},
+        shlex.split(words),
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
         input='echo "$VIRTUAL_ENV" "$PS1" "${OWN-}"; exit 7\n',
         capture_output=True,
         text=True,
         start_new_session=True,
     )
     assert done.returncode == 7, done.stderr
-    assert "/env (site+x) " in done.stdout
-    if shell not in ("sh", "dash"):
-        assert done.stdout.strip() == "/env (site+x) >  1"
-
-
-def test_zsh_reads_the_users_files_too(tmp_path: Path) -> None:
-    files = start_files("/p/activate.sh", "site", tmp_path)
-    assert shell_command("zsh", tmp_path) == ("env", f"ZDOTDIR={tmp_path}", "zsh", "-i")
-    assert ". ~/.zshenv" in files[".zshenv"]
-    assert files[".zshrc"].index(". ~/.zshrc") < files[".zshrc"].index(". /p/activate.sh")
+    assert done.stdout.strip() == "/env (site) >  1"

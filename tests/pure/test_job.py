@@ -186,14 +186,3 @@ def test_a_host_without_the_scheduler(
     monkeypatch.setenv("PATH", str(programs(slurm.state / "bin", **fakes)))
     said = hvdenv(*JOB, "--submit", "--", "true", code=5).err
     assert "on PATH" in said and "login node" in said
-
-
-def test_a_folder_that_cannot_be_printed(
-    slurm: Scheduler, folder: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strange = folder / "a\n#SBATCH --nodes=9"
-    strange.mkdir()
-    monkeypatch.chdir(strange)
-    words = ("job", "../site.toml", "--prefix", "../../env")
-    assert "change to another directory" in hvdenv(*words, "--submit", "--", "true", code=2).err
-    assert "\n#SBATCH --nodes=9" not in hvdenv(*words, "--", "true").out
