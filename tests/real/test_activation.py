@@ -133,19 +133,10 @@ def test_a_shell_inside_of_one_that_is_active(name: str, tmp_path: Path) -> None
 def test_one_environment_takes_the_place_of_another(name: str, tmp_path: Path) -> None:
     first = write(tmp_path / "1", "venv", {"A": "1", "B": "1"})
     second = write(tmp_path / "2", "conda", {"A": "2"})
-    said = shell(
-        name,
-        [
-            "set -eu",
-            "show before",
-            f". {first}",
-            f". {second}",
-            "show active",
-            "hvdenv_deactivate",
-            "show after",
-        ],
-        tmp_path,
+    lines = (
+        f"set -eu; show before; . {first}; . {second}; show active; hvdenv_deactivate; show after"
     )
+    said = shell(name, [lines], tmp_path)
     active = said.at("active")
     assert active["PATH"] == f"{tmp_path}/2/env/bin:{PATH}"
     assert active["A"] == "2"
@@ -228,14 +219,6 @@ def test_scripts_of_conda_packages(name: str, tmp_path: Path) -> None:
     after = said.at("after")
     assert after.pop("ORDER") == " activate.d/a activate.d/b deactivate.d/b deactivate.d/a"
     assert {k: v for k, v in after.items() if "NOT_SET" not in k} == said.at("before")
-
-
-def test_a_conda_environment_without_scripts(tmp_path: Path) -> None:
-    file = write(tmp_path, "conda")
-    (tmp_path / "env" / "etc" / "conda" / "activate.d").mkdir(parents=True)
-    for name in SHELLS:
-        said = shell(name, ["set -eu", f". {file}", "train", "hvdenv_deactivate"], tmp_path)
-        assert (said.code, said.out, said.err) == (0, "trained\n", "")
 
 
 @pytest.fixture(scope="session", params=KINDS)

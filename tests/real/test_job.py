@@ -149,12 +149,6 @@ def test_slurm_gets_what_was_asked_for(hvdenv: Cli, site: Cluster) -> None:
         assert expected in shown
 
 
-def test_each_rank_has_its_cores(hvdenv: Cli) -> None:
-    words = ("--nodes", "1", "--ranks-per-node", "2", "--cpus-per-rank", "2")
-    result = hvdenv(*JOB, "--submit", *words, "--", "sh", "-c", "echo $SLURM_CPUS_PER_TASK cores")
-    assert result.stdout.count("2 cores\n") == 2
-
-
 def test_words_and_folders_are_not_read_by_slurm(hvdenv: Cli, folder: Path, site: Cluster) -> None:
     hostile = "\n#SBATCH --nodes=9\n'\"$(touch made)`touch made`; touch made"
     result = hvdenv(*JOB, "--submit", "--nodes", "1", "--", "printf", "<%s>\n", hostile)

@@ -306,17 +306,6 @@ def test_thetagpu_on_two_hosts(site: Site, thetagpu: str, conda: Path) -> None:
     assert sorted(ran.stdout.splitlines()) == expected
 
 
-def test_thetagpu_job(site: Site, thetagpu: str) -> None:
-    """There is no Cobalt here: what it would be told."""
-    words = (thetagpu, "--variant", "cpu", "--account", "datascience", "--", "python", "train.py")
-    script = site.cli()("job", *words).stdout
-    assert "#COBALT -n 2" in script
-    assert "#COBALT -A datascience" in script
-    # With mpirun --prefix, other hosts would find another python first: it is named by its path.
-    started = r'^mpirun .* --hostfile "\$COBALT_NODEFILE" .* (\S+/bin/)?python train.py$'
-    assert re.search(started, script, re.M)
-
-
 def test_thetagpu_with_additions(site: Site, thetagpu: str, conda: Path) -> None:
     """A copy of the site's environment, which packages can be added to."""
     clone = ("--variant", "cpu", "--set", "python.provider=clone")
