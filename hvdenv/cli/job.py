@@ -12,13 +12,12 @@ from pathlib import Path
 from hvdenv.base.errors import UsageError
 from hvdenv.base.masking import mask
 from hvdenv.base.places import find_places, named_file, write_text
-from hvdenv.base.runner import Runner
 from hvdenv.cli.options import add, add_options, add_requests, read_request, refuse_without
 from hvdenv.model.cluster import JOB_OPTIONS, Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
 from hvdenv.session.chosen import choose
-from hvdenv.session.job import scheduler_of, to_the_end
+from hvdenv.session.job import scheduler_of, submit, to_the_end
 from hvdenv.session.output import print_json, report
 from hvdenv.session.ranks import find_entry, found_program, plan_ranks
 from hvdenv.session.recipe import open_recipe
@@ -59,25 +58,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
-    places, quiet = find_places(), arguments.quiet
+    quiet = arguments.quiet
     if arguments.follow:
-        record = jobs.recall(arguments.follow, places)
+        record = jobs.recall(arguments.follow, find_places())
         return to_the_end(record, quiet=quiet, as_json=arguments.json, withdraw=False)
     printed = not arguments.submit or arguments.dry_run
     request = read_request(arguments, anywhere=printed)
     resolved = open_recipe(request)
     scheduler, dialect = scheduler_of(resolved)
     planned = _batch(arguments, request, resolved, dialect)
-    text = batch.script(dialect, planned)
     if printed:
-        return _give(arguments, text, planned.job)
-    record = jobs.Submitted(scheduler, dialect, planned.job.name)
-    if not quiet:
-        report(f"{planned.job.name}: {batch.charged(planned.job)}")
-    record = jobs.submit(text, record, Runner(), places)
+        return _give(arguments, batch.script(dialect, planned), planned.job)
+    record = submit(scheduler, dialect, planned, quiet=quiet)
     if not arguments.detach:
-        if not quiet:
-            report(f"submitted job {record.id}")
         return to_the_end(record, quiet=quiet, as_json=arguments.json)
     if arguments.json:
         print_json({"id": record.id, "scheduler": scheduler, "script": record.script})

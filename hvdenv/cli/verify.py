@@ -276,7 +276,7 @@ def _launched(
         if recipe:
             launch = launch._replace(settings=recipe.launch, network=recipe.network)
     else:
-        launch = place(recipe, (), requested, allocation)
+        launch = place(recipe, requested, allocation)
         if full := overload(launch, allocation):
             report(f"warning: {full}")
     if arguments.launcher:

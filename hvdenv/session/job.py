@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hvdenv import PACKAGE
 from hvdenv.base.errors import RecipeError, StepError
-from hvdenv.base.places import HOME_VARIABLE, find_places, make_folder
+from hvdenv.base.places import HOME_VARIABLE, find_places
 from hvdenv.base.runner import Runner, environment
 from hvdenv.base.schema import encode
 from hvdenv.model.dialect import Dialect
@@ -43,6 +43,20 @@ def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
             f' extends = "{resolved.recipe.name}"; without a job: hvdenv run',
         )
     return name, dialect
+
+
+def submit(
+    scheduler: str, dialect: Dialect, planned: batch.BatchJob, *, quiet: bool, key: str = ""
+) -> jobs.Submitted:
+    """Submit a job, and record it; see jobs.submit()."""
+    text, job = batch.script(dialect, planned), planned.job
+    if not quiet:
+        report(f"{job.name}: {batch.charged(job)}")
+    record = jobs.Submitted(scheduler, dialect, job.name, log=planned.log, key=key)
+    record = jobs.submit(text, record, Runner(), find_places())
+    if not quiet:
+        report(f"submitted job {record.id}")
+    return record
 
 
 def to_the_end(
@@ -137,15 +151,9 @@ def run_there(
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
     log = str(places.jobs / f"{job.name}-{os.urandom(6).hex()}.log")
     planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
-    text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
-    if dry_run or not quiet:
-        report(f"{job.name}: {batch.charged(job)}")
+    planned = planned._replace(folder=os.getcwd(), log=log)
     if dry_run:
-        print(text, end="", flush=True)
+        report(f"{job.name}: {batch.charged(job)}")
+        print(batch.script(dialect, planned), end="", flush=True)
         return 0
-    make_folder(places.jobs)
-    record = jobs.Submitted(scheduler, dialect, job.name, log=log, key=key)
-    record = jobs.submit(text, record, Runner(), places)
-    if not quiet:
-        report(f"submitted job {record.id}")
-    return to_the_end(record, quiet=quiet)
+    return to_the_end(submit(scheduler, dialect, planned, quiet=quiet, key=key), quiet=quiet)

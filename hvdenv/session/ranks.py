@@ -60,7 +60,7 @@ def plan_ranks(
         IncompatibleError: Horovod lacks the launcher's controller.
     """
     name = placement.choose_launcher(recipe, requested.launcher)
-    launch = placement.place(recipe, (), requested, allocation, root=os.geteuid() == 0)
+    launch = placement.place(recipe, requested, allocation, root=os.geteuid() == 0)
     scheduler = allocation.scheduler or None
     placement.refuse_unfit(name, recipe, requested, scheduler, launch.nodes, words)
     exports = placement.exported_variables(

@@ -70,55 +70,42 @@ def recipe_mpi(recipe: Recipe) -> MpiVersion:
 
 
 def place(
-    recipe: Recipe,
-    program: tuple[str, ...],
-    requested: Requested,
-    allocation: Allocation,
-    *,
-    root: bool = False,
+    recipe: Recipe, requested: Requested, allocation: Allocation, *, root: bool = False
 ) -> Launch:
-    """Find hosts for ranks.
+    """Find hosts for ranks, whose program is not known yet.
 
     Raises:
         UsageError: there is no room for so many, or a host is not in the allocation.
     """
+    each = recipe.job.ranks_per_node
+    usual = _usual_hosts(each, allocation)
+    named = _requested_hosts(each, requested, usual)
+    whole, file = named or usual, requested.hostfile if named else allocation.hostfile
+    ranks = requested.ranks or _room(whole) or allocation.nodes * each or 1
+    hosts = filled(named, ranks) if named else _spread(usual, ranks)
+    # The launcher need not be told what is all of the allocation.
+    default = ranks == _room(usual) and all(host.slots for host in allocation.hosts)
+    fewer = (allocation.counts_tasks and not default) or len(hosts) < len(whole)
+    most = max((host.slots for host in hosts), default=min(each, ranks) if allocation.nodes else 0)
+    even = len(hosts) == len(whole) and all(host.slots == most for host in hosts)
     launch = Launch(
-        program=program,
-        ranks=requested.ranks or 1,
+        program=(),
+        ranks=ranks,
         root=root,
         mpi=recipe_mpi(recipe),
         start_timeout=START_SECONDS,
+        hosts=hosts,
+        hostfile=file if hosts and even else "",
+        ranks_per_node=most,
+        placed=bool(named) or (bool(hosts) and fewer),
         gpus_per_node=allocation.gpus_per_node or recipe.job.gpus_per_node or 0,
         settings=recipe.launch,
         network=recipe.network,
         variables=requested.variables,
         nested=allocation.nested,
     )
-    each = recipe.job.ranks_per_node
-    usual = _usual_hosts(each, allocation)
-    if requested.hosts:
-        hosts = _requested_hosts(each, requested, usual)
-        every, file = len(hosts), requested.hostfile
-        launch = launch._replace(hosts=filled(hosts, requested.ranks or _room(hosts)), placed=True)
-    elif usual:
-        room, every, file = _room(usual), len(usual), allocation.hostfile
-        hosts = _spread(usual, requested.ranks or room)
-        whole = _room(hosts) == room and all(host.slots for host in allocation.hosts)
-        placed = (allocation.counts_tasks and not whole) or len(hosts) < every
-        launch = launch._replace(hosts=hosts, placed=placed)
-    elif allocation.nodes:
-        ranks = requested.ranks or allocation.nodes * each
-        launch = launch._replace(ranks=ranks, ranks_per_node=min(each, ranks))
-        return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
-    else:
+    if not (hosts or allocation.nodes):
         return launch
-    most = max(host.slots for host in launch.hosts)
-    even = len(launch.hosts) == every and all(host.slots == most for host in launch.hosts)
-    launch = launch._replace(
-        ranks=_room(launch.hosts),
-        hostfile=file if even else "",
-        ranks_per_node=most,
-    )
     return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
 
 
@@ -138,7 +125,11 @@ def _usual_hosts(each: int, allocation: Allocation) -> tuple[Host, ...]:
 
 
 def _requested_hosts(each: int, requested: Requested, there: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts that the user names, in their order; ``there`` are those of the allocation."""
+    """The hosts that the user names, in their order; none if the user names none.
+
+    Args:
+        there: those of the allocation.
+    """
     usual = {short(host.name): host.slots for host in there}
     foreign = [host.name for host in requested.hosts if usual and short(host.name) not in usual]
     if foreign:
@@ -148,12 +139,12 @@ def _requested_hosts(each: int, requested: Requested, there: Sequence[Host]) -> 
             remedy=f"its hosts: {', '.join(host.name for host in there)}",
         )
     hosts, ranks = requested.hosts, requested.ranks or 0
-    if not hosts[0].slots:
+    if hosts and not hosts[0].slots:
         slots = -(-ranks // len(hosts))
         hosts = tuple(
             host._replace(slots=slots or usual.get(short(host.name), each)) for host in hosts
         )
-    if ranks > _room(hosts):
+    if hosts and ranks > _room(hosts):
         raise UsageError(
             f"{ranks} ranks do not fit into {_room(hosts)} slots",
             where="--hosts",
@@ -165,7 +156,7 @@ def _requested_hosts(each: int, requested: Requested, there: Sequence[Host]) -> 
 
 def _spread(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
     """Ranks spread evenly on hosts, where the scheduler may allow more than usual."""
-    if ranks > _room(hosts):
+    if hosts and ranks > _room(hosts):
         hosts = tuple(host._replace(slots=-(-ranks // len(hosts))) for host in hosts)
     return distribute(hosts, ranks)
 

@@ -50,7 +50,7 @@ def placed(
     recipe: Recipe = SITE,
     **requested: Any,
 ) -> Launch:
-    return place(recipe, ("python",), Requested(**requested), allocation)
+    return place(recipe, Requested(**requested), allocation)
 
 
 def test_all_that_was_asked_for() -> None:
