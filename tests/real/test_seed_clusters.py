@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.real.conftest import Cli
-from tests.standin import Cluster, Partition
+from tests.standin import Cluster
 from tests.support.channel import find_interpreter, python_channel
 from tests.support.files import EXECUTABLE, programs, write
 from tests.support.modulesystems import cache_folder, install, write_lua_module
@@ -76,7 +76,7 @@ def site(
     python = [Path(sys.prefix), Path(sys.base_prefix)]
     shared = [home, tmp_path_factory.getbasetemp(), *python, Path(__file__).parents[2]]
     lmod = install("lmod", cache_folder(tmp_path_factory))
-    partitions = [Partition("alvis"), Partition("alpha")]
+    partitions = ("alvis", "alpha")
     with Cluster(hosts=HOSTS, partitions=partitions, modules=lmod, shared=shared) as cluster:
         yield Site(cluster, user, packages, mpi, apps)
 

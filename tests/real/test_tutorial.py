@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.standin import Cluster, Partition
+from tests.standin import Cluster
 from tests.support.clusters import Names, install_software, write_modules
 from tests.support.modulesystems import cache_folder, install, write_module
 from tests.support.wheels import store_for
@@ -84,8 +84,8 @@ def tarn(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clust
     shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), DOCS.parent]
     with Cluster(
         hosts=("tarn01", "tarn02"),
-        partitions=[Partition("batch")],
-        gpus="",
+        partitions=("batch",),
+        gpus=0,
         modules=install("lmod", cache_folder(tmp_path_factory)),
         shared=[*shared, Path(sys.base_prefix)],
     ) as cluster:

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.standin import config
-from tests.standin.config import Partition
 from tests.standin.gridengine import GridEngine
 from tests.standin.machine import (
     StandinError,
@@ -31,7 +30,7 @@ from tests.standin.machine import (
 from tests.support.modulesystems import Installed
 from tests.support.needs import SYSTEM_PATH, Missing
 
-__all__ = ["Cluster", "Partition", "StandinError"]
+__all__ = ["Cluster", "StandinError"]
 
 HERE = Path(__file__).resolve().parent
 INSIDE = ("mount", "net", "uts", "ipc", "pid")
@@ -52,10 +51,8 @@ class Cluster:
 
     Args:
         hosts: their names.
-        partitions: of Slurm; the first is the default.
-        cpus: that each host says it has.
-        gpus: that each host says it has: ``gpu:4``, ``gpu:A100:4``, or empty.
-        modules: the module system; there is none if not given.
+        partitions: of Slurm, with all hosts; the first is the default.
+        gpus: that each host says it has.
         shared: directories below /tmp that the hosts see too.
 
     Attributes:
@@ -76,21 +73,19 @@ class Cluster:
         self,
         *,
         hosts: Sequence[str] = ("gpu32", "gpu33"),
-        partitions: Sequence[Partition] = (Partition("amd_a100nv_8"),),
-        cpus: int = 4,
-        gpus: str = "gpu:4",
-        modules: Installed | None = None,
+        partitions: Sequence[str] = ("amd_a100nv_8",),
+        gpus: int = 4,
+        modules: Installed,
         shared: Sequence[Path] = (),
     ) -> None:
         self.hosts = tuple(hosts)
-        self.partition = partitions[0].name
+        self.partition = partitions[0]
         self.folder = Path()
         self.modulefiles = Path()
         self.interface = ""
         self.addresses: dict[str, str] = {}
         self.environ: dict[str, str] = {}
         self._partitions = tuple(partitions)
-        self._cpus = cpus
         self._gpus = gpus
         self._modules = modules
         self._shared = tuple(shared)
@@ -100,7 +95,7 @@ class Cluster:
         self._ends = ExitStack()
 
     def __enter__(self) -> Cluster:
-        check_machine(self._modules.kind if self._modules else None)
+        check_machine(self._modules.kind)
         with ExitStack() as ends:
             self._hold(ends)
             self._claim_network()
@@ -164,7 +159,7 @@ class Cluster:
             folder=self.folder,
             controller=self._keeper,
             hosts=self.hosts,
-            slots=self._cpus,
+            slots=config.CPUS,
             queue=queue,
             on=lambda host, argv, env: self.on(host, argv, env=env),
         )
@@ -271,17 +266,8 @@ class Cluster:
     def _texts(self) -> dict[str, str]:
         """What each file holds."""
         folder = self.folder
-        slurm = config.Slurm(
-            folder=folder,
-            controller=self._address(CONTROLLER),
-            addresses=self.addresses,
-            cpus=self._cpus,
-            gpus=self._gpus,
-            partitions=self._partitions,
-            # A home that several stand-ins share keeps jobs by their numbers.
-            first_job=1 + 10_000 * self._network,
-        )
-        head = {socket.gethostname(): self._address(HEAD), "controller": slurm.controller}
+        controller = self._address(CONTROLLER)
+        head = {socket.gethostname(): self._address(HEAD), "controller": controller}
         host_key = (folder / "ssh/host.pub").read_text()
         texts = {
             "etc/hosts": config.hosts_file({**self.addresses, **head}),
@@ -289,13 +275,19 @@ class Cluster:
             "etc/sshd_config": config.sshd_config(folder),
             "bin/task-prolog": config.task_prolog(),
             "ssh/known_hosts": config.known_hosts(host_key, self.addresses),
-            "slurm/slurm.conf": config.slurm_conf(slurm),
-            "slurm/gres.conf": config.gres_conf(slurm),
+            "slurm/slurm.conf": config.slurm_conf(
+                folder,
+                controller,
+                self.addresses,
+                self._partitions,
+                self._gpus,
+                # A home that several stand-ins share keeps jobs by their numbers.
+                first_job=1 + 10_000 * self._network,
+            ),
+            "slurm/gres.conf": config.gres_conf(folder, self._gpus),
             "slurm/mpi.conf": config.mpi_conf(),
+            "etc/profile.d/modules.sh": config.profile(self._modules.init, self.modulefiles),
         }
-        if self._modules:
-            profile = config.profile(self._modules.init, self.modulefiles)
-            texts["etc/profile.d/modules.sh"] = profile
         for name in ("ssh", "scp", "sftp"):
             program = shutil.which(name, path=SYSTEM_PATH)
             texts[f"bin/{name}"] = config.wrapper(str(program), folder / "etc/ssh_config")
@@ -309,8 +301,6 @@ class Cluster:
             "PATH": path,
             "SLURM_CONF": f"{self.folder}/slurm/slurm.conf",
         }
-        if not self._modules:
-            return before
         script = f". {self.folder}/etc/profile.d/modules.sh && exec env -0"
         shown = run(["bash", "-c", script], env=before).stdout
         return dict(line.split("=", 1) for line in shown.split("\0") if line)
@@ -341,9 +331,8 @@ class Cluster:
         run(enter(self._keeper, "net"), ["ip", "-batch", "-"], stdin="\n".join([*commands, ""]))
 
     def _start_host(self, name: str, ends: ExitStack) -> None:
-        shared = {path.resolve() for path in (self.folder, *self._shared)}
-        modules = {self._modules.root.resolve()} if self._modules else set()
-        below = sorted(path for path in shared | modules if path.is_relative_to("/tmp"))
+        seen = (self.folder, self._modules.root, *self._shared)
+        below = sorted({path.resolve() for path in seen if path.resolve().is_relative_to("/tmp")})
         with (self.folder / "hosts" / name / "start.log").open("w") as log:
             process = subprocess.Popen(
                 [

@@ -20,7 +20,9 @@ FIRST = 32
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make standin ARGS=…", description=__doc__)
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="how many (default: 2)")
-    parser.add_argument("--gpus", default="gpu:4", help="of each host, such as gpu:A100:4")
+    parser.add_argument(
+        "--gpus", type=int, default=4, metavar="N", help="of each host (default: 4)"
+    )
     kind = parser.add_mutually_exclusive_group()
     for name in KINDS:
         kind.add_argument(f"--{name}", dest="kind", action="store_const", const=name)

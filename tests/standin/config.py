@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 # What ranks find in their environment on every host, however they were started: Open MPI without
 # UCX, which has no network here to use. And with ranks that yield while they wait, since all hosts
@@ -16,48 +15,22 @@ FOR_RANKS = {
 }
 
 
-class Partition(NamedTuple):
-    """A partition of Slurm.
-
-    Attributes:
-        name: such as ``amd_a100nv_8``.
-        hosts: names of its hosts; all of the stand-in if none is given.
-        max_time: the longest job, as slurm.conf has it.
-    """
-
-    name: str
-    hosts: tuple[str, ...] = ()
-    max_time: str = "INFINITE"
+# That each host says it has, whatever the machine has.
+CPUS = 4
 
 
-class Slurm(NamedTuple):
-    """What slurm.conf is made of.
-
-    Attributes:
-        folder: of the stand-in.
-        controller: address of the machine that slurmctld runs on.
-        addresses: of the hosts, by name.
-        cpus: that each host says it has, whatever the machine has.
-        gpus: such as ``gpu:4`` or ``gpu:A100:4``; empty for none.
-        partitions: the first one is the default.
-        first_job: number of its first job.
-    """
-
-    folder: Path
-    controller: str
-    addresses: Mapping[str, str]
-    cpus: int
-    gpus: str
-    partitions: tuple[Partition, ...]
-    first_job: int
-
-
-def slurm_conf(slurm: Slurm) -> str:
+def slurm_conf(
+    folder: Path,
+    controller: str,
+    addresses: Mapping[str, str],
+    partitions: Sequence[str],
+    gpus: int,
+    first_job: int,
+) -> str:
     """The file that SLURM_CONF names."""
-    folder = slurm.folder
     lines = [
         "ClusterName=standin",
-        f"SlurmctldHost=controller({slurm.controller})",
+        f"SlurmctldHost=controller({controller})",
         "SlurmUser=root",
         "SlurmdUser=root",
         "AuthType=auth/munge",
@@ -80,20 +53,20 @@ def slurm_conf(slurm: Slurm) -> str:
         "MpiDefault=none",
         "ReturnToService=2",
         "KillWait=2",
-        f"FirstJobId={slurm.first_job}",
+        f"FirstJobId={first_job}",
         "SchedulerParameters=batch_sched_delay=0,sched_interval=1",
     ]
-    if slurm.gpus:
+    if gpus:
         lines.append("GresTypes=gpu")
-    gres = f" Gres={slurm.gpus}" if slurm.gpus else ""
+    gres = f" Gres=gpu:{gpus}" if gpus else ""
     lines += [
-        f"NodeName={name} NodeAddr={address} CPUs={slurm.cpus} RealMemory=4000{gres}"
-        for name, address in slurm.addresses.items()
+        f"NodeName={name} NodeAddr={address} CPUs={CPUS} RealMemory=4000{gres}"
+        for name, address in addresses.items()
     ]
     lines += [
-        f"PartitionName={partition.name} Nodes={','.join(partition.hosts or slurm.addresses)}"
-        f" Default={'NO' if number else 'YES'} MaxTime={partition.max_time} State=UP"
-        for number, partition in enumerate(slurm.partitions)
+        f"PartitionName={name} Nodes={','.join(addresses)}"
+        f" Default={'NO' if number else 'YES'} MaxTime=INFINITE State=UP"
+        for number, name in enumerate(partitions)
     ]
     return "\n".join([*lines, ""])
 
@@ -113,17 +86,15 @@ def task_prolog() -> str:
     return "\n".join(["#!/bin/sh", *lines, ""])
 
 
-def gres_conf(slurm: Slurm) -> str:
+def gres_conf(folder: Path, gpus: int) -> str:
     """GPUs with a device each, so that jobs get CUDA_VISIBLE_DEVICES."""
-    name, *kind = slurm.gpus.split(":")[:-1] or [""]
-    type_ = f" Type={kind[0]}" if kind else ""
-    files = gpu_files(slurm.folder, slurm.gpus)
-    return "".join(f"Name={name}{type_} File={file} Flags=nvidia_gpu_env\n" for file in files)
+    files = gpu_files(folder, gpus)
+    return "".join(f"Name=gpu File={file} Flags=nvidia_gpu_env\n" for file in files)
 
 
-def gpu_files(folder: Path, gpus: str) -> list[Path]:
-    """Where the devices lie: Slurm looks at their kind, and nobody opens them."""
-    return [folder / f"gpus/nvidia{number}" for number in range(int(gpus.rpartition(":")[2] or 0))]
+def gpu_files(folder: Path, gpus: int) -> list[Path]:
+    """Where the devices are: Slurm looks at their kind, and nobody opens them."""
+    return [folder / f"gpus/nvidia{number}" for number in range(gpus)]
 
 
 def hosts_file(names: Mapping[str, str]) -> str:

@@ -37,17 +37,13 @@ class StandinError(Exception):
     """A part of the stand-in did not do what it should."""
 
 
-def check_machine(modules: Kind | None = None, path: str = SYSTEM_PATH) -> None:
-    """Check that this machine can run a stand-in.
-
-    Args:
-        modules: the module system that it shall have.
-        path: directories of programs.
+def check_machine(modules: Kind) -> None:
+    """Check that this machine can run a stand-in with a module system.
 
     Raises:
         Missing: it cannot.
     """
-    need("root", *PACKAGES, *(RUNS_ON[modules] if modules else ()), path=path)
+    need("root", *PACKAGES, *RUNS_ON[modules], path=SYSTEM_PATH)
     need("namespaces")
 
 
