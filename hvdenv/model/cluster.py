@@ -231,14 +231,12 @@ class OwnLauncher(NamedTuple):
             such as ``-x {name}`` (default: the launcher passes all of them on).
         controller: what Horovod's ranks negotiate with.
         schedulers: batch systems in whose jobs it works (default: it works anywhere).
-        by_ssh: whether it uses ssh outside of jobs.
     """
 
     command: str
     export: str = ""
     controller: Literal["MPI", "Gloo"] = "MPI"
     schedulers: tuple[Label, ...] = ()
-    by_ssh: bool = False
 
 
 # As in `srun --mpi=list`.

@@ -137,7 +137,6 @@ class Launcher(NamedTuple):
         across_hosts: the same, if ranks are on several hosts.
         takes_hosts: whether the user can choose the hosts.
         provided: whether the environment provides it, and not the host.
-        by_ssh: whether it uses ssh outside of allocations.
         exposes: whether it puts variables on command lines that other users can read, if Horovod has
             no patch.
     """
@@ -148,7 +147,6 @@ class Launcher(NamedTuple):
     across_hosts: tuple[str, ...] = ()
     takes_hosts: bool = True
     provided: bool = False
-    by_ssh: bool = False
     exposes: bool = False
     mpirun: bool = False
 
@@ -295,7 +293,6 @@ def _from_data(own: cluster.OwnLauncher) -> Launcher:
         start=partial(_by_template, own),
         schedulers=own.schedulers,
         takes_hosts=bool(fields & {"hosts", "host_names", "hostfile"}),
-        by_ssh=own.by_ssh,
     )
 
 
@@ -337,16 +334,12 @@ def _by_mpi(name: str, launch: Launch) -> Start:
 
 
 LAUNCHERS: dict[str, Launcher] = {
-    "mpirun": Launcher("MPI", partial(_by_mpi, "mpirun"), by_ssh=True, mpirun=True),
+    "mpirun": Launcher("MPI", partial(_by_mpi, "mpirun"), mpirun=True),
     "mpiexec": Launcher("MPI", partial(_by_mpi, "mpiexec"), mpirun=True),
     "srun": _from_data(_TEMPLATES["srun"])._replace(start=_srun),
     "aprun": _from_data(_TEMPLATES["aprun"]),
-    "horovodrun-gloo": Launcher(
-        "Gloo", partial(_horovodrun, "gloo"), provided=True, by_ssh=True, exposes=True
-    ),
-    "horovodrun-mpi": Launcher(
-        "MPI", partial(_horovodrun, "mpi"), provided=True, by_ssh=True, mpirun=True
-    ),
+    "horovodrun-gloo": Launcher("Gloo", partial(_horovodrun, "gloo"), provided=True, exposes=True),
+    "horovodrun-mpi": Launcher("MPI", partial(_horovodrun, "mpi"), provided=True, mpirun=True),
     "torchrun": Launcher("", _torchrun, across_hosts=("slurm",), provided=True),
 }
 

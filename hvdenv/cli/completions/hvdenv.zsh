@@ -29,7 +29,7 @@ _shtab_hvdenv_commands() {
     plan:'Show what build would run, in order, and why, without running it.'
     recipes:'List recipes: those of hvdenv, and those in the recipe directories of the site file.'
     run:'Run a command in an environment, or in the image that the recipe names.'
-    shell:'Open an interactive shell in an environment.'
+    shell:'Open an interactive bash in an environment.'
     show:'Show a recipe after its layers are merged, and which layer sets each value.'
     verify:'Prove that an environment works.'
     wheels:'List, prune and publish the wheels that builds have compiled.'
