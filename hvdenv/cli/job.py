@@ -49,11 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(requests, "--launcher LAUNCHER", "starts the ranks")
     add(requests, "--output FILE", "output file, with the scheduler's placeholders")
     actions = parser.add_argument_group("what to do with the script, instead of printing it")
-    add(actions, "--to FILE", "write it to a file", type=Path)
-    add(actions, "--submit", "submit it and follow the job")
+    one_of = actions.add_mutually_exclusive_group()
+    add(one_of, "--to FILE", "write it to a file", type=Path)
+    add(one_of, "--submit", "submit it and follow the job")
+    add(one_of, "--follow ID", "follow a job that was submitted before")
     add(actions, "--dry-run", "print the script of --submit; submit and write nothing")
     add(actions, "--detach", "do not follow the job")
-    add(actions, "--follow ID", "follow a job that was submitted before")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_usage(arguments: argparse.Namespace) -> None:
     if arguments.follow:
-        if arguments.recipe or arguments.program or arguments.submit:
+        if arguments.recipe or arguments.program:
             raise UsageError(
-                "--follow cannot be combined with a recipe, a command or --submit",
+                "--follow cannot be combined with a recipe or a command",
                 remedy=f"hvdenv job --follow {arguments.follow}",
             )
         return
@@ -95,11 +96,6 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         remedy = "write it after --: hvdenv job RECIPE -- python train.py"
         raise UsageError("no command to run", remedy=remedy)
     refuse_without(arguments, "submit", "detach")
-    if arguments.submit and arguments.to:
-        raise UsageError(
-            "--to and --submit exclude each other",
-            remedy="hvdenv keeps submitted scripts in $HVDENV_HOME/jobs",
-        )
 
 
 def _batch(

@@ -19,7 +19,6 @@ from hvdenv.sites import allocation, nodes
 from hvdenv.sites.allocation import Allocation, interactive
 from hvdenv.sites.hosts import MOST_HOSTS, Host, distribute, expand, parse_hostfile, parse_hosts
 from tests.support.files import programs
-from tests.support.waiting import runs, wait_until
 
 
 def find_allocation(
@@ -294,29 +293,6 @@ LAST = 'for last; do :; done; exec sh -c "$last"'
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
     return Runner({"PATH": f"{tmp_path}:/usr/bin:/bin"})
-
-
-@pytest.mark.parametrize("branch", ["", ".ab12"])
-def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) -> None:
-    # The other host is this one, and has its process only when it is asked.
-    mark = f"HVDENV_TOKEN={runner.token}{branch}"
-    start = f"{mark} sleep 600 & echo $! > {tmp_path}/pid"
-    started = f"until grep -qsz '^{mark}$' /proc/$!/environ; do sleep 0.05; done"
-    programs(tmp_path, ssh=f"{start}\n{started}\nHVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = nodes.end_orphans(["n2", HERE], runner, 60)
-    assert finding.status == "pass"
-    # It may be seen dying when this host is looked at, which is the same.
-    assert finding.message.removesuffix(f", 1 on {HERE}") == (
-        f"no processes of this run are left on n2, {HERE}; hvdenv ended: 1 on n2"
-    )
-    pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not runs(pid))
-
-
-def test_nothing_is_left(tmp_path: Path, runner: Runner) -> None:
-    programs(tmp_path, ssh=f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = nodes.end_orphans(["n2"], runner, 60)
-    assert finding.message == f"no processes of this run are left on n2, {HERE}"
 
 
 @pytest.mark.parametrize(

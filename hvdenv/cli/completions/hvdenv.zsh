@@ -290,9 +290,9 @@ _shtab_hvdenv_job_options=(
   "--output[output file, with the scheduler\'s placeholders]:FILE:"
   "--to[write it to a file]:FILE:"
   "--submit[submit it and follow the job]"
+  "--follow[follow a job that was submitted before]:ID:"
   "--dry-run[print the script of --submit\; submit and write nothing]"
   "--detach[do not follow the job]"
-  "--follow[follow a job that was submitted before]:ID:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
