@@ -25,13 +25,7 @@ GENERATION = Path("/\N{LEFT DOUBLE ANGLE BRACKET}generation\N{RIGHT DOUBLE ANGLE
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 # The program for conda packages, and those that it imports.
-CONDA_ENV = (
-    "conda_env.py",
-    "conda_spec.py",
-    "conda_rattler.py",
-    "archives.py",
-    "pip_sources.py",
-)
+CONDA_ENV = ("conda_env.py", "archives.py", "pip_sources.py")
 # The programs that install, with those that they import.
 _UV_PROGRAMS = ("uv_pip.py", "pip_sources.py")
 _PIP_PROGRAMS = ("pip_install.py", "pip_sources.py")
@@ -233,11 +227,19 @@ class Steps(NamedTuple):
 
     def _clone(self) -> Step:
         source = str(self.recipe.python.prefix)
+        copy = 'conda create --yes --clone "$SOURCE" --prefix "$1"'
         return Step(
             name="environment",
             reason=f"a copy of the site's environment {source}, so that packages can be added",
-            commands=(self._conda_env("--clone", source, str(self.environment)),),
-            files=self._programs(*CONDA_ENV),
+            commands=(
+                Command(
+                    ("sh", "-c", copy, "sh", str(self.environment)),
+                    # Links into conda's cache would share files with other environments.
+                    (("CONDA_ALWAYS_COPY", "true"),),
+                    # It can contain a $NAME that a module sets.
+                    derived=(("SOURCE", source),),
+                ),
+            ),
         )
 
     @property

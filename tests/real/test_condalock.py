@@ -18,7 +18,6 @@ import pytest
 
 from hvdenv.locks import condalock
 from tests.support.channel import PLACEHOLDER, Channel, File
-from tests.support.files import programs
 from tests.support.index import Site, served
 from tests.support.waiting import wait_until
 
@@ -73,11 +72,9 @@ def spec_of(url: str, **changed: Any) -> dict[str, Any]:
 def start(
     spec: dict[str, Any], *words: str | Path, path: Path, **variables: str
 ) -> subprocess.Popen[str]:
-    """With a PATH among the variables, without py-rattler, so that a conda program does the work."""
     path.write_text(json.dumps(spec))
-    alone = ("-E", "-S") if "PATH" in variables else ()
     return subprocess.Popen(
-        [sys.executable, *alone, PROGRAM, path, *words],
+        [sys.executable, PROGRAM, path, *words],
         env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home", **variables},
         text=True,
         stdin=subprocess.DEVNULL,
@@ -422,50 +419,3 @@ def test_a_lock_for_another_platform(channel: Channel, tmp_path: Path, platform:
     spec = spec_of(channel.url, platform=platform, specs=["greeter"])
     lock = condalock.parse(condalock.render(solved(spec, tmp_path), spec))
     assert [each.subdir for each in lock.packages] == [platform]
-
-
-# By conda's own programs
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real conda if one is named, else what stands in for it."""
-    if named := os.environ.get("HVDENV_TEST_CONDA"):
-        return Path(named)
-    conda = f'exec {sys.executable} {ROOT}/tests/support/conda_program.py "$@"'
-    return programs(tmp_path_factory.mktemp("program"), conda=conda) / "conda"
-
-
-def test_a_program_installs_the_same(
-    channel: Channel, lock: condalock.CondaLock, program: Path, server: Site, tmp_path: Path
-) -> None:
-    spec = json.loads(json.dumps(condalock.explicit(lock)).replace(channel.url, server.url))
-    path, variables = tmp_path / "spec.json", {"PATH": f"{program.parent}:/usr/bin:/bin"}
-    good(spec, tmp_path / "env", "--report", tmp_path / "report.json", path=path, **variables)
-    assert (tmp_path / "env/share/hello").read_bytes() == b"hi"
-    assert str(tmp_path / "env") in (tmp_path / "env/bin/tool").read_text()
-    installed = json.loads((tmp_path / "report.json").read_text())
-    assert {each["url"].removeprefix(server.url + "/") for each in installed} == {
-        each.url.removeprefix(channel.url + "/") for each in lock.packages
-    }
-
-    other = Channel(tmp_path / "other").add("data", "0.1", {}, noarch="generic")
-    server.instead = {"data-0.1-0.conda": other.read_bytes()}
-    assert "data-0.1-0.conda is not the package that was asked for" in refused(
-        spec, tmp_path, **variables
-    )
-
-
-def test_a_program_solves_and_installs(channel: Channel, program: Path, tmp_path: Path) -> None:
-    spec, path = spec_of(channel.url), tmp_path / "spec.json"
-    variables = {"PATH": f"{program.parent}:/usr/bin:/bin"}
-    expected = solved(spec, tmp_path)
-    good(spec, "--solve-only", tmp_path / "found.json", path=path, **variables)
-    assert json.loads((tmp_path / "found.json").read_text()) == expected
-    printed = good(spec, tmp_path / "env", path=path, **variables)
-    assert f"by {program}" in printed
-    assert "4 packages in" in printed
-    assert str(tmp_path / "env") in (tmp_path / "env/bin/tool").read_text()
-    printed = refused({**spec, "specs": ["greeter 7.*"]}, tmp_path, **variables)
-    assert "create failed with exit status 1" in printed
-    assert "packages: greeter 7.*" in printed

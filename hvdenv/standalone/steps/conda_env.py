@@ -1,11 +1,10 @@
-"""Make a conda environment, with py-rattler or with a conda program.
+"""Make a conda environment with py-rattler.
 
-Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
+Stand-alone: imports nothing of hvdenv. It needs Python 3.10 or newer with py-rattler.
 
     conda_env.py SPEC.json PREFIX [--report REPORT.json]
     conda_env.py --solve-only SPEC.json REPORT.json
     conda_env.py --fetch-only SPEC.json DIR
-    conda_env.py --clone SOURCE PREFIX
 
 SPEC.json::
 
@@ -14,8 +13,7 @@ SPEC.json::
      "prefer": [{"name": "numpy", "version": "1.22.0", "build": "py310h45f3432_1"}]}
 
 ``virtual`` describes the machine that runs the environment; the machine that makes it is not
-examined. Optional: packages to keep where they fit. Without
-py-rattler the first of $CONDA_EXE, micromamba, mamba and conda solves and installs.
+examined. Optional: packages to keep where they fit.
 
 REPORT.json gets the packages. They, or those of a lock, can replace the specs::
 
@@ -28,227 +26,240 @@ nothing that was unpacked before is used. With $CONDA_OFFLINE, packages that are
 there are an error instead of downloaded. --fetch-only puts the packages into a directory that can be
 $RATTLER_CACHE_DIR on another machine, which then needs no network.
 
---clone copies an environment with `conda create --clone`.
 Temporary files are in PREFIX.unfinished. After a kill, remove PREFIX before the next run.
 """
 
 import argparse
+import asyncio
+import glob
 import json
 import os
+import posixpath
+import re
 import shutil
-import subprocess
 import sys
-import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Mapping, Optional, Union
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
 
 if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this directory
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import sha256_of
-from conda_spec import (
-    Failure,
-    Files,
-    Record,
-    Spec,
-    channel_of,
-    check_record,
-    file_name,
-    read_records,
-    read_spec,
-    requested,
-    say,
-    virtual_packages,
-    write_json,
-)
+from pip_sources import other_page
 
-if TYPE_CHECKING:
-    from conda_rattler import Rattler
+try:
+    import rattler
+    from rattler import exceptions as problems
+    from rattler.package_streaming import download_to_path
+except ImportError:
+    rattler = None  # type: ignore[assignment]
 
+Spec = Dict[str, Any]
+# A package as a lock or a channel describes it, or a file of conda-meta.
+Record = Dict[str, Any]
+
+ARCHSPEC = {"linux-64": "x86_64", "linux-aarch64": "aarch64", "linux-ppc64le": "ppc64le"}
+# Virtual packages of a machine of which nothing is known: those of RHEL 7.
+OLDEST = {"__unix": "0", "__linux": "3.10", "__glibc": "2.17"}
+# conda has this one name for several channels.
+SEVERAL = {"defaults": ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")}
+ARCHIVE = re.compile(r"([\w.-]+)-([^-/]+)-[^-/]+(\.conda|\.tar\.bz2)\Z")
 REPORTED = ("name", "version", "build", "url", "sha256")
 # Keys of records that name temporary files.
 TEMPORARY = ("extracted_package_dir", "package_tarball_full_path", "link")
 CACHE = os.environ.get("RATTLER_CACHE_DIR", "")
-Download = Callable[[Files], None]
+DOWNLOADS_AT_ONCE = 8
 
 
-# A record, and its values where the program has none.
-EMPTY: Record = {
-    "name": "",
-    "version": "",
-    "build": "",
-    "url": "",
-    "sha256": "",
-    "md5": "",
-    "size": 0,
-    "depends": [],
-    "constrains": [],
-}
+class Failure(Exception):
+    """A message that says what is wrong and what to do."""
 
 
-def find_program(
-    environ: Mapping[str, str], names: Iterable[str] = ("micromamba", "mamba", "conda")
-) -> Optional[str]:
-    """The conda program of this machine: $CONDA_EXE, or the first of these; None if there is none."""
-    for name in (environ.get("CONDA_EXE"), *names):
-        found = shutil.which(name, path=environ.get("PATH", os.defpath)) if name else None
-        if found:
-            return found
-    return None
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
-def clone(source: str, prefix: str) -> None:
-    """Copy an environment, with what people added to it, and the new path in its files.
-
-    py-rattler has no such function, and micromamba has neither.
-    """
-    program = find_program(os.environ, ["conda"])
-    if not program:
-        raise Failure(
-            "a copy of %s needs conda, and there is none on PATH\n"
-            "Load the module of this site that has conda" % source
-        )
-    command = [program, "create", "--yes", "--clone", source, "--prefix", prefix]
-    # Links into the program's cache would share files with other environments.
-    status = subprocess.call(command, env=dict(os.environ, CONDA_ALWAYS_COPY="true"))
-    if status:
-        raise Failure("%s create --clone failed with exit status %d" % (program, status))
+# The request
 
 
-class Program:
-    """Solves and installs.
-
-    Args:
-        program: its path: conda, mamba or micromamba.
-        spec: the request.
-        work: directory for temporary files.
-    """
-
-    def __init__(self, program: str, spec: Spec, work: str) -> None:
-        self.program, self.spec, self.work = program, spec, work
-
-    def solve(self) -> List[Record]:
-        """The packages that meet the request."""
-        if self.spec.get("prefer"):
-            say("%s keeps no versions: more packages may change than need to" % self.program)
-        channels = [word for name in self.spec["channels"] for word in ("--channel", name)]
-        printed = self.create(
-            os.path.join(self.work, "solved"),
-            "--dry-run",
-            "--json",
-            "--override-channels",
-            *channels,
-            *self.spec["specs"],
-        )
+def read_json(path: str) -> Any:
+    with open(path, encoding="utf-8") as stream:
         try:
-            # All of them: there are none in the directory for packages.
-            found = json.loads(printed)["actions"]["FETCH"]
-            packages = [{key: each.get(key) or EMPTY[key] for key in EMPTY} for each in found]
-        except (ValueError, LookupError):
-            raise Failure("%s create does not print what it chose" % self.program) from None
-        for each in packages:
-            check_record(each)
-        return packages
-
-    def download(self, files: Files) -> None:
-        for record, path in files:
-            try:
-                with urllib.request.urlopen(record["url"]) as answer, open(path, "wb") as stream:
-                    shutil.copyfileobj(answer, stream)
-            except urllib.error.URLError as error:
-                raise Failure("%s cannot be downloaded: %s" % (record["url"], error)) from None
-
-    def install(self, packages: List[Record], paths: List[str], prefix: str) -> None:
-        """Install verified files, and nothing else."""
-        explicit = os.path.join(self.work, "explicit.txt")
-        with open(explicit, "w", encoding="utf-8") as stream:
-            stream.write("@EXPLICIT\n")
-            stream.writelines("file://%s\n" % urllib.request.pathname2url(p) for p in paths)
-        say("by " + self.program)
-        say(self.create(prefix, "--file", explicit, "--offline").strip())
-
-    def create(self, prefix: str, *words: str) -> str:
-        """What `conda create` prints."""
-        command = [self.program, "create", "--yes", "--prefix", prefix, *words]
-        # The program trusts what is unpacked: nothing is yet.
-        environment = dict(
-            os.environ, **variables_of(self.spec, os.path.join(self.work, "unpacked"))
-        )
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, universal_newlines=True
-        )
-        if done.returncode:
-            reason = "%s create failed with exit status %d" % (self.program, done.returncode)
-            raise Failure(
-                "\n".join([reason, done.stdout.strip(), "Requested:"] + requested(self.spec))
-            )
-        return done.stdout
+            return json.load(stream)
+        except ValueError as error:
+            raise Failure("%s is not JSON: %s" % (path, error)) from None
 
 
-def variables_of(spec: Spec, packages: str) -> Dict[str, str]:
-    """Variables that describe the target machine, and forbid links into the program's cache."""
-    virtual = virtual_packages(spec)
-    machine = {name[2:].upper(): version for name, version, _ in virtual[:-1]}
-    machine["ARCHSPEC"] = virtual[-1][2]
-    machine.setdefault("CUDA", "")  # empty: none
-    variables = {"CONDA_OVERRIDE_" + name: value for name, value in machine.items()}
-    variables.update(CONDA_SUBDIR=spec["platform"], CONDA_PKGS_DIRS=packages)
-    for family in ("CONDA_", "MAMBA_"):
-        variables[family + "ALWAYS_COPY"] = "true"
-        variables[family + "CHANNEL_PRIORITY"] = "strict"
-    return variables
+def write_json(path: str, content: Any) -> None:
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump(content, stream, indent=1, sort_keys=True)
 
 
-def installer(spec: Spec, work: str) -> Union[Program, "Rattler"]:
-    """py-rattler, or the conda program of this machine."""
-    try:
-        from conda_rattler import Rattler
-    except ImportError:
-        program = find_program(os.environ)
-    else:
-        return Rattler(spec, CACHE)
-    if not program:
-        raise Failure(
-            "cannot install conda packages: %s has no py-rattler, and there is no micromamba, mamba "
-            "or conda on PATH\nInstall one: %s -m pip install 'py-rattler<1,>=0.28', on Python 3.10 "
-            "and newer, or load the module of this site that has conda"
-            % (sys.executable, sys.executable)
-        )
-    return Program(program, spec, work)
+def read_spec(path: str) -> Spec:
+    spec: Spec = dict({"channels": [], "specs": [], "virtual": {}, "prefer": ()}, **read_json(path))
+    if spec["platform"] not in ARCHSPEC:
+        known = ", ".join(sorted(ARCHSPEC))
+        raise Failure("platform %s: known are %s" % (spec["platform"], known))
+    for record in spec.get("explicit", ()):
+        check_record(record)
+    return spec
 
 
-def collect(records: List[Record], folder: str, download: Download) -> List[str]:
-    """The paths of packages in a directory, each compared with its hash; what it lacks is downloaded."""
-    files = [
-        (each, os.path.join(folder, "packages", each["sha256"], file_name(each)))
-        for each in records
+def check_record(record: Record) -> None:
+    """Refuse a package that has no hash, or whose file has another name, or a path in it."""
+    if not record["sha256"]:
+        raise Failure("%(url)s has no sha256 and cannot be verified" % record)
+    found = ARCHIVE.match(file_name(record))
+    if not found or found.group(1, 2) != (record["name"], record["version"]):
+        raise Failure("%(url)s is not named like %(name)s %(version)s" % record)
+
+
+def file_name(record: Record) -> str:
+    """The name of a package's file."""
+    return urllib.parse.unquote(posixpath.basename(urllib.parse.urlparse(record["url"]).path))
+
+
+def virtual_packages(spec: Spec) -> List[Tuple[str, str, str]]:
+    """Name, version and build of each virtual package of the target machine."""
+    given = dict(OLDEST, **spec["virtual"])
+    architecture = given.pop("__archspec", ARCHSPEC[spec["platform"]])
+    found = [(name, version, "0") for name, version in sorted(given.items())]
+    return found + [("__archspec", "1", architecture)]
+
+
+def requested(spec: Spec) -> List[str]:
+    """Lines for messages that describe the request."""
+    if "explicit" in spec:
+        return ["%d packages of a lock, for %s" % (len(spec["explicit"]), spec["platform"])]
+    machine = ["%s %s" % (name, version) for name, version, _ in virtual_packages(spec)[:-1]]
+    return [
+        "packages: " + ", ".join(spec["specs"]),
+        "channels: " + ", ".join(spec["channels"]),
+        "for: %s with %s" % (spec["platform"], ", ".join(machine)),
     ]
-    missing = [each for each in files if not is_intact(*each)]
-    if missing and os.environ.get("CONDA_OFFLINE"):
-        lines = ["without a network, %s must have these packages:" % folder]
-        raise Failure("\n  ".join(lines + [file_name(record) for record, _ in missing]))
-    if missing:
-        get(missing, download)
-    return [path for _, path in files]
 
 
-def get(missing: Files, download: Download) -> None:
-    """Get packages; each appears at its path once it is verified."""
-    size = sum(record.get("size") or 0 for record, _ in missing) // 1000**2
-    say("%d packages to get%s" % (len(missing), ", %d MB" % size if size else ""))
-    arriving = [(record, "%s.%d" % (path, os.getpid())) for record, path in missing]
-    remote = []
-    for record, path in arriving:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        url = urllib.parse.urlparse(record["url"])
-        if url.scheme == "file":
-            shutil.copyfile(urllib.request.url2pathname(url.path), path)
-        else:
-            remote.append((record, path))
-    download(remote)
-    for record, path in arriving:
-        verify(record, path)
-        os.replace(path, os.path.splitext(path)[0])
+# Solving
+
+
+def solve(spec: Spec) -> List[Record]:
+    """The packages that meet the request."""
+    packages = [plain(each) for each in asyncio.run(solution(spec))]
+    for each in packages:
+        check_record(each)
+    return packages
+
+
+async def solution(spec: Spec) -> List[Any]:
+    folder = Path(CACHE, "repodata") if CACHE else None
+    gateway = rattler.Gateway.from_config(configuration(), cache_dir=folder)
+    urls = [each for name in spec["channels"] for each in SEVERAL.get(name, (name,))]
+    channels = [parsed(rattler.Channel, name) for name in urls]
+    platforms: Any = [spec["platform"], "noarch"]
+    specs = [parsed(match_spec, text) for text in spec["specs"]]
+    machine = [virtual(*each) for each in virtual_packages(spec)]
+    try:
+        names = [each["name"] for each in spec["prefer"]]
+        answer = await gateway.query(channels, platforms, names, recursive=False)
+        return await rattler.solve(
+            channels,
+            specs,
+            gateway=gateway,
+            platforms=platforms,
+            locked_packages=still_there(spec, [each for part in answer for each in part]),
+            virtual_packages=machine,
+        )
+    except problems.SolverError as error:
+        raise Failure(unsolvable(spec, str(error))) from None
+    except problems.GatewayError as error:
+        raise Failure(unreadable(channels, error)) from None
+
+
+def configuration() -> Any:
+    """The user's configuration of rattler: mirrors, proxies, credentials."""
+    return parsed(rattler.Config.load_from_default_locations, "rattler")
+
+
+def still_there(spec: Spec, found: List[Any]) -> List[Any]:
+    """The channels' records of preferred packages, without those that were withdrawn."""
+    records = {identity(each): each for each in found}
+    preferred = [(each["name"], each["version"], each["build"]) for each in spec["prefer"]]
+    gone = [" ".join(each) for each in preferred if each not in records]
+    if gone:
+        say("no longer in the channels: " + ", ".join(gone))
+    return [records[each] for each in preferred if each in records]
+
+
+def identity(record: Any) -> Tuple[str, str, str]:
+    return record.name.normalized, str(record.version), str(record.build)
+
+
+def plain(record: Any) -> Record:
+    """A record of rattler as plain data."""
+    name, version, build = identity(record)
+    return {
+        "name": name,
+        "version": version,
+        "build": build,
+        "url": record.url,
+        "sha256": record.sha256.hex() if record.sha256 else "",
+        "md5": record.md5.hex() if record.md5 else "",
+        "size": record.size or 0,
+        "depends": record.depends,
+        "constrains": record.constrains,
+    }
+
+
+def parsed(kind: Callable[..., Any], text: str) -> Any:
+    """An object of rattler made from a text."""
+    try:
+        return kind(text)
+    except Exception as error:  # its exceptions have no common base
+        raise Failure("%s: %s" % (text, error)) from None
+
+
+def match_spec(text: str) -> Any:
+    return rattler.MatchSpec(text, strict=False)
+
+
+def virtual(name: str, version: str, build: str) -> Any:
+    return rattler.GenericVirtualPackage(
+        parsed(rattler.PackageName, name),
+        parsed(rattler.Version, version),
+        parsed(rattler.BuildString, build),
+    )
+
+
+def unreadable(channels: List[Any], error: Exception) -> str:
+    lines = ["a channel cannot be read", str(error)]
+    for channel in channels:
+        url = channel.base_url.rstrip("/")
+        title = other_page(url + "/noarch/repodata.json") if url.startswith("http") else None
+        if title is not None:
+            lines.append("%s answers with a page that is no package index%s" % (url, title))
+            lines.append("Log in if the network requires it, or name a mirror")
+    lines.append("Check its name and the network: a login node may reach what compute nodes do not")
+    return "\n".join(lines)
+
+
+def unsolvable(spec: Spec, explanation: str) -> str:
+    lines = ["the channels have no packages that fit together", explanation.strip()]
+    lines += ["Requested:"] + requested(spec)
+    if re.search(r"(^|\W)__[a-z]", explanation):
+        lines.append(
+            "A package asks more of the machine (__cuda, __glibc, ...) than the machine is said to "
+            "have: choose another version or build of that package, or correct the machine's facts"
+        )
+    return "\n".join(lines)
+
+
+# Files of packages
+
+
+def path_in(folder: str, record: Record) -> str:
+    """Where a directory of packages has a package."""
+    return os.path.join(folder, "packages", record["sha256"], file_name(record))
 
 
 def is_intact(record: Record, path: str) -> bool:
@@ -258,6 +269,51 @@ def is_intact(record: Record, path: str) -> bool:
         return True
     say("damaged, and not used: %s" % path)
     return False
+
+
+def collect(records: List[Record], folder: str) -> List[str]:
+    """The paths of packages in a directory, each compared with its hash; what it lacks is downloaded."""
+    paths = [path_in(folder, each) for each in records]
+    missing = [each for each in zip(records, paths) if not is_intact(*each)]
+    if missing and os.environ.get("CONDA_OFFLINE"):
+        lines = ["without a network, %s must have these packages:" % folder]
+        raise Failure("\n  ".join(lines + [file_name(record) for record, _ in missing]))
+    if missing:
+        size = sum(record.get("size") or 0 for record, _ in missing) // 1000**2
+        say("%d packages to get%s" % (len(missing), ", %d MB" % size if size else ""))
+        asyncio.run(get(missing))
+    return paths
+
+
+async def get(files: List[Tuple[Record, str]]) -> None:
+    """Get packages; each appears at its path once it is verified."""
+    client = rattler.Client.from_config(configuration())
+    slots = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
+
+    async def get_one(record: Record, path: str) -> None:
+        arriving = "%s.%d" % (path, os.getpid())
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        url = urllib.parse.urlparse(record["url"])
+        if url.scheme == "file":
+            shutil.copyfile(urllib.request.url2pathname(url.path), arriving)
+        else:
+            async with slots:
+                try:
+                    await download_to_path(client, record["url"], Path(arriving))
+                except RuntimeError as error:
+                    raise Failure(undownloaded(record, error)) from None
+            say("downloaded " + file_name(record))
+        verify(record, arriving)
+        os.replace(arriving, path)
+
+    await asyncio.gather(*(get_one(*each) for each in files))
+
+
+def undownloaded(record: Record, error: Exception) -> str:
+    text = "%s cannot be downloaded: %s" % (record["url"], error)
+    if "404" in str(error) or "410" in str(error):
+        text += "\nIts channel may have withdrawn it: solve again to get another one"
+    return text
 
 
 def verify(record: Record, path: str) -> None:
@@ -278,69 +334,95 @@ def verify(record: Record, path: str) -> None:
     raise Failure("\n".join(lines))
 
 
-def make(spec: Spec, prefix: str, work: str) -> None:
-    """Install the packages of a lock, or those that a solve finds."""
-    backend = installer(spec, work)
-    packages = spec["explicit"] if "explicit" in spec else backend.solve()
-    paths = collect(packages, CACHE or work, backend.download)
-    backend.install(packages, paths, prefix)
-    # Records name the files; they should name where these come from.
-    origins = {each["name"]: each["url"] for each in packages}
-    for path, record in read_records(prefix):
-        url = origins[record["name"]]
-        record.update(url=url, channel=channel_of(url) + "/")
-        write_json(path, {k: v for k, v in record.items() if k not in TEMPORARY})
-
-
-def solve(spec: Spec, target: str, work: str) -> None:
-    found = installer(spec, work).solve()
-    write_json(target, sorted(found, key=lambda each: str(each["name"])))
-
-
 def fetch(spec: Spec, target: str) -> None:
     """Put the packages of a lock into a directory, from the cache where it has them."""
-    packages, download = spec["explicit"], installer(spec, target).download
+    missing = [each for each in spec["explicit"] if not is_intact(each, path_in(target, each))]
+    for record, path in zip(missing, collect(missing, CACHE or target)):
+        kept = path_in(target, record)
+        if path != kept:
+            os.makedirs(os.path.dirname(kept), exist_ok=True)
+            arriving = "%s.%d" % (kept, os.getpid())
+            shutil.copyfile(path, arriving)
+            os.replace(arriving, kept)
 
-    def copy(files: Files) -> None:
-        for (_, path), kept in zip(files, collect([r for r, _ in files], CACHE, download)):
-            shutil.copyfile(kept, path)
 
-    collect(packages, target, copy if CACHE else download)
+# Installing
 
 
-def create(options: argparse.Namespace, spec: Spec, target: str, work: str) -> None:
-    """Make an environment, or leave nothing of it."""
+def make(spec: Spec, prefix: str, work: str, report: str) -> None:
+    """Install the packages of a lock, or those that a solve finds."""
+    packages = spec["explicit"] if "explicit" in spec else solve(spec)
+    asyncio.run(install(packages, collect(packages, CACHE or work), prefix, work))
+    # rattler writes records for the owner only.
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in glob.glob(os.path.join(glob.escape(prefix), "conda-meta", "*")):
+        os.chmod(path, 0o666 & ~umask)
+    for path in glob.glob(os.path.join(glob.escape(prefix), "bin", ".*-post-link.sh")):
+        say("not run, as it could do anything: the script %s" % path)
+    # Records name the files; they should name where these come from.
+    origins, installed = {each["name"]: each["url"] for each in packages}, []
+    for path in sorted(glob.glob(os.path.join(glob.escape(prefix), "conda-meta", "*.json"))):
+        record = read_json(path)
+        url = origins[record["name"]]
+        record.update(url=url, channel=url.rsplit("/", 2)[0] + "/")
+        write_json(path, {k: v for k, v in record.items() if k not in TEMPORARY})
+        installed.append({key: record.get(key) or "" for key in REPORTED})
+    if not installed:
+        raise Failure("no environment was made in %s" % prefix)
+    if report:
+        write_json(report, installed)
+    say("%d packages in %s" % (len(installed), prefix))
+
+
+async def install(packages: List[Record], paths: List[str], prefix: str, work: str) -> None:
+    """Unpack and link packages whose files were verified."""
+    records = [await from_archive(*each) for each in zip(packages, paths)]
+    say("installing %d packages" % len(records))
+    # Nothing else uses what is unpacked for this environment: hard links are safe.
+    own = rattler.Config.from_toml("allow-hard-links = true")
     try:
-        if options.clone:
-            # It can contain a $NAME that a module sets.
-            clone(os.path.expandvars(options.source), target)
-        else:
-            make(spec, target, work)
-        packages = [{key: r.get(key) or "" for key in REPORTED} for _, r in read_records(target)]
-        if not packages:
-            raise Failure("no environment was made in %s" % target)
-        if options.report:
-            write_json(options.report, packages)
-    except Exception:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-    say("%d packages in %s" % (len(packages), target))
+        await rattler.install(
+            records,
+            prefix,
+            cache_dir=Path(work, "unpacked"),
+            config=configuration().merge(own),
+            show_progress=False,
+        )
+    except (problems.InstallerError, problems.TransactionError) as error:
+        raise Failure("a package cannot be installed\n%s" % error) from None
 
 
-def run(options: argparse.Namespace, spec: Spec, target: str) -> None:
-    if options.fetch_only:
-        fetch(spec, target)
-        return
-    if not options.solve_only and os.path.lexists(target):
-        raise Failure("%s exists already; remove it or name another directory" % target)
+async def from_archive(record: Record, path: str) -> Any:
+    """rattler's record of a package: from its file, with what the request says of it."""
+    try:
+        found = await rattler.RepoDataRecord.from_package_archive(path)
+    except Exception as error:  # its exceptions have no common base
+        raise Failure("%s is no conda package: %s" % (file_name(record), error)) from None
+    if identity(found)[:2] != (record["name"], record["version"]):
+        raise Failure(
+            "%s is %s %s, not %s %s"
+            % ((path,) + identity(found)[:2] + (record["name"], record["version"]))
+        )
+    # Channels correct these after a package was made.
+    for name in ("depends", "constrains"):
+        if name in record:
+            setattr(found, name, record[name])
+    if record.get("md5"):
+        found.md5 = bytes.fromhex(record["md5"])
+    return found
+
+
+def create(spec: Spec, target: str, report: str) -> None:
+    """Make an environment, or leave nothing of it."""
     work = target + ".unfinished"
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     os.makedirs(work, mode=0o700)
     try:
-        if options.solve_only:
-            solve(spec, target, work)
-        else:
-            create(options, spec, target, work)
+        make(spec, target, work, report)
+    except Exception:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     finally:
         shutil.rmtree(work, ignore_errors=True)  # threads of rattler may still write there
 
@@ -348,18 +430,29 @@ def run(options: argparse.Namespace, spec: Spec, target: str) -> None:
 def main(arguments: List[str]) -> None:
     parser = argparse.ArgumentParser(description="Make a conda environment.")
     modes = parser.add_mutually_exclusive_group()
-    modes.add_argument("--clone", action="store_true", help="SOURCE is an environment to copy")
     modes.add_argument("--solve-only", action="store_true", help="write the packages to TARGET")
     modes.add_argument("--fetch-only", action="store_true", help="put the packages into TARGET")
-    parser.add_argument("source", metavar="SOURCE", help="SPEC.json, or with --clone a directory")
+    parser.add_argument("source", metavar="SPEC.json", help="the request")
     parser.add_argument("target", metavar="TARGET", help="the environment to make")
-    parser.add_argument("--report", metavar="FILE", help="write the list of packages there")
+    parser.add_argument("--report", metavar="FILE", default="", help="write the packages there")
     options = parser.parse_args(arguments)
-    target = os.path.abspath(options.target)
-    spec = {} if options.clone else read_spec(options.source)
-    for line in requested(spec) if spec else ():
+    target, spec = os.path.abspath(options.target), read_spec(options.source)
+    for line in requested(spec):
         say(line)
-    run(options, spec, target)
+    makes = not (options.solve_only or options.fetch_only)
+    if makes and os.path.lexists(target):
+        raise Failure("%s exists already; remove it or name another directory" % target)
+    if rattler is None:
+        raise Failure(
+            "cannot install conda packages: %s has no py-rattler\nInstall it, on Python 3.10 or "
+            "newer: %s -m pip install 'py-rattler<1,>=0.28'" % (sys.executable, sys.executable)
+        )
+    if options.fetch_only:
+        fetch(spec, target)
+    elif options.solve_only:
+        write_json(target, sorted(solve(spec), key=lambda each: str(each["name"])))
+    else:
+        create(spec, target, options.report)
 
 
 if __name__ == "__main__":
