@@ -601,7 +601,7 @@ class Steps(NamedTuple):
         }
         if nccl_of_torch(self.recipe):
             env["HOROVOD_NCCL_HOME"] = str(self.build / "nccl")
-        command = self._pip(
+        pip = self._pip(
             "wheel",
             "--verbose",
             "--no-build-isolation",
@@ -616,10 +616,12 @@ class Steps(NamedTuple):
             name="wheel",
             reason="compile without build isolation, which would hide the frameworks",
             commands=(
-                command._replace(derived=(*command.derived, *sorted(derived.items()))),
-                self._run("normalise_wheel.py", str(self.wheel_path)),
+                pip._replace(
+                    # A wheel has the permissions of its files: not those of the builder's umask.
+                    argv=("sh", "-c", 'umask 022; exec "$@"', "sh", *pip.argv),
+                    derived=(*pip.derived, *sorted(derived.items())),
+                ),
             ),
-            files=self._programs("normalise_wheel.py", "archives.py"),
             spared_by="stack",
         )
 

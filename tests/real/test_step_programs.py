@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -357,32 +356,6 @@ def test_uv_starts_a_python_that_needs_the_libraries_of_modules(tmp_path: Path) 
     assert code == 0, printed
 
 
-def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> None:
-    made = []
-    for umask in (0o002, 0o022, 0o077):
-        path = tmp_path / f"{umask}.whl"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, mode in (("b.py", 0o666), ("a.so", 0o777), ("x.dist-info/RECORD", 0o666)):
-                member = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-                member.external_attr = (stat.S_IFREG | mode & ~umask) << 16
-                member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, name * 1000)
-        before = path.read_bytes()
-        assert run_step("normalise_wheel.py", str(path)) == (0, "")
-        made.append(path.read_bytes())
-        with zipfile.ZipFile(path) as archive:
-            found = {each.filename: each.external_attr >> 16 for each in archive.infolist()}
-            assert archive.read("a.so") == b"a.so" * 1000
-        assert list(found.items()) == [
-            ("b.py", 0o100644),
-            ("a.so", 0o100755),
-            ("x.dist-info/RECORD", 0o100644),
-        ]
-        assert len(path.read_bytes()) == len(before)
-    assert made[0] == made[1] == made[2]
-    assert len(list(tmp_path.iterdir())) == 3
-
-
 def test_the_nccl_of_torch_can_be_linked(tmp_path: Path) -> None:
     package, folder = tmp_path / "site/nvidia/nccl", tmp_path / "nccl"
     status, printed = run_step("nccl_of_torch.py", str(folder), path=tmp_path / "site")
@@ -424,10 +397,6 @@ def test_files_are_recognised_by_their_hash(tmp_path: Path) -> None:
         (tmp_path / "site/simple/tiny/index.html").write_text(page.format(wheels[0].name))
         code, printed = get(index.replace("://", "://me:geheim@"))
         assert code == 0 and printed.startswith("0 of 2 files are there\n"), printed
-        assert (
-            f"exactly {wheels[0].name} is requested, although its maintainers have yanked it: bad"
-            in printed
-        )
         assert get() == (0, "2 of 2 files are there\n")
         (folder / wheels[0].name).write_bytes(b"damaged")
         code, printed = get()
