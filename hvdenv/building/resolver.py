@@ -20,7 +20,7 @@ from hvdenv.base.places import write_text
 from hvdenv.base.reading import GIB, LOCK, read_text
 from hvdenv.base.runner import Runner
 from hvdenv.base.schema import parse_toml
-from hvdenv.building.run_step import NETWORK, withdrawn
+from hvdenv.building.run_step import NETWORK
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks.packages import canonicalize_name, hint
 from hvdenv.locks.pypi import ADDRESS, Package
@@ -270,7 +270,7 @@ class Resolver(NamedTuple):
         hard = ("--constraint", self._file("pins.txt", listed)) if strict and pins else ()
         style = ("--annotation-style", "line", "--output-file", resolved)
         outcome = self.compile(requirements, apart, *words, *hard, *style)
-        for line in (*unanswered(outcome.output), *withdrawn(outcome.output)):
+        for line in unanswered(outcome.output):
             self.note(line)
         self._refuse(outcome)
         pylock = str(self.pylock)

@@ -1,8 +1,7 @@
-"""Run the commands of steps, and say what their installers leave unsaid."""
+"""Run the commands of steps."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,6 @@ from hvdenv.knowledge.diagnosis import explain
 from hvdenv.plans.step import Progress, Step
 from hvdenv.sites import module_shell
 
-_YANKED = re.compile(
-    r'^warning: `([\w.-]+)==([^`\s]+)` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE
-)
 # Signatures of failures that another way to resolve the packages would repeat.
 NETWORK = ("host-unknown", "connect-failed", "index-proxy", "tls-failed")
 
@@ -59,19 +55,8 @@ def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = N
         outcome = runner.run(command, log=log, on_line=progress.step_line)
         if not outcome:
             return outcome
-        for line in withdrawn(outcome.output):
-            progress.note(line)
         done = outcome._replace(output=done.output + outcome.output)
     return done
-
-
-def withdrawn(output: str) -> tuple[str, ...]:
-    """Packages that uv took although their index marks them as yanked, one line for each."""
-    return tuple(
-        f"installed because exactly this version is requested, although its maintainers have yanked it: {name} {version}"
-        + (f": {reason}" if reason else "")
-        for name, version, reason in _YANKED.findall(output)
-    )
 
 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:

@@ -23,15 +23,12 @@ from pip_sources import FAILURES, Sources, file_name, parser_of_sources, without
 File = Dict[str, str]
 DOWNLOADS_AT_ONCE = 8
 BLOCK = 1 << 20
-YANKED = "hvdenv: exactly %s is requested, although its maintainers have yanked it: %s"
 
 
 def addresses(file: File, sources: Sources) -> Iterator[str]:
     """Where a file may be."""
-    for url, link in sources.files(file["name"]):
+    for url in sources.files(file["name"]):
         if file_name(url) == file["file"]:
-            if "data-yanked" in link:
-                print(YANKED % (file["file"], link["data-yanked"] or "no reason given"))
             yield url
     if file["url"] and sources.indexes:
         yield file["url"]

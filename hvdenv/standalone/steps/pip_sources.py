@@ -147,19 +147,19 @@ class Sources:
         shown = value.rpartition("@")[2]  # a password may contain anything
         return SystemExit(UNUSABLE % ("%s = %s in %s" % (name, shown, origin), problem))
 
-    def files(self, name: str) -> Iterator[Tuple[str, Dict[str, str]]]:
-        """Addresses of files of a package, each with the attributes of its link."""
+    def files(self, name: str) -> Iterator[str]:
+        """Addresses of files of a package."""
         project = re.sub(r"[-_.]+", "-", name).lower()
         for place in self.links:
             if os.path.isdir(place):
                 for file in sorted(os.listdir(place)):
-                    yield file_url(os.path.join(place, file)), {}
+                    yield file_url(os.path.join(place, file))
             else:
                 yield from self._page(place if "://" in place else file_url(place))
         for index in self.indexes:
             yield from self._page("%s/%s/" % (index.rstrip("/"), project))
 
-    def _page(self, url: str) -> Iterator[Tuple[str, Dict[str, str]]]:
+    def _page(self, url: str) -> Iterator[str]:
         reader = Links()
         try:
             with self.open(url) as answer:
@@ -167,8 +167,8 @@ class Sources:
                 reader.feed(answer.read().decode("utf-8", "replace"))
         except FAILURES as error:
             print("hvdenv: %s: %s" % (without_password(url), error))
-        for attributes in reader.found:
-            yield urllib.parse.urljoin(reader.base, attributes["href"]), attributes
+        for link in reader.found:
+            yield urllib.parse.urljoin(reader.base, link)
 
     def _answers(self, url: str) -> bool:
         """Whether an index answers; one that does not is reported."""
@@ -272,14 +272,14 @@ class Links(html.parser.HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.base = ""
-        self.found = []  # type: List[Dict[str, str]]
+        self.found = []  # type: List[str]
 
     def handle_starttag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
-        attributes = {name: value or "" for name, value in attrs}
-        if tag == "a" and "href" in attributes:
-            self.found.append(attributes)
+        link = dict(attrs).get("href") or ""
+        if tag == "a" and link:
+            self.found.append(link)
         if tag == "base":
-            self.base = urllib.parse.urljoin(self.base, attributes.get("href", ""))
+            self.base = urllib.parse.urljoin(self.base, link)
 
     def error(self, message: str) -> None:
         """Before Python 3.10, the base class demands it."""
