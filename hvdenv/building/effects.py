@@ -279,7 +279,8 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
     written = manifest.write(plan.generation, (LOGS, generations.RECORD, generations.MARKER))
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)
-    hashes = written.hashes(plan.generation)
+    files = written.files
+    hashes = {str(plan.generation / path): each.sha256 for path, each in files.items()}
     problems = []
     for folder in plan.environment.glob("lib/python3.*/site-packages") if own else ():
         with reporting(folder, "read", inside=True):
@@ -294,9 +295,10 @@ def write_manifest(state: State, _: Step, __: str) -> Done:
             remedy="build again with --rebuild, which installs every package again\n"
             "a package that is broken again is broken at its source",
         )
+    size = sum(each.size for each in files.values())
     return Done(
-        f"{len(written.entries)} files, {written.bytes / 1e9:.1f} GB",
-        {"digest": written.digest, "files": len(written.entries), "bytes": written.bytes},
+        f"{len(written.entries)} files, {size / 1e9:.1f} GB",
+        {"digest": written.digest, "files": len(written.entries), "bytes": size},
     )
 
 

@@ -1,88 +1,64 @@
 """Every file of a finished environment with its hash, to notice what is lost later.
 
-The file is text, sorted by path, fields separated by tabs::
+The file is JSON::
 
-    hvdenv.manifest/1
-    exclude <TAB> logs
-    9f86d0818... <TAB> 1234 <TAB> bin/python3
-    link <TAB> lib <TAB> lib64
+    {"format": 2, "exclude": ["logs"],
+     "entries": {"bin/python3": ["9f86d0818...", 1234], "lib64": "lib"}}
 
-Backslash, tab, newline and carriage return are escaped as in Python; a name that is
-not UTF-8 keeps its bytes.
+A file has its sha256 and its size, a link what it points to. Names that are not UTF-8 keep their
+bytes, as surrogates.
 """
 
 import hashlib
+import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hvdenv.base.errors import StepError
 from hvdenv.base.places import in_shares, reporting, write_text
-from hvdenv.base.reading import MANIFEST, read_file
+from hvdenv.base.reading import GIB, MANIFEST, Kind, hash_file, read_file
 
-NAME = "manifest.txt"
-_HEADER = "hvdenv.manifest/1"
-_LINK = "link"
-_EXCLUDE = "exclude"
-_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-_UNESCAPES = {escape[1]: character for character, escape in _ESCAPES.items()}
+NAME = "manifest.json"
+_FORMAT = 2
+_FILE = Kind("a file of an environment", 1024 * GIB)
 _OF_HOROVOD = "/site-packages/horovod/"
 
-Kind = Literal["missing", "changed", "extra"]
 
-
-class Entry(NamedTuple):
-    """A file or link of an environment.
-
-    Attributes:
-        digest: sha256 in hexadecimal, or ``link``.
-        size: bytes of a file; 0 for a link.
-        target: what a link points to; empty for a file.
-    """
-
-    digest: str
+class File(NamedTuple):
+    sha256: str
     size: int
-    target: str = ""
 
 
-class Written(NamedTuple):
-    """What write() found.
+class Manifest(NamedTuple):
+    """What a tree had when it was finished.
 
     Attributes:
+        exclude: relative paths that were left out.
+        entries: by relative path: files, and what links point to.
         digest: sha256 of the manifest itself.
-        entries: by relative path.
     """
 
+    exclude: tuple[str, ...]
+    entries: dict[str, File | str]
     digest: str
-    entries: dict[str, Entry]
 
     @property
-    def bytes(self) -> int:
-        return sum(entry.size for entry in self.entries.values())
-
-    def hashes(self, root: Path) -> dict[str, str]:
-        """The sha256 of each file by its absolute path; links have none."""
-        files = ((path, each.digest) for path, each in self.entries.items())
-        return {str(root / path): digest for path, digest in files if digest != _LINK}
+    def files(self) -> dict[str, File]:
+        return {path: each for path, each in self.entries.items() if isinstance(each, File)}
 
 
 class ChangedFile(NamedTuple):
     """How a tree differs from its manifest."""
 
-    kind: Kind
+    kind: Literal["missing", "changed", "extra"]
     path: str
     detail: str = ""
 
 
-class Manifest(NamedTuple):
-    exclude: tuple[str, ...]
-    entries: dict[str, Entry]
-
-
-def write(root: Path, exclude: Iterable[str] = ()) -> Written:
-    """Hash every file under a directory and write ``manifest.txt`` there.
+def write(root: Path, exclude: Iterable[str] = ()) -> Manifest:
+    """Hash every file under a directory and write its manifest there.
 
     Args:
         exclude: relative paths of files or directories to leave out.
@@ -90,18 +66,22 @@ def write(root: Path, exclude: Iterable[str] = ()) -> Written:
     Raises:
         StepError: a file cannot be read, or the manifest cannot be written.
     """
-    skipped = tuple(sorted({*exclude, NAME}))
+    skipped = sorted({*exclude, NAME})
     with reporting(root, "read or write", inside=True):
-        entries = dict(_hashed(root, _walk(root, skipped)))
-        digest = _save(root / NAME, Manifest(skipped, entries))
-    return Written(digest, entries)
+        found = dict(_walk(root, skipped))
+        entries = {**found, **_hashed(root, found)}
+        document = {"format": _FORMAT, "exclude": skipped, "entries": entries}
+        write_text(root / NAME, json.dumps(document, sort_keys=True) + "\n")
+    return read(root / NAME)
 
 
-def read(path: Path, digest: str = "", wanted: Callable[[str], bool] | None = None) -> Manifest:
+def read(
+    path: Path, digest: str = "", wanted: Callable[[str], bool] = lambda path: True
+) -> Manifest:
     """Read a manifest, and compare its own sha256 if one is given.
 
     Args:
-        wanted: which lines to decode, by their text; default: all.
+        wanted: which entries to decode, by their paths.
 
     Raises:
         StepError: it cannot be read, or is damaged.
@@ -111,57 +91,51 @@ def read(path: Path, digest: str = "", wanted: Callable[[str], bool] | None = No
     actual = hashlib.sha256(content).hexdigest()
     if digest and actual != digest:
         raise _damaged(path, f"its hash is {actual}, recorded was {digest}")
-    header, *lines = content.decode("utf-8", "surrogateescape").split("\n")
-    if header != _HEADER or not lines or lines.pop() != "":
-        raise _damaged(path, f"it does not begin with {_HEADER} or was cut off")
-    exclude: list[str] = []
-    entries: dict[str, Entry] = {}
     try:
-        for line in filter(wanted, lines):
-            first, second, *rest = line.split("\t")
-            if first == _EXCLUDE:
-                exclude.append(_unescape(second))
-            elif first == _LINK:
-                entries[_unescape(rest[0])] = Entry(_LINK, 0, _unescape(second))
-            else:
-                entries[_unescape(rest[0])] = Entry(first, int(second))
-    except (ValueError, IndexError, KeyError) as error:
-        raise _damaged(path, f"not a line of a manifest: {line!r}") from error
-    return Manifest(tuple(exclude), entries)
+        document = json.loads(content)
+        if document["format"] != _FORMAT:
+            raise ValueError(f"format {document['format']!r} instead of {_FORMAT}")
+        entries: dict[str, File | str] = {
+            name: each if isinstance(each, str) else File(str(each[0]), int(each[1]))
+            for name, each in document["entries"].items()
+            if wanted(name)
+        }
+        exclude = tuple(map(str, document["exclude"]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"it is malformed ({error})") from error
+    return Manifest(exclude, entries, actual)
 
 
 def find_losses(root: Path, digest: str) -> str:
     """What a power cut or a purge has taken from a tree, judged by a sample; empty if nothing.
 
     The sample has the youngest files (Horovod and what was made after it) and the RECORD of each
-    package. Checking all of them takes a few milliseconds.
+    package.
 
     Args:
         digest: of the manifest.
     """
     try:
-        entries = read(root / NAME, digest, _is_sampled).entries
+        files = read(root / NAME, digest, _is_sampled).files
     except StepError as error:
         return error.message
     lost = []
-    for path, entry in entries.items():
-        if entry.digest == _LINK:
-            continue
+    for path, file in files.items():
         try:
             size = os.stat(root / path).st_size
         except OSError as error:
             lost.append(f"{path}: {error.strerror}")
             continue
-        if size < entry.size:
-            lost.append(f"{path} has {size} bytes instead of {entry.size}")
+        if size < file.size:
+            lost.append(f"{path} has {size} bytes instead of {file.size}")
     more = f" and {len(lost) - 1} more files" if lost[1:] else ""
     return f"{lost[0]}{more}" if lost else ""
 
 
-def _is_sampled(line: str) -> bool:
-    """Whether find_losses() looks at the file of a line."""
-    young = _OF_HOROVOD in line or "/" not in line or line.endswith(".dist-info/RECORD")
-    return young and not is_bytecode(line)
+def _is_sampled(path: str) -> bool:
+    """Whether find_losses() looks at a file."""
+    young = _OF_HOROVOD in path or "/" not in path or path.endswith(".dist-info/RECORD")
+    return young and not is_bytecode(path)
 
 
 def compare(
@@ -186,8 +160,8 @@ def compare(
         for path, entry in _walk(root, manifest.exclude):
             at_each()
             present[path] = entry
-        known = [path for path in present if path in manifest.entries and closely(path)]
-        present.update(_hashed(root, [(path, present[path]) for path in known]))
+        known = {each: present[each] for each in present.keys() & manifest.entries if closely(each)}
+        present.update(_hashed(root, known))
     return [
         difference
         for path in sorted(manifest.entries.keys() | present.keys())
@@ -200,7 +174,7 @@ def is_bytecode(path: str) -> bool:
     return path.endswith(".pyc") and "__pycache__/" in path
 
 
-def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
+def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, File | str]]:
     """Every file and link under a directory, without hashes; links are not followed."""
     skipped = frozenset(exclude)
     folders = [("", os.fspath(root))]
@@ -212,77 +186,45 @@ def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
                 if path in skipped:
                     continue
                 if child.is_symlink():
-                    yield path, Entry(_LINK, 0, os.readlink(child.path))
+                    yield path, os.readlink(child.path)
                 elif child.is_dir():
                     folders.append((path + "/", child.path))
                 elif child.is_file():
-                    yield path, Entry("", child.stat(follow_symlinks=False).st_size)
+                    yield path, File("", child.stat(follow_symlinks=False).st_size)
 
 
-def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, Entry]]:
-    """The same entries with the hashes of the files."""
+def _hashed(root: Path, entries: dict[str, File | str]) -> dict[str, File]:
+    """The files among entries, with their hashes."""
 
-    def hash_all(paths: Sequence[str]) -> list[tuple[str, Entry]]:
-        view = memoryview(bytearray(1 << 20))
-        return [(path, _hash(os.path.join(root, path), view)) for path in paths]
+    def hash_all(paths: Sequence[str]) -> list[tuple[str, File]]:
+        return [(path, File(*hash_file(os.path.join(root, path), _FILE))) for path in paths]
 
-    files = []
-    for path, entry in entries:
-        if entry.digest == _LINK:
-            yield path, entry
-        else:
-            files.append((entry.size, path))
+    files = [(each.size, path) for path, each in entries.items() if isinstance(each, File)]
     # Each thread gets some of the large ones.
     paths = [path for _, path in sorted(files)]
     threads = min(8, len(os.sched_getaffinity(0)))
-    for part in in_shares(hash_all, paths, threads=threads):
-        yield from part
+    return {
+        path: file for part in in_shares(hash_all, paths, threads=threads) for path, file in part
+    }
 
 
-def _hash(path: str, view: memoryview) -> Entry:
-    digest = hashlib.sha256()
-    size = 0
-    with open(path, "rb", buffering=0) as stream:
-        while count := stream.readinto(view):
-            digest.update(view[:count])
-            size += count
-    return Entry(digest.hexdigest(), size)
-
-
-def _judge(path: str, expected: Entry | None, actual: Entry | None) -> ChangedFile | None:
+def _judge(path: str, expected: File | str | None, actual: File | str | None) -> ChangedFile | None:
     if expected is None:
         return ChangedFile("extra", path)
     if actual is None:
         return ChangedFile("missing", path)
-    if expected.target != actual.target:
-        return ChangedFile("changed", path, f"link to {actual.target!r}, not {expected.target!r}")
+    if not (isinstance(expected, File) and isinstance(actual, File)):
+        detail = f"{_described(actual)} instead of {_described(expected)}"
+        return ChangedFile("changed", path, detail) if actual != expected else None
     if expected.size != actual.size:
         return ChangedFile("changed", path, f"{actual.size} bytes instead of {expected.size}")
-    if actual.digest not in ("", expected.digest):
-        return ChangedFile("changed", path, f"sha256 {actual.digest}, not {expected.digest}")
+    if actual.sha256 not in ("", expected.sha256):
+        return ChangedFile("changed", path, f"sha256 {actual.sha256}, not {expected.sha256}")
     return None
 
 
-def _save(path: Path, manifest: Manifest) -> str:
-    """Write a manifest atomically; returns its digest."""
-    lines = [_HEADER]
-    lines += [f"{_EXCLUDE}\t{_escape(name)}" for name in manifest.exclude]
-    for name, entry in sorted(manifest.entries.items()):
-        middle = _escape(entry.target) if entry.digest == _LINK else str(entry.size)
-        lines.append(f"{entry.digest}\t{middle}\t{_escape(name)}")
-    content = "".join(f"{line}\n" for line in lines)
-    write_text(path, content)
-    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"[\\\t\n\r]", lambda found: _ESCAPES[found[0]], text)
-
-
-def _unescape(text: str) -> str:
-    if "\\" not in text:  # most names: a manifest is read at each start
-        return text
-    return re.sub(r"\\(.)", lambda found: _UNESCAPES[found[1]], text)
+def _described(entry: File | str) -> str:
+    return "a file" if isinstance(entry, File) else f"a link to {entry!r}"
 
 
 def _damaged(path: Path, reason: str) -> StepError:

@@ -46,7 +46,7 @@ class GenerationRecord(NamedTuple):
 
     Attributes:
         created: when the build finished, in UTC.
-        plan_digest, manifest_digest: of the plan and of ``manifest.txt``.
+        plan_digest, manifest_digest: of the plan and of ``manifest.json``.
         environment: directory of the venv or conda prefix, relative to the generation, absolute or
             below a variable of the modules.
         variables: run-time variables; None in records that lack them.
