@@ -14,6 +14,8 @@ from hvdenv.plans.step import Progress, Step
 from hvdenv.reports.render import COLUMNS, shortened
 from hvdenv.session.output import report
 
+# The line that Ninja prints for each object.
+_OBJECTS = re.compile(r"\s*\[(\d+)/(\d+)\] ")
 # How often plain lines report the progress of the compile.
 COMPILE_LINE_SECONDS = 20.0
 # Parts of verify that take less get no line.
@@ -61,7 +63,6 @@ class Lines(Silent):
         self.steps = steps
         self.verbose = verbose
         self.view = View(live=not verbose)
-        self.clock = ObjectClock()
         self._label = ""
         self._reported = 0.0
         self._noted = set[str]()
@@ -70,7 +71,6 @@ class Lines(Silent):
         self.view.show("")
 
     def step_started(self, number: int, step: Step) -> None:
-        self.clock = ObjectClock()
         self._reported = time.monotonic()
         self._label = f"[{number:2}/{self.steps}] {step.name}"
         if self.view.live:
@@ -83,7 +83,8 @@ class Lines(Silent):
         # Several steps may find the same, such as an index that does not answer.
         if self.verbose or (of_hvdenv != line and of_hvdenv not in self._noted):
             self.note(f"        {of_hvdenv}")
-        elif progress := self.clock.report(line):
+        elif objects := _OBJECTS.match(line):
+            progress = f"compiled {objects[1]} of {objects[2]} objects"
             self.view.show(f"{self._label}: {progress}")
             if not self.view.live and time.monotonic() - self._reported > COMPILE_LINE_SECONDS:
                 self._reported = time.monotonic()
@@ -95,29 +96,6 @@ class Lines(Silent):
     def note(self, text: str) -> None:
         self._noted.add(text.strip())
         self.view.print(text)
-
-
-_OBJECTS = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
-
-
-class ObjectClock:
-    """Estimates the rest of a compile from the objects that are done."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-
-    def report(self, line: str) -> str:
-        """``compiled 12 of 78 objects, about 90 s left``; empty if the line reports nothing."""
-        counted = _OBJECTS.match(line)  # of Ninja
-        if counted is None:
-            return ""
-        done, total = int(counted[1]), int(counted[2])
-        now = time.monotonic()
-        since, at_first = self._first = self._first or (now, done)
-        text = f"compiled {done} of {total} objects"
-        if done - at_first >= 5:
-            text += f", about {(now - since) / (done - at_first) * (total - done):.0f} s left"
-        return text
 
 
 def choose(steps: int, *, quiet: bool, verbose: bool) -> Progress:
