@@ -27,9 +27,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.base.errors import BusyError, HvdenvError
+from hvdenv.base.errors import BusyError, HvdenvError, StepError
 from hvdenv.base.masking import learn_from_pip
-from hvdenv.base.places import LEFT_ALONE_SECONDS, blocked, make_folder, reporting, user_name
+from hvdenv.base.places import (
+    LEFT_ALONE_SECONDS,
+    blocked,
+    make_folder,
+    reporting,
+    user_name,
+    write_json,
+)
 from hvdenv.base.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.base.runner import Runner, end_marked, environment
 from hvdenv.base.schema import Problem, decode
@@ -42,7 +49,7 @@ _GONE = {errno.ENOENT, errno.ESTALE}
 # A rebooted machine cannot have touched its file within this time; if the file was touched, that
 # was another machine with the same name.
 _REBOOT_SECONDS = 60.0
-# An empty file is about to be filled, or a power cut has emptied it and nobody touches it.
+# A power cut has emptied a file, and nobody touches it.
 _EMPTY_SECONDS = 60.0
 
 
@@ -228,7 +235,7 @@ def _acquire(
 
 
 def _announce(path: Path, mine: Holder) -> list[_Seen]:
-    """Create our own file, flushed, and look at those of others.
+    """Create our own file, flushed and whole from the first moment, and look at those of others.
 
     A listing without our own file says nothing about others: the file was removed, or the listing
     is an old one of a file server's client.
@@ -236,17 +243,16 @@ def _announce(path: Path, mine: Holder) -> list[_Seen]:
     while True:
         make_folder(path.parent)
         path.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # the store was removed meanwhile
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            with open(descriptor, "wb") as stream:
-                stream.write(json.dumps(mine._asdict()).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-                # On the clock of the file server, which dates the other files too.
-                now = os.fstat(stream.fileno()).st_mtime
-            others = _look(path, now)
+        try:
+            write_json(path, mine._asdict())
+            # On the clock of the file server, which dates the other files too.
+            others = _look(path, path.stat().st_mtime)
             if path.name in os.listdir(path.parent):
                 return others
+        except (FileNotFoundError, StepError) as error:
+            # The store may have been removed meanwhile.
+            if not isinstance(error.__cause__ or error, FileNotFoundError):
+                raise
         time.sleep(0.02)
 
 

@@ -168,7 +168,7 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
         store.rmdir()
     except OSError:
         # Besides the lock of a new build, and what could not be deleted.
-        ours = (prefix_lock.PREFIX, *TEMPORARY)
+        ours = (prefix_lock.PREFIX, f".{prefix_lock.PREFIX}", *TEMPORARY)
         others = sorted(each for each in store.glob("*") if not each.name.startswith(ours))
         kept += [(str(each), "hvdenv did not make it") for each in others]
     return cleared._replace(kept=tuple(kept))
@@ -236,5 +236,7 @@ def _whole(environment: Environment) -> list[str]:
 def _clean(store: Path, seconds: float = LEFT_ALONE_SECONDS) -> tuple[tuple[str, str], ...]:
     """Delete what killed processes left in a store whose lock is held; see sweep()."""
     sweep(store, seconds=seconds)
+    # One that another process is about to use is written again.
+    sweep(store, prefix_lock.PREFIX, seconds=0)
     left = (each for each in sorted(store.iterdir()) if each.name.startswith(TEMPORARY))
     return tuple((str(each), note) for each in left if (note := erase(each)))
