@@ -157,6 +157,34 @@ def runner() -> Iterator[Runner]:
     wait_until(lambda: not marked(runner.token), 30)
 
 
+Process = subprocess.Popen[str]
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes with some variables, and one pipe for both outputs; ends those that still run."""
+    processes: list[Process] = []
+
+    def run(*argv: object, cwd: Path | None = None, **variables: object) -> Process:
+        process = subprocess.Popen(
+            list(map(str, argv)),
+            cwd=cwd,
+            env=os.environ | {name: str(value) for name, value in variables.items()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
 def processes_of(folder: Path) -> list[str]:
     """Command lines of processes that have something to do with a directory."""
     found = []

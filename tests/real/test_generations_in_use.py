@@ -4,10 +4,9 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,12 +15,12 @@ import pytest
 from hvdenv.base.errors import BusyError
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
-from hvdenv.locks.record import GenerationRecord
+from tests.real.conftest import Process, Start
+from tests.support import environments
+from tests.support.environments import ONE, TWO
 from tests.support.waiting import wait_until
 
-ONE, TWO = "1" * 12, "2" * 12
 FILES = 150
-Start = Callable[..., "subprocess.Popen[bytes]"]
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -56,88 +55,60 @@ def environment(tmp_path: Path) -> Environment:
     return one
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts processes; ends those that still run."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def run(*argv: object, cwd: Path | None = None, **variables: object) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            list(map(str, argv)),
-            cwd=cwd,
-            env=os.environ | {name: str(value) for name, value in variables.items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        processes.append(process)
-        return process
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
 def build(environment: Environment, identity: str) -> None:
-    folder = generations.create(environment, identity)
-    (folder / "bin").mkdir()
+    folder = environment.generation(environments.build(environment, identity)) / "bin"
     for number in range(FILES):
-        (folder / f"bin/{number}").touch()
-    sleep = shutil.which("sleep")
-    assert sleep is not None
-    shutil.copy(sleep, folder / "bin/sleep")
-    generations.write_record(
-        environment.record(identity), GenerationRecord(created=generations.timestamp())
-    )
+        (folder / str(number)).touch()
+    shutil.copy("/bin/sleep", folder / "sleep")
 
 
 def whole(environment: Environment, identity: str) -> bool:
-    return len(os.listdir(environment.generation(identity) / "bin")) == FILES + 1
+    return len(os.listdir(environment.generation(identity) / "bin")) == FILES + 2
 
 
 def using(environment: Environment, identity: str) -> list[int]:
     return [each.pid for each in prune.users(environment) if each.uses(identity)]
 
 
-def runs(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def runs(environment: Environment, start: Start) -> Process:
     return start(environment.generation(ONE) / "bin/sleep", 600)
 
 
-def works_there(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def works_there(environment: Environment, start: Start) -> Process:
     return start("sleep", 600, cwd=environment.generation(ONE) / "bin")
 
 
-def loaded(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def loaded(environment: Environment, start: Start) -> Process:
     script = (
         "import mmap, sys, time; stream = open(sys.stdin.readline().strip(), 'rb');"
         "kept = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ); stream.close(); time.sleep(600)"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    process = start(sys.executable, "-c", script)
     assert process.stdin is not None
-    process.stdin.write(os.fsencode(environment.generation(ONE) / "bin/sleep") + b"\n")
-    process.stdin.close()
+    process.stdin.write(f"{environment.generation(ONE)}/bin/sleep\n")
+    process.stdin.flush()
     return process
 
 
-def named(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def named(environment: Environment, start: Start) -> Process:
     return start(sys.executable, "-c", SLEEP, environment.generation(ONE) / "x")
 
 
-def activated(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def activated(environment: Environment, start: Start) -> Process:
     return start("sleep", 600, VIRTUAL_ENV=environment.generation(ONE) / "venv")
 
 
-def first_in_path(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def first_in_path(environment: Environment, start: Start) -> Process:
     path = f"{environment.generation(ONE)}/venv/bin:{os.environ['PATH']}"
     # It has loaded nothing from there, and has another generation activated.
     return start(sys.executable, "-c", SLEEP, PATH=path, CONDA_PREFIX=environment.prefix / "conda")
 
 
-def through_the_prefix(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def through_the_prefix(environment: Environment, start: Start) -> Process:
     return start(sys.executable, "-c", SLEEP, environment.prefix / "bin/script")
 
 
-def starts_ranks_in_its_image(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+def starts_ranks_in_its_image(environment: Environment, start: Start) -> Process:
     """A launcher from the generation, or a keeper: see standalone/image/enter.py."""
     program = environment.store / f"{ONE}.sqsh.enter.py"
     return start(sys.executable, "-c", SLEEP, environment.generation(ONE) / "x", program)
@@ -159,7 +130,7 @@ def starts_ranks_in_its_image(environment: Environment, start: Start) -> subproc
 def test_a_generation_in_use_is_neither_pruned_nor_removed(
     environment: Environment,
     start: Start,
-    use: Callable[[Environment, Start], subprocess.Popen[bytes]],
+    use: Callable[[Environment, Start], Process],
 ) -> None:
     process = use(environment, start)
     try:
@@ -197,7 +168,7 @@ def test_the_shell_that_calls_hvdenv_uses_what_it_has_activated(
         PREFIX=environment.prefix,
     )
     assert process.stdout is not None
-    said = process.stdout.read().decode()
+    said = process.stdout.read()
     assert f"shell {process.pid}\n" in said
     assert f"in use by process {process.pid} (bash)\n" in said
     assert whole(environment, ONE)
@@ -225,7 +196,7 @@ def test_removed_by_force_although_used(environment: Environment, start: Start) 
     assert not environment.store.exists()
 
 
-def kill_at_random(process: subprocess.Popen[bytes], longest: float, chance: random.Random) -> None:
+def kill_at_random(process: Process, longest: float, chance: random.Random) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     time.sleep(chance.random() * longest)

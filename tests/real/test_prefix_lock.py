@@ -6,11 +6,9 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 from hvdenv.base.errors import BusyError, StepError
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.prefix_lock import PREFIX, hold
+from tests.real.conftest import Process, Start
 from tests.support.waiting import wait_until
 
 REAL = os.listdir
@@ -66,29 +65,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / ".env.hvdenv"
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python processes; ends those that still run."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(script: str, *arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def token(process: subprocess.Popen[str]) -> str:
+def token(process: Process) -> str:
     """What a holder prints when it has the lock."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -119,10 +96,10 @@ def test_free_again_after_use_and_after_an_exception(store: Path) -> None:
 
 
 def test_a_running_holder_is_named(
-    store: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    store: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    process = start(HOLDER, store, 0)
+    process = start(sys.executable, "-c", HOLDER, store, 0)
     token(process)
     with pytest.raises(BusyError) as caught, hold(store, wait=0.2):
         pass
@@ -154,10 +131,10 @@ def test_a_store_that_cannot_be_listed_is_not_free(
         pass
 
 
-def test_a_waiting_process_gets_it(store: Path, start: Callable[..., Any]) -> None:
-    first = start(HOLDER, store, 0)
+def test_a_waiting_process_gets_it(store: Path, start: Start) -> None:
+    first = start(sys.executable, "-c", HOLDER, store, 0)
     token(first)
-    second = start(HOLDER, store, 300)
+    second = start(sys.executable, "-c", HOLDER, store, 300)
     time.sleep(0.3)
     first.communicate(timeout=60)
     assert first.returncode == 0
@@ -167,9 +144,9 @@ def test_a_waiting_process_gets_it(store: Path, start: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize("reaped", [True, False])
 def test_a_killed_holder_is_replaced_and_its_token_known(
-    store: Path, start: Callable[..., Any], reaped: bool
+    store: Path, start: Start, reaped: bool
 ) -> None:
-    process = start(HOLDER, store, 0)
+    process = start(sys.executable, "-c", HOLDER, store, 0)
     dead = token(process)
     process.kill()
     if reaped:
@@ -325,12 +302,13 @@ def test_a_full_disk_leaves_no_empty_files(store: Path, monkeypatch: pytest.Monk
     assert os.listdir(store) == []
 
 
-def test_one_holder_at_a_time_when_holders_and_takers_are_killed(
-    store: Path, start: Callable[..., Any]
-) -> None:
+def test_one_holder_at_a_time_when_holders_and_takers_are_killed(store: Path, start: Start) -> None:
     write_lock(store, pid=2**31 - 1)
     chance = random.Random(7)
-    running = [start(WORKER, store, *(["suicidal"] if n > 2 else [])) for n in range(8)]
+    running = [
+        start(sys.executable, "-c", WORKER, store, *(["suicidal"] if n > 2 else []))
+        for n in range(8)
+    ]
     deadline = time.monotonic() + 6
     while time.monotonic() < deadline:
         time.sleep(chance.random() * 0.1)
@@ -338,9 +316,9 @@ def test_one_holder_at_a_time_when_holders_and_takers_are_killed(
         if chance.random() < 0.5:
             running[victim].kill()
         if running[victim].poll() is not None:
-            _, errors = running[victim].communicate()
-            assert errors == ""
-            running[victim] = start(WORKER, store, "suicidal")
+            said, _ = running[victim].communicate()
+            assert said == ""
+            running[victim] = start(sys.executable, "-c", WORKER, store, "suicidal")
     for worker in running[:3]:
-        _, errors = worker.communicate(timeout=300)
-        assert (worker.returncode, errors) == (0, "")
+        said, _ = worker.communicate(timeout=300)
+        assert (worker.returncode, said) == (0, "")

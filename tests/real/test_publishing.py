@@ -52,7 +52,7 @@ path = environment.record(folder.name)
 generations.write_record(path, GenerationRecord(
     recipe="local", prefix=str(prefix), generation=folder.name,
     created=generations.timestamp(), plan_digest="00", manifest_digest=listed.digest,
-    files=len(listed.entries), bytes=listed.bytes, variables={}, environment="venv",
+    files=len(listed.entries), variables={}, environment="venv",
     resolved=encode(load_recipe("local").recipe),
 ))
 generations.switch(environment, folder.name)
