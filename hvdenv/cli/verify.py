@@ -200,14 +200,11 @@ def _program(arguments: argparse.Namespace) -> start.ProgramRequest | None:
         UsageError: an option needs a program, or the program cannot be observed.
     """
     if not arguments.program:
-        for option in ("steps", "program_only"):
-            if getattr(arguments, option):
-                name = f"--{option.replace('_', '-')}"
-                raise UsageError(
-                    f"{name} needs a training program",
-                    where=name,
-                    remedy="write it after --: hvdenv verify RECIPE -- python train.py",
-                )
+        if arguments.steps or arguments.program_only:
+            raise UsageError(
+                "--steps and --program-only need a training program",
+                remedy="write it after --: hvdenv verify RECIPE -- python train.py",
+            )
         return None
     steps = start.DEFAULT_STEPS if arguments.steps is None else arguments.steps
     if steps < 2:

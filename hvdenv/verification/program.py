@@ -9,8 +9,6 @@ from hvdenv.standalone.ranks import events
 from hvdenv.verification.rank_judgement import listed
 from hvdenv.verification.rank_run import Rank, RankRun
 
-# Tensors with more elements are no metrics.
-METRIC_ELEMENTS = 64
 _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError", "Process set provided")
 
 # They send something else.
@@ -31,11 +29,8 @@ class Verdict(NamedTuple):
 fail = partial(Verdict, "fail")
 passed = partial(Verdict, "pass")
 skipped = partial(Verdict, "skip")
-
-
-def unproven(message: str, remedy: str, evidence: str = "") -> Verdict:
-    """Something could not be observed."""
-    return Verdict("unproven", message, remedy, evidence)
+# Something could not be observed.
+unproven = partial(Verdict, "unproven")
 
 
 def note(message: str) -> Verdict:
@@ -55,7 +50,6 @@ class Trained(NamedTuple):
     Attributes:
         optimizer: as the first rank reports it.
         title: how messages name it, with where it is made.
-        name: the same; empty if it is the only one.
         rate: its first learning rate; None if unknown.
         factor: how many times that of one rank this is; None if unknown.
     """
@@ -63,7 +57,6 @@ class Trained(NamedTuple):
     optimizer: events.Optimizer
     steps: Sequence[Steps]
     title: str
-    name: str
     rate: float | None
     factor: float | None
 
@@ -73,11 +66,12 @@ class Program:
 
     Attributes:
         name: such as ``train.py``.
-        ends: the last event of each rank; None if there is none.
-        failures: ranks that ended by an exception, first those that no other rank caused.
-        own: how many of these no other rank caused.
+        calls: of Horovod, on any rank.
+        ends: the last event of each rank that reported it.
+        failures: ranks that ended by an exception of their own.
+        followers: ranks that ended by an exception because another one had ended.
         left: whether any rank was ended after enough steps.
-        ended: the steps of each rank whose program ended by itself.
+        ended: the steps of each rank whose program ended by itself, or that waited in one more.
         broadcasts: calls that make parameters equal on all ranks.
         trained: the optimizers that train.
         passes: of each rank, the passes over data that its training steps read.
@@ -89,14 +83,23 @@ class Program:
         """Collect what ranks reported; reference has learning rates on one rank, by optimizer."""
         self.name, self.run = name, run
         self.ranks, self.size = run.ranks, run.size
-        self.ends = [rank.last(events.ProgramEnd) for rank in run.ranks]
-        ended = [(rank, end) for rank, end in zip(self.ranks, self.ends, strict=True) if end]
+        self.calls = [call for rank in self.ranks for call in rank.all(events.Call)]
+        ended = [(rank, end) for rank in run.ranks if (end := rank.last(events.ProgramEnd))]
+        self.ends = [end for _, end in ended]
         failed = [pair for pair in ended if pair[1].reason == "exception"]
-        self.failures = sorted(failed, key=lambda pair: is_follow_on(pair[1].error))
-        self.own = sum(not is_follow_on(end.error) for _, end in failed)
-        self.left = any(end.reason == "enough" for _, end in ended)
+        self.failures = [pair for pair in failed if not _is_follow_on(pair[1].error)]
+        self.followers = [pair for pair in failed if pair not in self.failures]
+        self.left = any(end.reason == "enough" for end in self.ends)
         self.ended = {rank.name: most_steps(end) for rank, end in ended if end.reason == "end"}
-        self.broadcasts = self._broadcasts()
+        if self.ended and not self.left:
+            self.ended.update({rank.name: most_steps(end) + 1 for rank, end in self.followers})
+        self.broadcasts = [
+            call
+            for call in self.calls
+            if call.site and not call.operation.startswith(_NO_PARAMETERS)
+            if call.operation.startswith(("broadcast_", "BroadcastGlobal"))
+            or (call.operation == "broadcast" and call.elements != 1)  # a number is no parameter
+        ]
         self.trained = self._trained(reference)
         self.passes = [(rank, _passes(rank)) for rank in self.ranks]
         self.firsts = [each[0] for _, each in self.passes if each]
@@ -106,23 +109,12 @@ class Program:
             if each and each[0].epoch is not None and each[0].replicas in (None, self.size)
         }
 
-    def calls(self, *operations: str, gradient: bool = False) -> list[events.Call]:
-        """Calls of these operations of Horovod, on any rank."""
+    def called(self, *operations: str, gradient: bool = False) -> list[events.Call]:
+        """Calls of these operations of Horovod."""
         return [
             call
-            for rank in self.ranks
-            for call in rank.all(events.Call)
+            for call in self.calls
             if call.operation in operations and call.gradient == gradient
-        ]
-
-    def _broadcasts(self) -> list[events.Call]:
-        return [
-            call
-            for rank in self.ranks
-            for call in rank.all(events.Call)
-            if call.site and not call.operation.startswith(_NO_PARAMETERS)
-            if call.operation.startswith(("broadcast_", "BroadcastGlobal"))
-            or (call.operation == "broadcast" and call.elements != 1)  # a number is no parameter
         ]
 
     def _trained(self, reference: Mapping[int, float]) -> list[Trained]:
@@ -130,27 +122,25 @@ class Program:
         found = [self._training(each, reference.get(each.number)) for each in first]
         # One that took its last step before a broadcast was replaced then, and does not train.
         broadcast = {call.step for call in self.broadcasts}
-        found = [each for each in found if len(each.steps) not in broadcast] or found
-        return found if len(found) > 1 else [each._replace(name="") for each in found]
+        return [each for each in found if len(each.steps) not in broadcast] or found
 
     def _training(self, optimizer: events.Optimizer, alone: float | None) -> Trained:
         own = [
-            {
-                step.step: step
-                for step in rank.all(events.TrainingStep)
-                if step.optimizer == optimizer.number
-            }
+            {step.step: step for step in rank.all(events.TrainingStep) if _is_of(step, optimizer)}
             for rank in self.ranks
         ]
-        # By their numbers: the report of a step may be lost on its way.
-        taken = sorted(set.intersection(*map(set, own)))
-        steps = [[each[step] for each in own] for step in taken]
+        # By their numbers: a launcher may have lost one of a rank.
+        steps = [[each[at] for each in own] for at in sorted({*own[0]}.intersection(*own))]
         rate = steps[0][0].rate if steps else None
         factor = rate / alone if rate and alone else None
         if factor and abs(factor - self.size) < 1e-6 * self.size:
             factor = self.size
-        title = f" of {optimizer.kind}" + (f" ({optimizer.site})" if optimizer.site else "")
-        return Trained(optimizer, steps, title=title, name=title, rate=rate, factor=factor)
+        title = optimizer.kind + (f" ({optimizer.site})" if optimizer.site else "")
+        return Trained(optimizer, steps, title=title, rate=rate, factor=factor)
+
+
+def _is_of(step: events.TrainingStep, optimizer: events.Optimizer) -> bool:
+    return step.optimizer == optimizer.number
 
 
 def _passes(rank: Rank) -> list[events.DataSource]:
@@ -163,7 +153,7 @@ def most_steps(end: events.ProgramEnd) -> int:
     return max(end.steps, default=0)
 
 
-def is_follow_on(error: str) -> bool:
+def _is_follow_on(error: str) -> bool:
     """Whether an exception is due to another rank that ended."""
     return any(text in error for text in _FOLLOW_ON)
 
@@ -188,5 +178,5 @@ def digests(program: Program, field: str, steps: Steps) -> str:
     """The digests of all ranks, as evidence."""
     return "\n".join(
         f"{rank.name}: step {step.step}, {field} {getattr(step, field) or 'unknown'}"
-        for rank, step in zip(program.ranks, steps, strict=False)
+        for rank, step in zip(program.ranks, steps, strict=True)
     )

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import NamedTuple
 
 from hvdenv.base.errors import UsageError
@@ -25,7 +26,6 @@ EXERCISE = "program"
 DEFAULT_STEPS = 20
 # The first learning rate of every optimizer is known by then.
 _REFERENCE_STEPS = 2
-_LAUNCHERS = ("horovodrun", "mpirun", "mpiexec", "srun", "torchrun", "aprun")
 _WITHOUT_EFFECT = ("-u", "-B", "-s", "-q")
 
 
@@ -54,23 +54,15 @@ def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> ProgramReq
     Raises:
         UsageError: the command is no such line, or has no such script.
     """
-    where, first = "the command after --", os.path.basename(words[0])
-    if first in _LAUNCHERS:
-        raise UsageError(
-            f"{first} starts ranks, and verify starts them itself",
-            where=where,
-            remedy="write only the program: hvdenv verify RECIPE -- python train.py",
-        )
-    rest = list(words)
-    if first.startswith("python"):
-        rest = rest[1:]
-        while rest and rest[0] in _WITHOUT_EFFECT:
-            rest = rest[1:]
+    where, rest = "the command after --", list(words)
+    if os.path.basename(words[0]).startswith("python"):
+        rest = list(dropwhile(lambda word: word in _WITHOUT_EFFECT, words[1:]))
     if not rest or not (rest[0].endswith(".py") or (rest[0] == "-m" and len(rest) > 1)):
         raise UsageError(
             f"{' '.join(words[:3])} is not a Python program that verify can observe",
             where=where,
-            remedy="write: -- python train.py ARG ..., or -- python -m MODULE ARG ...",
+            remedy="verify starts the ranks itself, so write only the program: -- python train.py"
+            " ARG ..., or -- python -m MODULE ARG ...",
         )
     if rest[0] != "-m" and not os.path.exists(rest[0]):
         raise UsageError(
@@ -154,17 +146,18 @@ def _observed(
 def _rates_alone(run: RankRun, before: RankRun) -> dict[int, float]:
     """The first learning rate of each optimizer on one rank, by the optimizer's number.
 
-    It leaves out those that this run may have loaded from another run before it.
+    There are none if this run may have loaded them from the run before it.
     """
-    used = [use for one in (before, run) for rank in one.ranks for use in rank.all(FileUse)]
-    saved, loaded = ({os.path.dirname(e.path) for e in used if e.write == w} for w in (True, False))
-    rates, others = (
+    saved, loaded = (
         {
-            step.optimizer: step.rate
-            for rank in reversed(one.ranks)
-            for step in reversed(rank.all(TrainingStep))
-            if step.rate is not None
+            os.path.dirname(use.path)
+            for rank in one.ranks
+            for use in rank.all(FileUse)
+            if use.write == w
         }
-        for one in (run, before)
+        for one, w in ((before, True), (run, False))
     )
-    return {k: rate for k, rate in rates.items() if rate != others.get(k) or not saved & loaded}
+    if saved & loaded:
+        return {}
+    steps = [step for rank in run.ranks for step in rank.all(TrainingStep)]
+    return {step.optimizer: step.rate for step in reversed(steps) if step.rate is not None}

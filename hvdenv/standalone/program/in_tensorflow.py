@@ -17,24 +17,18 @@ import events
 from recorder import (
     Batch,
     Function,
-    Optimizer,
     around,
     batch_of,
-    checksum,
     collectives,
     on,
     on_gpu,
     recorder,
     savers,
 )
-from source import caller, stack
 
-# How much is kept of what the program passes to its functions.
-MOST_HANDED = 64
 CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
 # These decide by metrics. Callbacks run in the order of their list.
 DECIDING = {"EarlyStopping", "ReduceLROnPlateau"}
-_REDUCE = {"allreduce_grads", "tf__allreduce_grads"}  # AutoGraph puts tf__ before names
 
 _HOROVOD = r"horovod\.tensorflow"
 _DATA = r"tensorflow\.python\.data\.ops\."
@@ -73,41 +67,16 @@ class Seen:
         fitting: the models whose fit() runs.
         batches: how many fit() reads in an epoch; 0 if unknown.
         epoch: the one in which fit() starts.
-        target: the learning rate at the end of fit()'s warm-up, if it has one.
         queue: what a data set has supplied to fit(), with the number of its source.
-        handed: what the program passes to its models and compiled functions.
         shapes: those of gradients that tapes have computed.
         reduced: whether any gradient was averaged.
     """
 
     depth = evaluating = batches = epoch = 0
     fitting: List[Any] = []
-    target: Optional[float] = None
     queue: List[Tuple[int, Batch]] = []
-    handed: List[Batch] = []
     shapes: Set[str] = set()
     reduced = False
-
-
-# Tensors
-
-
-def flat(data: Any, expand: bool = True) -> List[Any]:
-    """What is in lists and dictionaries."""
-    found: List[Any] = sys.modules["tensorflow"].nest.flatten(data, expand_composites=expand)
-    return found
-
-
-def arrays(data: Any) -> List[Any]:
-    """The tensors in lists and dictionaries that Python can read now, as arrays."""
-    found = [each.numpy() if hasattr(each, "numpy") else each for each in flat(data)]
-    kinds = [getattr(getattr(each, "dtype", None), "kind", "O") for each in found]
-    return [each for each, kind in zip(found, kinds) if kind not in "OSU"]
-
-
-def checksums(variables: List[Any]) -> List[int]:
-    """Numbers that differ if variables do."""
-    return [sum(map(checksum, arrays(each.numpy()))) for each in variables]
 
 
 # Optimizers
@@ -172,34 +141,33 @@ def look() -> None:
             # A counter without a past, or one that was restored, has made one step.
             count = now - one.counter if one.counter is not None and now > one.counter else 1
             one.counter = now
-            supply(count)
+            # What fit() has read for these steps; a loop of the program has reported its own.
+            for number, batch in Seen.queue[:count]:
+                recorder.fed = number
+                recorder.batches.append(batch)
+            del Seen.queue[:count]
             place = str(getattr(one.tensors[0], "device", ""))
             if "GPU" in place and not recorder.device:
                 recorder.device = on_gpu(int(place.rpartition(":")[2]))
-            one.facts["rate"] = Seen.target or rate(one)
-            recorder.stepped(one, checksums, count)
+            one.facts["rate"] = rate(one.optimizer)
+            recorder.stepped(one, count)
     if recorder.phase == 1:
         for model in Seen.fitting:
             model.stop_training = True
 
 
-def rate(one: Optimizer) -> Optional[float]:
-    """The learning rate of the last step, if there is one for all variables."""
+def rate(optimizer: Any) -> Optional[float]:
+    """The learning rate, if there is one for all variables."""
     try:
-        value = one.optimizer.learning_rate
-        schedule = getattr(one.optimizer, "_learning_rate", value)
-        # With a schedule, learning_rate of Keras 3 is that of the next step.
-        if callable(schedule) and hasattr(schedule, "get_config"):
-            value = schedule(max(one.counter or 0, 1) - 1)
+        value = optimizer.learning_rate
         return float(value.numpy() if hasattr(value, "numpy") else value)
     except Exception:
         return None
 
 
 @on(_COMPILED, "Function.__call__")
-def compiled(_: Any, *words: Any, **__: Any) -> Iterator[None]:
+def compiled(*_: Any, **__: Any) -> Iterator[None]:
     """A compiled function is called."""
-    recorder.guarded(hands, words)
     Seen.depth += 1
     try:
         yield
@@ -216,17 +184,17 @@ def compiled(_: Any, *words: Any, **__: Any) -> Iterator[None]:
 def derives(*_: Any, **__: Any) -> Generator[None, Any, None]:
     """A tape computes gradients: what has one of their shapes later is one, too."""
     result = yield
-    shapes = [each.shape for each in flat(result, expand=False) if each is not None]
+    found = sys.modules["tensorflow"].nest.flatten(result)
+    shapes = [each.shape for each in found if each is not None]
     Seen.shapes.update(str(each) for each in shapes if each.rank != 0)
 
 
 def reduces(operation: str, *words: Any, **named: Any) -> None:
     """Tensors are about to be reduced over all ranks, now or in a function being compiled."""
     given = words[0] if words else named.get("tensor", named.get("tensors"))
-    callers = {each.f_code.co_name for each in stack()}
     for tensor in given if isinstance(given, (list, tuple)) else [given]:
         shape: Any = getattr(tensor, "shape", None)
-        gradient = str(shape) in Seen.shapes or bool(_REDUCE & callers)
+        gradient = str(shape) in Seen.shapes
         count = shape.num_elements() if hasattr(shape, "num_elements") else None
         Seen.reduced = Seen.reduced or gradient
         recorder.called(operation, count or 0, gradient)
@@ -246,47 +214,16 @@ def broadcasts(tensor: Any, *_: Any, **__: Any) -> None:
 # Data
 
 
-@on(_MODELS, "Model.__call__")
-def calls(_: Any, *words: Any, **__: Any) -> None:
-    """A model is called."""
-    hands(words)
-
-
-def hands(words: Tuple[Any, ...]) -> None:
-    """A model or a compiled function is given arguments, perhaps a batch by the program itself."""
-    name = caller().f_code.co_filename
-    if Seen.depth or recorder.phase or not recorder.program.has(name):
-        return
-    tensors = [
-        each
-        for each in flat(words, expand=False)
-        if getattr(each, "shape", ()) and not hasattr(each, "assign")
-    ]
-    if tensors:
-        Seen.handed = [*Seen.handed, batch_of(arrays(tensors))][-MOST_HANDED:]
-
-
 @on(_MODELS, _MODEL + ".train_on_batch")
 def trains_on_batch(_: Any, *words: Any, **named: Any) -> None:
     """The program gives a batch to a model."""
-    recorder.read(arrays((words, named)))
-
-
-def supply(steps: int) -> None:
-    """Find the batches of the next steps: read by fit(), by Python, or passed by it."""
-    taken, Seen.queue[:] = Seen.queue[:steps], Seen.queue[steps:]
-    for number, batch in taken:
-        recorder.fed = number
-        recorder.batches.append(batch)
-    if steps == 1:  # what was passed to more of them is no batch of theirs
-        recorder.batches = recorder.batches or Seen.handed
-    Seen.handed = []
+    recorder.read((words, named))
 
 
 @on(_DATA + "dataset_ops", "DatasetV2.shard")
 def shares(_: Any, num_shards: Any, index: Any, *__: Any, **___: Any) -> Generator[None, Any, None]:
     """A data set is divided."""
-    local = recorder.program.gives_local_rank("shard", 1, "index")
+    local = recorder.program.gives_local_rank()
     result = yield
     if isinstance(num_shards, int) and isinstance(index, int):
         result._hvdenv = {"replicas": num_shards, "rank": index, "local": local}
@@ -314,7 +251,7 @@ def following(original: Function, iterator: Any) -> Any:
         raise StopIteration
     found = original(iterator)
     if number:
-        recorder.guarded(lambda: recorder.read(arrays(found)))
+        recorder.guarded(recorder.read, found)
     return found
 
 
@@ -350,7 +287,7 @@ def tap(data: Any, number: int) -> Any:
     def report(*parts: Any) -> Any:
         tensors = [
             each
-            for each in flat(parts)
+            for each in tensorflow.nest.flatten(parts, expand_composites=True)
             if each.dtype.is_numpy_compatible and each.dtype != tensorflow.string
         ]
         tensorflow.numpy_function(take, tensors, tensorflow.int64)
@@ -384,7 +321,6 @@ def prepares(named: Mapping[str, Any]) -> None:
     early = [name for name in unaveraged if name in DECIDING]
     for name in sorted(CALLBACKS & set(callbacks)):
         recorder.called(name)
-    Seen.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
     if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
         text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
         recorder.emit(events.Shown(text, recorder.program.site()))

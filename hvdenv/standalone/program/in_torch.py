@@ -12,7 +12,7 @@ from recorder import (
     Function,
     Optimizer,
     around,
-    checksum,
+    checksums,
     collectives,
     digest,
     hook,
@@ -20,14 +20,13 @@ from recorder import (
     on_gpu,
     recorder,
     savers,
+    within_horovod,
 )
 from source import stack
 
-# Elements of a gradient that are projected, and on how many directions.
-SAMPLE, DIRECTIONS = 2048, 4
-OPERATIONS = {0: "Average", 1: "Sum", 2: "Adasum"}
+# Elements of a gradient that are projected.
+SAMPLE = 2048
 _REDUCTIONS = r"horovod\.torch\.mpi_ops"
-Vector = List[float]
 
 savers("torch", "save")
 savers("torch", "load", write=False, place=0)
@@ -35,6 +34,7 @@ collectives(_REDUCTIONS, "join")
 collectives(
     r"horovod\.torch\.functions",
     "broadcast_parameters",
+    "broadcast_optimizer_state",
     "broadcast_object",
     "allgather_object",
 )
@@ -48,72 +48,25 @@ class Seen:
         versions: of the gradients that are being averaged, as this began, by ids of parameters.
         gradients: addresses of the gradients of all parameters; empty if they may have changed.
         names: of parameters, by id.
-        models: modules that were called.
-        descendants: the modules within these, by id.
-        directions: of projections, by the length of a sample.
-        broadcasting: within broadcast_optimizer_state.
+        models: modules that were called, and the modules within these, by id.
         buffers: names and digests of what models have besides trained parameters, by their ids,
             before they were first called in training.
     """
 
-    own: Dict[int, Vector] = {}
+    own: Dict[int, float] = {}
     versions: Dict[int, int] = {}
     gradients: Set[int] = set()
     names: Dict[int, str] = {}
-    models: Dict[int, Any] = {}
-    descendants: Dict[int, Any] = {}
-    directions: Dict[int, Any] = {}
-    broadcasting = False
+    models: Dict[int, Tuple[Any, bool]] = {}
     buffers: Dict[int, List[str]] = {}
 
 
-# Tensors
-
-
-def array(tensor: Any) -> Any:
-    """An array that differs if a tensor does: the tensor itself, or of a GPU a sample and a sum."""
-    torch = sys.modules["torch"]
-    tensor = tensor.detach()
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    if tensor.device.type == "cpu":
-        if tensor.dtype == torch.bfloat16:
-            tensor = tensor.contiguous().view(torch.int16)
-        return tensor.numpy()
-    flat = tensor.contiguous().reshape(-1)
-    sample = flat[:: flat.numel() // 1024 or 1].double().cpu().numpy()
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size())
-    total = int(flat.view(bits).sum(dtype=torch.int64)) if bits else 0
-    return importlib.import_module("numpy").append(sample, total & 0xFFFFFFFF)
-
-
-def arrays(data: Any) -> Iterator[Any]:
-    """The tensors in lists and dictionaries as arrays."""
-    if sys.modules["torch"].is_tensor(data):
-        yield array(data)
-    elif isinstance(data, (list, tuple)):
-        for each in data:
-            yield from arrays(each)
-    elif hasattr(data, "items"):
-        for _, each in sorted(data.items()):
-            yield from arrays(each)
-
-
-def checksums(data: Any) -> List[int]:
-    """Numbers that differ if tensors in lists and dictionaries do."""
-    return [checksum(each) for each in arrays(data)]
-
-
-def projected(tensor: Any) -> Vector:
-    """A sample of a gradient on fixed directions: the mean of tensors has the mean of these."""
+def projected(tensor: Any) -> float:
+    """A sample of a gradient on a fixed direction: the mean of tensors has the mean of these."""
     numpy = importlib.import_module("numpy")
     flat = tensor.detach().reshape(-1)
     flat = flat[:: flat.numel() // SAMPLE or 1][:SAMPLE].double().cpu().numpy()
-    if len(flat) not in Seen.directions:
-        angles = numpy.outer(numpy.arange(1, DIRECTIONS + 1), numpy.arange(len(flat)) + 1.0)
-        Seen.directions[len(flat)] = numpy.cos(angles * 0.7)
-    found: Vector = (Seen.directions[len(flat)] @ flat).tolist()
-    return found
+    return float(numpy.cos(numpy.arange(1, len(flat) + 1) * 0.7) @ flat)
 
 
 # Optimizers
@@ -129,25 +82,11 @@ def makes(optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
             hook(kind, "step", steps)
 
 
-@on(r"horovod\.torch\.functions", "broadcast_optimizer_state")
-def broadcasts_state(optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
-    """An optimizer without a state takes a step, which weight decay lets change parameters."""
-    recorder.called("broadcast_optimizer_state")
-    Seen.broadcasting = True
-    try:
-        before = checksums(parameters(optimizer))
-        yield
-    finally:
-        Seen.broadcasting = False
-    if checksums(parameters(optimizer)) != before:
-        recorder.called("state_step")
-
-
 @on("torch", "optim.Optimizer.load_state_dict")
 def restores(optimizer: Any, *_: Any, **__: Any) -> None:
     """An optimizer gets a state."""
     one = recorder.optimizers.get(id(optimizer))
-    if one and not Seen.broadcasting:
+    if one and not within_horovod():
         one.restored, one.lost = True, False
 
 
@@ -159,9 +98,8 @@ def wraps(optimizer: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
     """
     distributed = yield
     values = [value for state in optimizer.state.values() for value in state.values()]
-    had = any(map(sys.modules["torch"].is_tensor, values))
-    restored = had and recorder.made(optimizer).restored
-    recorder.made(distributed).lost = restored and not distributed.state
+    had = any(map(sys.modules["torch"].is_tensor, values)) and recorder.made(optimizer).restored
+    recorder.made(distributed).lost = had and not distributed.state
 
 
 def steps(original: Function, optimizer: Any, *words: Any, **named: Any) -> Any:
@@ -169,7 +107,8 @@ def steps(original: Function, optimizer: Any, *words: Any, **named: Any) -> Any:
     one = recorder.optimizers.get(id(optimizer))
     # With Adasum, the base class takes a step for each parameter, within backward().
     part = is_adasum(optimizer) and not original.__module__.startswith("horovod")
-    if one is None or Seen.broadcasting or part:
+    # To broadcast a state, Horovod makes one by a step.
+    if one is None or part or within_horovod():
         return original(optimizer, *words, **named)
     one.depth += 1
     recorder.guarded(begins, one)
@@ -194,36 +133,30 @@ def parameters(optimizer: Any) -> List[Any]:
 
 def begins(one: Optimizer) -> None:
     """A step begins; the innermost one applies the gradients."""
-    optimizer = one.optimizer
-    one.tensors = parameters(optimizer)
+    optimizer, tensors = one.optimizer, parameters(one.optimizer)
     distributed = hasattr(optimizer, "_allreduce_delay")
     if not one.number:
-        names = getattr(optimizer, "_parameter_names", {})
-        recorder.trains(
-            one,
-            one.tensors,
-            [
-                Seen.names.get(id(each)) or names.get(each) or "tensor {}".format(place)
-                for place, each in enumerate(one.tensors)
-            ],
-            distributed=distributed,
-            operation=OPERATIONS.get(getattr(optimizer, "op", -1), ""),
-        )
-    if not recorder.observes(one):
+        known = getattr(optimizer, "_parameter_names", {})
+        names = [
+            Seen.names.get(id(each)) or known.get(each) or "tensor {}".format(place)
+            for place, each in enumerate(tensors)
+        ]
+        recorder.trains(one, tensors, names, distributed=distributed)
+    one.tensors = tensors
+    if one.steps >= recorder.wanted:
         return
     if not one.steps and one.depth == 1 and not is_adasum(optimizer):
-        states = [optimizer.state.get(each, {}) for each in one.tensors]
-        one.facts["before"] = digest(checksums(one.tensors))
+        states = [optimizer.state.get(each, {}) for each in tensors]
+        one.facts["before"] = digest(checksums(tensors))
         one.facts["state"] = digest(checksums(states))
         one.facts["buffers"] = list(itertools.chain(*Seen.buffers.values()))
     if recorder.shows_gradients() and (one.depth > 1 or not distributed):
-        gradients = [each.grad for each in one.tensors if each.grad is not None]
+        gradients = [each.grad for each in tensors if each.grad is not None]
         one.facts["applied"] = digest(checksums(gradients))
         own = [Seen.own.pop(address(each), None) for each in gradients]
-        if own and all(own):  # all were seen before their reduction
-            one.facts["own"] = [sum(column) for column in zip(*own)]
-            columns = zip(*map(projected, gradients))
-            one.facts["reduced"] = [sum(column) for column in columns]
+        if own and None not in own:  # all were seen before their reduction
+            one.facts["own"] = sum(filter(None, own))
+            one.facts["reduced"] = sum(map(projected, gradients))
 
 
 def ended(one: Optimizer) -> None:
@@ -235,7 +168,7 @@ def ended(one: Optimizer) -> None:
     rate = one.optimizer.param_groups[0].get("lr")
     one.facts["rate"] = None if rate is None else float(rate)
     Seen.gradients.clear()
-    recorder.stepped(one, checksums)
+    recorder.stepped(one)
 
 
 # Reductions
@@ -267,8 +200,8 @@ def averaged(optimizer: Any) -> Iterator[None]:
     if any(getattr(each.grad, "_version", 0) > Seen.versions[id(each)] for each in begun):
         recorder.called("early_change")
     yield
-    for each in parameters(optimizer):
-        Seen.versions.pop(id(each), None)
+    for each in begun:
+        del Seen.versions[id(each)]
 
 
 @on(r"torch\.optim\.lr_scheduler", "ReduceLROnPlateau.step")
@@ -312,7 +245,7 @@ def synchronizes(*_: Any, **__: Any) -> Iterator[None]:
 @on(r"torch\.distributed\.distributed_c10d", "init_process_group")
 def meets(*_: Any, **__: Any) -> None:
     """The program's ranks meet without Horovod."""
-    recorder.communicates.add("torch.distributed")
+    recorder.other_groups = True
 
 
 def is_gradient(tensor: Any) -> bool:
@@ -334,14 +267,8 @@ def is_gradient(tensor: Any) -> bool:
 def watch_models(torch: Any) -> None:
     """See each call of a module."""
     register = getattr(torch.nn.modules.module, "register_module_forward_pre_hook", None)
-
-    def calls(model: Any, inputs: Tuple[Any, ...]) -> None:
-        if not inputs:  # arguments by name are in the frame that calls this
-            inputs = tuple(sys._getframe(1).f_locals.get("kwargs", {}).values())
-        recorder.guarded(model_called, model, inputs)
-
     if register:
-        handle = register(calls)
+        handle = register(lambda *words: recorder.guarded(model_called, *words))
 
         def compiles(original: Function, *words: Any, **named: Any) -> Any:
             handle.remove()  # compilers do not expect such hooks
@@ -353,18 +280,18 @@ def watch_models(torch: Any) -> None:
 def model_called(module: Any, inputs: Tuple[Any, ...]) -> None:
     """A module is called; the outermost one of a model in training reads the batch."""
     torch, key = sys.modules["torch"], id(module)
-    if key in Seen.descendants or recorder.phase:
+    _, outermost = Seen.models.get(key, (module, True))
+    if not outermost or recorder.phase:
         return
     capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     if capturing or next(module.parameters(), None) is None:  # without any, it is a loss
         return
     if key not in Seen.models:
-        Seen.models[key] = module
-        Seen.descendants.update((id(each), each) for each in module.modules() if each is not module)
+        Seen.models.update((id(each), (each, each is module)) for each in module.modules())
         for name, parameter in module.named_parameters():
             Seen.names.setdefault(id(parameter), name)
     if module.training and not recorder.fed:
-        recorder.read(arrays([each for each in inputs if torch.is_tensor(each)]))
+        recorder.read(inputs)
     if module.training and not recorder.most_steps and key not in Seen.buffers:
         saved = module.state_dict(keep_vars=True).items()
         rest = [(k, v) for k, v in saved if torch.is_tensor(v) and not v.requires_grad]
@@ -374,7 +301,7 @@ def model_called(module: Any, inputs: Tuple[Any, ...]) -> None:
 @on("torch", "utils.data.distributed.DistributedSampler.__init__")
 def shares(sampler: Any, *_: Any, **__: Any) -> None:
     """Keep whether a sampler is given the local rank."""
-    sampler._hvdenv = recorder.program.gives_local_rank("Sampler", 2, "rank")
+    sampler._hvdenv = recorder.program.gives_local_rank()
 
 
 @around("torch", "utils.data.DataLoader.__iter__")
@@ -387,7 +314,7 @@ def loads(original: Function, loader: Any) -> Iterator[Any]:
 def passes(loader: Any) -> int:
     """Report that a loader starts a pass; returns the number of the source."""
     sampler = loader.sampler
-    facts: Dict[str, Any] = {"batches": _length(loader), "samples": _length(loader.dataset)}
+    facts: Dict[str, Any] = {"batches": _length(loader)}
     replicas, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if isinstance(replicas, int) and isinstance(rank, int):
         epoch = getattr(sampler, "epoch", None)
@@ -408,12 +335,12 @@ def feed(batches: Iterator[Any], number: int) -> Iterator[Any]:
             batch = next(batches)
         except StopIteration:
             return
-        recorder.guarded(recorder.read, arrays(batch))
+        recorder.guarded(recorder.read, batch)
         yield batch
 
 
-def _length(value: Any) -> Optional[int]:
+def _length(loader: Any) -> Optional[int]:
     try:
-        return len(value)
-    except Exception:  # an iterable data set has none, and says so in several ways
+        return len(loader)
+    except Exception:  # that of an iterable data set has none, and says so in several ways
         return None

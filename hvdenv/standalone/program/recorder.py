@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 import zlib
-from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import events
 from source import Program, caller, stack
@@ -36,9 +36,8 @@ _CHECKPOINT = re.compile(
 # Files of no interest: locks, Python's own, and programs that libraries generate.
 _NO_DATA = re.compile(r"\.lock$|\.pyc|\.py$|^/(?:proc|dev|sys)/|/__pycache__/")
 _METRIC = re.compile(r"(?i)(?:loss|acc(?:uracy)?|error|mse|auc|f1|score)\w{0,12}\W{1,4}\d{0,6}\.\d")
-_KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
-_NO_CALLS = "state_step", "early_change"  # what a rank may do alone
 _SENDERS = "horovod/torch/functions.py", "horovod/tensorflow/functions.py"
+_OF_TENSORS = "broadcast_parameters", "broadcast_variables"
 _PATH_NAMES = "f", "filepath", "file_prefix", "save_path", "path"
 Function = Callable[..., Any]
 # What a model or a loader has read: checksums of its arrays, and of its single samples.
@@ -87,7 +86,7 @@ class Recorder:
             have read.
         of_some: a function of Horovod is called for a process set.
         by_local_rank: a callback saves that was made where the local rank is compared.
-        communicates: libraries besides Horovod by which ranks have met.
+        other_groups: ranks have met by torch.distributed.
     """
 
     def __init__(self) -> None:
@@ -99,6 +98,7 @@ class Recorder:
         self.clock = self.fed = self.phase = 0
         self.left = TAIL_STEPS
         self.initialised = self.over = self.by_local_rank = self.of_some = False
+        self.other_groups = False
         self.known: Dict[str, Set[Any]] = {}
         self.optimizers: Dict[int, Optimizer] = {}
         self.device = self.unobserved = ""
@@ -106,7 +106,6 @@ class Recorder:
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
         self.leave: Callable[[], Any] = lambda: None
-        self.communicates: Set[str] = set()
 
     @property
     def watches(self) -> bool:
@@ -150,8 +149,8 @@ class Recorder:
 
     def called(self, operation: str, elements: int = 0, gradient: bool = False) -> None:
         """Report a call of Horovod, or what comes of it, once for each place."""
-        self.clock += operation not in _NO_CALLS
-        site = "" if gradient or self.of_some or _is_sent_by_another() else self.program.site()
+        self.clock += operation != "early_change"  # which a rank may do alone
+        site = "" if gradient or self.of_some or within_horovod() else self.program.site()
         if self.is_new("call", (operation, site, gradient)):
             self.emit(events.Call(operation, site, self.most_steps, elements, gradient))
 
@@ -207,10 +206,10 @@ class Recorder:
         result: bool = frame.f_code.co_code[frame.f_lasti] != opcode.opmap["FOR_ITER"]
         return result
 
-    def read(self, arrays: Iterable[Any]) -> None:
-        """The program reads a batch of these arrays."""
+    def read(self, data: Any) -> None:
+        """The program reads a batch."""
         if not self.phase:
-            self.batches.append(batch_of(arrays))
+            self.batches.append(batch_of(data))
 
     # Steps
 
@@ -233,42 +232,31 @@ class Recorder:
         facts.update(names=names[:MOST_NAMES], lost=one.lost)
         self.emit(events.Optimizer(one.number, kind, one.site, **facts))
 
-    def observes(self, one: Optimizer) -> bool:
-        """Whether the next step of an optimizer is reported."""
-        return self.watches and one.steps < self.wanted
-
     def shows_gradients(self) -> bool:
         """Whether the next step is reported with what became of its gradients."""
         step = self.most_steps + 1
         return step <= 3 or step % 5 == 0
 
-    def stepped(
-        self, one: Optimizer, checksums: Callable[[List[Any]], List[int]], count: int = 1
-    ) -> None:
-        """Report the end of a step of an optimizer, and end the program after enough of them.
-
-        Args:
-            one: the optimizer.
-            checksums: gives those of its tensors.
-            count: how many steps it has taken at once.
-        """
+    def stepped(self, one: Optimizer, count: int = 1) -> None:
+        """Report the end of a step, or of several at once; after enough, end the program."""
         self.clock += 1
         self.feeding.add(self.fed)
-        observed = self.observes(one)
+        observed = one.steps < self.wanted
         one.steps += count
         if observed:
             # At once may be more than are observed: its end is the last of these.
             one.steps = min(one.steps, self.wanted)
-            self._report_step(one, checksums(one.tensors))
+            self._report_step(one)
         self.batches, one.facts = [], {}
         self._end_after_enough(one.steps)
 
-    def _report_step(self, one: Optimizer, sums: List[int]) -> None:
-        facts, arrays = one.facts, [each for read, _ in self.batches for each in read]
+    def _report_step(self, one: Optimizer) -> None:
+        facts, sums = one.facts, checksums(one.tensors)
+        read = [each for whole, _ in self.batches for each in whole]
         if one.steps in (1, 2, self.wanted):
             facts["tensors"] = ["{:08x}".format(each) for each in sums[:MOST_NAMES]]
         facts["samples"] = sorted(each for _, samples in self.batches for each in samples)
-        facts.update(batch=digest(arrays), after=digest(sums), source=self.fed)
+        facts.update(batch=digest(read), after=digest(sums), source=self.fed)
         self.emit(events.Stage("training", "step {}".format(one.steps)))
         self.emit(events.TrainingStep(one.number, one.steps, **facts))
 
@@ -293,8 +281,8 @@ class Recorder:
                     reason=reason,
                     error=error,
                     device=self.device,
-                    libraries=sorted(set(sys.modules) & _KNOWN | self.communicates),
                     initialised=self.initialised,
+                    other_groups=self.other_groups,
                     unobserved=self.unobserved,
                 )
             )
@@ -399,8 +387,8 @@ def _goes_on(ours: Any, result: Any) -> None:
         ours.send(result)
 
 
-def _is_sent_by_another() -> bool:
-    """Whether a function of Horovod that sends several tensors makes this call."""
+def within_horovod() -> bool:
+    """Whether a function of Horovod that sends several tensors is under way."""
     return any(each.f_code.co_filename.endswith(_SENDERS) for each in stack())
 
 
@@ -412,13 +400,13 @@ def collectives(module: str, *names: str) -> None:
 
 
 def _calls(operation: str, first: Any = None, *rest: Any, **named: Any) -> None:
-    sends = operation in ("broadcast_parameters", "broadcast_variables")
-    empty = sends and isinstance(first, (dict, list)) and not first
+    if operation in _OF_TENSORS and isinstance(first, (dict, list)) and not first:
+        return  # a model of Keras has no variables before it is built
     if operation == "broadcast_object" and not any(isinstance(each, str) for each in rest):
         # Without a name, Horovod calls it by the type, so ranks with other types wait.
         kind = "" if named.get("name") else type(named.get("obj", first)).__name__
         operation = "broadcast_object of {}".format(kind) if kind else operation
-    recorder.called("empty_broadcast" if empty else operation)
+    recorder.called(operation)
 
 
 def savers(module: str, *names: str, write: bool = True, place: int = 1) -> None:
@@ -448,24 +436,47 @@ def digest(numbers: List[int]) -> str:
     return "{:08x}".format(zlib.crc32(text.encode("ascii")) & 0xFFFFFFFF) if numbers else ""
 
 
-def batch_of(arrays: Iterable[Any]) -> Batch:
+def arrays(data: Any) -> Iterator[Any]:
+    """The tensors in lists and dictionaries that Python can read now, as arrays of numpy."""
+    if isinstance(data, (list, tuple)):
+        for each in data:
+            yield from arrays(each)
+    elif hasattr(data, "items"):
+        yield from arrays([each for _, each in sorted(data.items())])
+    else:
+        if hasattr(data, "detach"):  # of PyTorch
+            data = data.detach()
+            data = (data.coalesce().values() if data.is_sparse else data).cpu()
+            if str(data.dtype) == "torch.bfloat16":  # which numpy does not have
+                data = data.contiguous().view(sys.modules["torch"].int16)
+        found = data.numpy() if hasattr(data, "numpy") else data
+        if getattr(getattr(found, "dtype", None), "kind", "O") not in "OSU":
+            yield found
+
+
+def batch_of(data: Any) -> Batch:
     """The checksums of a batch.
 
     Ranks can compare the least ones of samples, whatever batches these are in.
     """
-    found = list(arrays)
+    found = list(arrays(data))
     tables = [each for each in found if each.ndim > 1]
     rows = zip(*(each for each in tables if len(each) == len(tables[0])))
     samples = sorted({zlib.crc32(b"".join(row.tobytes() for row in sample)) for sample in rows})
-    return [checksum(each) for each in found], samples[:MOST_SAMPLES]
+    return [_checksum(each) for each in found], samples[:MOST_SAMPLES]
 
 
-def checksum(array: Any) -> int:
-    """A number that differs if an array of numpy does: of all its bytes, or a sample and a sum."""
+def checksums(data: Any) -> List[int]:
+    """Numbers that differ if tensors in lists and dictionaries do."""
+    return [_checksum(each) for each in arrays(data)]
+
+
+def _checksum(array: Any) -> int:
+    """Of all bytes of an array, or of a sample, and a sum of all bits."""
     numpy = importlib.import_module("numpy")  # which the frameworks require
-    if array.nbytes <= WHOLE_BYTES:
-        return zlib.crc32(numpy.ascontiguousarray(array).tobytes()) & 0xFFFFFFFF
     flat = numpy.ascontiguousarray(array).reshape(-1)
+    if flat.nbytes <= WHOLE_BYTES:
+        return zlib.crc32(flat.tobytes()) & 0xFFFFFFFF
     words = flat.view("u{}".format(min(flat.itemsize, 4)))
     sample = zlib.crc32(words[:: len(words) // 1024 or 1].tobytes())
     return (int(words.sum(dtype="u8")) * 31 + sample) & 0xFFFFFFFF

@@ -94,16 +94,12 @@ class Source:
                         found |= lines(*function.body[function.body.index(node) + 1 :])
         return line in found
 
-    def gives(self, line: int, function: str, place: int, keyword: str) -> bool:
-        """Whether a call in a line gives the local rank as an argument, by place or by keyword."""
-        for node in self.nodes(ast.Call):
-            if line in lines(node):
-                given = [each.value for each in node.keywords if each.arg == keyword]
-                if _name(node.func).endswith(function):
-                    given += node.args[place : place + 1]
-                if any(map(self.is_local, given)):
-                    return True
-        return False
+    def gives(self, line: int) -> bool:
+        """Whether a call in a line gives the local rank as an argument."""
+        calls = [each for each in self.nodes(ast.Call) if line in lines(each)]
+        given = [each for call in calls for each in call.args]
+        given += [each.value for call in calls for each in call.keywords]
+        return any(map(self.is_local, given))
 
     def reads_all(self, line: int) -> bool:
         """Whether the loop that begins in a line reads all that its iterable has."""
@@ -149,7 +145,7 @@ class Program:
                 return "{}:{}".format(name if short.startswith("..") else short, frame.f_lineno)
         return ""
 
-    def asks(self, question: str, *words: Any) -> Iterator[bool]:
+    def _asks(self, question: str) -> Iterator[bool]:
         """The answers of sources to a question about the lines where the program is."""
         for frame in stack():
             name = frame.f_code.co_filename
@@ -157,16 +153,16 @@ class Program:
                 if name not in self._sources:
                     with open(name, "rb") as stream:
                         self._sources[name] = Source(stream.read())
-                yield getattr(self._sources[name], question)(frame.f_lineno, *words)
+                yield getattr(self._sources[name], question)(frame.f_lineno)
 
     def decided_by_local_rank(self) -> bool:
         """Whether the local rank decides that the program gets to where it is."""
-        return any(self.asks("decides"))
+        return any(self._asks("decides"))
 
-    def gives_local_rank(self, function: str, place: int, keyword: str) -> bool:
-        """Whether the program calls a function with the local rank as this argument."""
-        return next(self.asks("gives", function, place, keyword), False)
+    def gives_local_rank(self) -> bool:
+        """Whether the program makes a call with the local rank as an argument."""
+        return next(self._asks("gives"), False)
 
     def reads_all(self) -> bool:
         """Whether the program is at a loop without ``break``."""
-        return next(self.asks("reads_all"), False)
+        return next(self._asks("reads_all"), False)

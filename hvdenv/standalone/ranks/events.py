@@ -252,7 +252,7 @@ class Call(NamedTuple):
 
     Attributes:
         operation: such as ``init``, ``allreduce`` or, without a name, ``broadcast_object of dict``; or
-            a ``state_step``, ``early_change`` (in_torch.py) or ``empty_broadcast``.
+            an ``early_change`` (in_torch.py).
         site: file and line in the program; empty if a library called it, or for a process set.
         step: how many training steps came before.
         elements: of the tensor.
@@ -273,7 +273,6 @@ class Optimizer(NamedTuple):
         kind: name of its class.
         site: where the program makes it.
         distributed: whether Horovod wraps it.
-        operation: of its reduction: ``Average``, ``Sum`` or ``Adasum``; empty if unknown.
         names: of its first 500 tensors.
         lost: whether a state was loaded into the optimizer that Horovod wraps, which this one lacks.
     """
@@ -282,7 +281,6 @@ class Optimizer(NamedTuple):
     kind: str
     site: str
     distributed: bool = False
-    operation: str = ""
     names: List[str] = []
     lost: bool = False
 
@@ -303,7 +301,7 @@ class TrainingStep(NamedTuple):
         source: number of the DataSource that supplied it; 0 if unknown.
         rate: learning rate; None if unknown.
         own, reduced: projections of the gradients before and after their reduction, on the same
-            directions; empty if they were not seen.
+            direction; None if they were not seen.
         tensors: the digest of each parameter after the step, in some steps.
     """
 
@@ -316,8 +314,8 @@ class TrainingStep(NamedTuple):
     batch: str = ""
     source: int = 0
     rate: Optional[float] = None
-    own: List[float] = []
-    reduced: List[float] = []
+    own: Optional[float] = None
+    reduced: Optional[float] = None
     tensors: List[str] = []
     samples: List[int] = []
     buffers: List[str] = []
@@ -330,7 +328,7 @@ class DataSource(NamedTuple):
         number: the same for each pass over one loader.
         site: where the program begins it.
         kind: name of the class that says what is read: a sampler, or else the loader.
-        batches, samples: how many; None if unknown.
+        batches: how many; None if unknown.
         replicas, rank, epoch, shuffle: of a sampler that reads a share of the data.
         local: whether that sampler was given the local rank as its rank.
         whole: whether a loop without ``break`` reads it.
@@ -340,7 +338,6 @@ class DataSource(NamedTuple):
     site: str
     kind: str
     batches: Optional[int] = None
-    samples: Optional[int] = None
     replicas: Optional[int] = None
     rank: Optional[int] = None
     epoch: Optional[int] = None
@@ -381,8 +378,8 @@ class ProgramEnd(NamedTuple):
         reason: ``enough``, ``end`` or ``exception``.
         error: the exception, with where it was raised.
         device: the GPU of the parameters, as its host knows it; empty without one.
-        libraries: those of frameworks, and of other ways to distribute, that were in use.
         initialised: whether Horovod was.
+        other_groups: whether ranks have met by torch.distributed.
         unobserved: why steps could not be seen; empty if they could.
     """
 
@@ -390,8 +387,8 @@ class ProgramEnd(NamedTuple):
     reason: str
     error: str = ""
     device: str = ""
-    libraries: List[str] = []
     initialised: bool = False
+    other_groups: bool = False
     unobserved: str = ""
 
 

@@ -105,7 +105,7 @@ WRONG = (
         "state broadcast after the parameters",
         ((_WRAP, _WRAP + "if hvd.rank() == 0:\n    optimizer.load_state_dict(old.state_dict())\n"),
          ("momentum=0.9)\n", "momentum=0.9, weight_decay=0.01)\n" + _OLD)),
-        "program-start", says="changes them on ranks without a state",
+        "program-start", says="they are changed after",
     ),
     _torch(
         "constants of its own",
