@@ -485,32 +485,29 @@ def data(program: Program) -> Verdicts:
 def _sampler(program: Program, rank: Rank, sources: Sequence[events.DataSource]) -> Verdict | None:
     """What is wrong with the sampler of a rank; None if nothing is."""
     shares = [each for each in sources if each.replicas is not None]
-    if shares and (wrong := _wrong_share(shares[0], rank.last(events.Joined), program.size)):
-        kind = shares[0].kind
-        right = f"{kind}(dataset, num_replicas=hvd.size(), rank=hvd.rank())"
-        if kind == "shard()":
-            right = "dataset.shard(hvd.size(), hvd.rank())"
-        return fail(f"the {kind} of the loader in {shares[0].site} {wrong}", right)
-    epochs = [each.epoch for each in shares if each.shuffle and each.number == shares[0].number]
+    joined = rank.last(events.Joined)
+    if not (shares and joined):
+        return None
+    share, size = shares[0], program.size
+    by_host = 1 < joined.local_size == share.replicas != size  # each host reads all data
+    wrong = share.local or (share.rank, share.replicas) != (joined.rank, size)
+    if wrong and not by_host:
+        right = "num_replicas=hvd.size(), rank=hvd.rank()"
+        if share.kind == "shard()":
+            right = "hvd.size(), hvd.rank()"
+        why = ", by hvd.local_rank(), which repeats on each host" if share.local else ""
+        return fail(
+            f"the {share.kind} of the loader in {share.site} gives rank {joined.rank} of {size}"
+            f" share {share.rank} of {share.replicas}{why}",
+            f"give it {right}",
+        )
+    epochs = [each.epoch for each in shares if each.shuffle and each.number == share.number]
     if len(epochs) > 1 and epochs[0] == epochs[1]:
         return note(
-            f"each pass over the loader in {shares[0].site} has the same order: call"
+            f"each pass over the loader in {share.site} has the same order: call"
             " sampler.set_epoch(epoch) before it"
         )
     return None
-
-
-def _wrong_share(share: events.DataSource, joined: events.Joined | None, size: int) -> str:
-    """What is wrong with the share of a rank; empty if nothing is."""
-    if joined and 1 < joined.local_size == share.replicas != size:
-        return ""  # each host reads all data
-    if share.local:
-        return "was given hvd.local_rank() as its rank, which repeats on each host"
-    if share.replicas != size:
-        return f"divides the data by {share.replicas}, not by the {size} ranks"
-    if joined and share.rank != joined.rank:
-        return f"was given rank {share.rank} on rank {joined.rank}"
-    return ""
 
 
 def _batches(program: Program) -> Verdict:
@@ -555,7 +552,7 @@ def _same(program: Program, text: str, one: Steps, other: Steps, where: str) -> 
         return fail(text, "shuffle with the same seed on all ranks before the division")
     if shared > _SAME_SAMPLES and 2 * len(mine) <= length:
         return fail(text, _SHARE)
-    return note(f"{text}. If they are not meant to, {_SHARE}") if shared > _SAME_SAMPLES else None
+    return None
 
 
 def _shared(mine: Sequence[object], theirs: Sequence[object]) -> float:
@@ -574,7 +571,7 @@ def _shares(program: Program, steps: int, where: str) -> Verdict:
         return passed(text)
     return note(
         f"{text}; each rank reads {lengths.pop()} batches in an epoch. If these are the whole data"
-        " set rather than a share of it, use a DistributedSampler or dataset.shard()"
+        f" set rather than a share of it, {_SHARE}"
     )
 
 

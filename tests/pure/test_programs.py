@@ -146,7 +146,7 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "one GPU": ((each(ProgramEnd, device="GPU-1"),), "device", "fail", "rank 0 on n1, rank 1 on n1"),
     "not divided, one rank per host": (
-        (each(Joined, local_size=1), each(DataSource, replicas=1, rank=0)), "data", "fail", "divides the data by 1"
+        (each(Joined, local_size=1), each(DataSource, replicas=1, rank=0)), "data", "fail", "gives rank 0 of 2 share 0 of 1"
     ),
     "called alone": (
         (also(Call("allgather", "train.py:19", 3), only=0),), "steps", "fail", "rank 0 on n1 waits in allgather (train.py:19), which rank 1 on n1 never called"
@@ -244,13 +244,13 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "other batches, by chance": (
         (steps(samples=[[1, 2], [3, 4], [5, 6]]), each(DataSource, replicas=None, batches=5)),
-        "data", "pass", "If they are not meant to, give each rank its own share",
+        "data", "pass", "rather than a share of it, give each rank its own share",
     ),
     "samples that repeat": ((steps(samples=[[1], [1], [1]]),), "data", "pass", "different batches"),
     "no batches": ((each(TrainingStep, batch=""),), "data", "unproven", "could not be seen"),
-    "local": ((each(DataSource, local=True),), "data", "fail", "local_rank()"),
-    "replicas": ((each(DataSource, replicas=1),), "data", "fail", "divides the data by 1"),
-    "wrong rank": ((each(DataSource, rank=0),), "data", "fail", "was given rank 0 on rank 1"),
+    "local": ((each(DataSource, local=True),), "data", "fail", "by hvd.local_rank(), which repeats"),
+    "replicas": ((each(DataSource, replicas=1),), "data", "fail", "gives rank 0 of 2 share 0 of 1"),
+    "wrong rank": ((each(DataSource, rank=0),), "data", "fail", "gives rank 1 of 2 share 0 of 2"),
     "epoch": ((each(DataSource, epoch=0),), "data", "pass", "set_epoch"),
     "whole": ((each(DataSource, replicas=None),), "data", "pass", "note: the ranks read different"),
     "uneven": ((each(DataSource, only=1, batches=15),), "steps", "fail", "rank 1 on n1 has 15"),

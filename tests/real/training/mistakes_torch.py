@@ -126,7 +126,7 @@ WRONG = (
     ),
     _torch(
         "all data in one order", ((_SAMPLER, "sampler = DistributedSampler(data, 1, 0)"),),
-        "program-data", says="divides the data by 1",
+        "program-data", says="share 0 of 1",
     ),
     _torch(
         "no sampler", ((_SAMPLER, "torch.manual_seed(3)"), ("sampler=sampler", "shuffle=True"),
