@@ -38,7 +38,7 @@ WRONG = (
          (_TAPE, "    shared = hvd.DistributedGradientTape(tape)\n"),
          (_GRADIENTS, "    gradients = shared.gradient(loss, variables[:2])\n"
           "    gradients += tape.gradient(loss, variables[2:])\n")),
-        "program-gradients", says="2 of 4 parameters (sequential/dense_1/kernel",
+        "program-gradients", says="2 of 4 parameters (sequential/dense_1/kernel", run=6,
     ),
     Variant("tensorflow2.py", "no broadcast", (("    if first_batch:", "    if False:"),),
             "program-start", says="no tensors were broadcast"),
@@ -70,16 +70,16 @@ WRONG = (
     Variant(
         "tensorflow2.py", "local rank 0 saves",
         ((_SAVE, _SAVE.replace("hvd.rank()", "hvd.local_rank()")),),
-        "program-checkpoint", says="local_rank() decides",
+        "program-checkpoint", says="local_rank() decides", run=6,
     ),
     Variant("tensorflow2.py", "own metric", (('hvd.allreduce(loss, name="loss")', "loss"),),
-            "program-metrics", "pass", "note"),
+            "program-metrics", "pass", "note", run=6),
     Variant("tensorflow2.py", "rate", (("0.01 * hvd.size()", "0.01"),), "program-rate", "pass", "note"),
-    Variant("keras_fit.py", "not wrapped", ((_WRAP, ""),), "program-gradients", says="never averaged"),
+    Variant("keras_fit.py", "not wrapped", ((_WRAP, ""),), "program-gradients", says="never averaged", run=8),
     Variant(
         "keras_fit.py", "state lost",
         ((_WRAP, "model.compile(optimizer, 'mse')\nmodel.fit(x[:16], y[:16], verbose=0)\n" + _WRAP),),
-        "program-start", says="lost its state",
+        "program-start", says="lost its state", run=7,
     ),
     Variant("keras_fit.py", "no broadcast", ((_BROADCAST, ""),), "program-start",
             says="no tensors were broadcast"),
@@ -95,10 +95,10 @@ WRONG = (
     Variant(
         "keras_fit.py", "local rank 0 saves",
         ((_FIRST, _FIRST.replace("hvd.rank()", "hvd.local_rank()")),),
-        "program-checkpoint", says="local_rank() decides",
+        "program-checkpoint", says="local_rank() decides", run=8,
     ),
-    Variant("keras_fit.py", "own metrics", ((_AVERAGE, ""),), "program-metrics", "pass", "note"),
-    Variant("keras_fit.py", "rate", (("0.01 * hvd.size()", "0.01"),), "program-rate", "pass", "note"),
+    Variant("keras_fit.py", "own metrics", ((_AVERAGE, ""),), "program-metrics", "pass", "note", run=8),
+    Variant("keras_fit.py", "rate", (("0.01 * hvd.size()", "0.01"),), "program-rate", "pass", "note", run=8),
 )  # fmt: skip
 
 RIGHT = (
@@ -127,7 +127,7 @@ RIGHT = (
         "tensorflow2.py", "schedule",
         ((_ADAM, "tf.keras.optimizers.Adam(\n    tf.keras.optimizers.schedules.ExponentialDecay("
           "0.01 * hvd.size(), 10, 0.5))"),),
-        "program-rate", "pass", "is 2 times that of one rank",
+        "program-rate", "pass", "is 2 times that of one rank", run=6,
     ),
     Variant(
         "tensorflow2.py", "legacy optimizer",
@@ -144,7 +144,7 @@ RIGHT = (
     Variant(
         "keras_fit.py", "resumed",
         (("epochs=2", "epochs=3, initial_epoch=hvd.broadcast(1, root_rank=0)"),),
-        "program-data", "pass", "(read in train.py:",
+        "program-data", "pass", "(read in train.py:", run=8,
     ),
     Variant(
         "keras_fit.py", "accumulated",

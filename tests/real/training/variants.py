@@ -23,6 +23,7 @@ class Variant(NamedTuple):
         says: a part of its message.
         also: other findings that fail.
         options: of verify.
+        run: of `make test`, in which it is planted with others of that number; 0 for none.
     """
 
     program: str
@@ -33,6 +34,7 @@ class Variant(NamedTuple):
     says: str = ""
     also: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    run: int = 0
 
 
 def plant(variants: Sequence[Variant], folder: Path) -> Path:
