@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -391,28 +390,3 @@ def test_names_of_checkpoints() -> None:
     holds_a_model = load("recorder").holds_a_model
     assert all(holds_a_model(f"/d/{name}") for name in models.split())
     assert not any(holds_a_model(f"/d/{name}") for name in others.split())
-
-
-@pytest.mark.parametrize(
-    ("methods", "reduced", "expected"),
-    [
-        # Horovod 0.23 to 0.25, and newer ones with Keras 2.
-        (["_allreduce_grads"], True, True),
-        (["_allreduce_grads"], False, False),
-        (["_allreduce_grads", "register_local_var"], True, True),
-        # Keras 3, and an optimizer of Keras alone.
-        (["register_local_var"], False, True),
-        ([], True, False),
-    ],
-)
-def test_wrapped_optimizers_of_keras(
-    methods: list[str], reduced: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tensorflow, found = load("in_tensorflow"), list[bool]()
-    variable = SimpleNamespace(path="weight", name="weight")
-    monkeypatch.setattr(tensorflow.Seen, "reduced", reduced)
-    monkeypatch.setattr(
-        tensorflow.recorder, "trains", lambda *_, distributed: found.append(distributed)
-    )
-    tensorflow.trains(SimpleNamespace(**dict.fromkeys(methods)), [("gradient", variable)])
-    assert found == [expected]

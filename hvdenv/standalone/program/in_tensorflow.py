@@ -127,10 +127,8 @@ def trains(optimizer: Any, pairs: List[Any]) -> None:
         one.counter = counted(optimizer)
         one.lost = one.lost and not one.counter
         names = [str(getattr(each, "path", each.name)) for each in variables]
-        # One of Keras 2 averages in minimize(), not if gradients are given to it.
-        keras_2 = hasattr(optimizer, "_allreduce_grads")
-        distributed = Seen.reduced if keras_2 else hasattr(optimizer, "register_local_var")
-        recorder.trains(one, variables, names, distributed=distributed)
+        # A wrapped one of Keras 2 averages in minimize(), not if gradients are given to it.
+        recorder.trains(one, variables, names, distributed=Seen.reduced)
 
 
 def look() -> None:

@@ -23,7 +23,6 @@ import re
 import runpy
 import sys
 import traceback
-import types
 from typing import Any, Iterator, List, NoReturn, Set, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -115,12 +114,7 @@ def run(argv: List[str]) -> None:
         path = os.path.abspath(argv[0])  # programs change their directory
         recorder.program = Program(path, os.path.dirname(path))
         sys.path.insert(0, recorder.program.home)
-        main_module = types.ModuleType("__main__")
-        main_module.__file__ = path
-        sys.modules["__main__"] = main_module
-        with open(path, "rb") as stream:
-            code = compile(stream.read(), path, "exec")
-        exec(code, main_module.__dict__)
+        runpy.run_path(path, run_name="__main__")
 
 
 def describe(error: BaseException) -> str:
