@@ -44,7 +44,6 @@ from hvdenv.session.output import print_json, report
 from hvdenv.session.prepare import Prepared, prepare
 from hvdenv.session.progress import Silent
 from hvdenv.sites import module_shell
-from hvdenv.sites.batch import counted
 from hvdenv.sites.module_shell import Examined
 from hvdenv.sites.modules import offers
 
@@ -160,22 +159,7 @@ def _lines(found: Checked, blocked: bool) -> Iterator[str]:
         verdict = "nothing that was looked at prevents a build, but the rest may"
     else:
         verdict = "no known problem prevents a build"
-    yield f"{verdict} ({_counted(found)})"
-
-
-def _counted(found: Checked) -> str:
-    """How many rules apply and how many modules do not load, such as "1 block, 2 notes"."""
-    severities = [rule.severity for rule in found.rules]
-    unloadable = (
-        [each for each in found.modules.examined if each.state != "loads"] if found.modules else []
-    )
-    numbers = {
-        "block": severities.count("block"),
-        "warning": severities.count("warn"),
-        "note": severities.count("note"),
-        "unloadable module": len(unloadable),
-    }
-    return ", ".join(counted(n, what) for what, n in numbers.items() if n) or "no findings"
+    yield verdict
 
 
 def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availability:

@@ -277,25 +277,15 @@ class Texts(NamedTuple):
     frames: tuple[str, ...]
 
 
-class _Families(NamedTuple):
-    """Families, and single libraries of systems, which come after them."""
+class _File(NamedTuple):
+    """A file of one of these kinds; `library` has single libraries of systems, which come after families."""
 
-    family: tuple[Family, ...]
-    library: tuple[Family, ...]
-
-
-class _Events(NamedTuple):
-    event: tuple[Meaning, ...]
-
-
-class _Causes(NamedTuple):
-    about: str
-    cause: tuple[Meaning, ...]
-
-
-class _Wordings(NamedTuple):
-    about: str
-    wordings: dict[str, tuple[str, ...]]
+    about: str = ""
+    family: tuple[Family, ...] = ()
+    library: tuple[Family, ...] = ()
+    event: tuple[Meaning, ...] = ()
+    cause: tuple[Meaning, ...] = ()
+    wordings: dict[str, tuple[str, ...]] = {}
 
 
 class Failures(NamedTuple):
@@ -318,15 +308,15 @@ class Failures(NamedTuple):
 @cache
 def all_failures() -> Failures:
     """Read the data."""
-    families = _read(_Families, FOLDER / "families.toml")
-    files = {path.stem: _read(_Causes, path) for path in sorted(FOLDER.glob("causes/*.toml"))}
-    wordings = [_read(_Wordings, path) for path in sorted(FOLDER.glob("wordings/*.toml"))]
+    families = _read(_File, FOLDER / "families.toml")
+    files = {path.stem: _read(_File, path) for path in sorted(FOLDER.glob("causes/*.toml"))}
+    wordings = [_read(_File, path) for path in sorted(FOLDER.glob("wordings/*.toml"))]
     return Failures(
         events=tuple(
             each._replace(
                 texts=tuple(text for w in wordings for text in w.wordings.get(each.id, ()))
             )
-            for each in _read(_Events, FOLDER / "events.toml").event
+            for each in _read(_File, FOLDER / "events.toml").event
         ),
         causes=tuple(
             each._replace(theme=theme) for theme, file in files.items() for each in file.cause

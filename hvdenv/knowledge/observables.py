@@ -568,13 +568,12 @@ def _observe_packages(recipe: Recipe) -> Found:
     brought = conda.packages if conda else {}
     hidden = python.system_site_packages or python.provider == "clone"
     asked = {} if hidden else recipe.packages
-    wanted = {name: spec for name, spec in asked.items() if name not in brought}
-    wanted |= recipe.build_tools
     return {
         "ofi_module": next((name for name in _modules(recipe) if "ofi" in name), None),
         "packages": frozenset(name.lower() for name in recipe.packages),
         "protobuf_of": "others" if "protobuf" in brought or hidden else "pip",
-        **{f"wanted_{name.lower()}": specifier for name, specifier in wanted.items()},
+        **{f"packages.{k.lower()}": v for k, v in asked.items() if k not in brought},
+        **{f"build_tools.{name.lower()}": v for name, v in recipe.build_tools.items()},
         "conda_pins": conda
         and frozenset(f"{name}={_pinned(spec)}" for name, spec in conda.packages.items()),
         "conda_packages": conda and frozenset(conda.packages),

@@ -225,8 +225,6 @@ _LABELS = {
     "tensorflow_cuda": "CUDA of TensorFlow",
     "torch_cuda": "CUDA of torch",
     "torch_index": "CUDA of frameworks.torch.extra_index",
-    "wanted_cmake": "build_tools.cmake",
-    "wanted_setuptools": "build_tools.setuptools",
 }
 # The keys from which other observables have their values; a key that ends with a dot is followed by a name.
 KEYS = {
@@ -260,8 +258,7 @@ def _here(
     for name, words in values.items():
         if f"{{{name}}}" in rule.message or name.endswith("provider"):
             continue
-        plain = name.replace("wanted_", "packages.").replace("_", " ")
-        label = f"{_LABELS.get(name, plain)} "
+        label = f"{_LABELS.get(name, name if '.' in name else name.replace('_', ' '))} "
         for word in words:
             if not isinstance(seen[name], frozenset):
                 parts += [] if word in found else [f"{label}{'any' if word == '>=0' else word}"]

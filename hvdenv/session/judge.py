@@ -84,7 +84,7 @@ _KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
 
 def _keys_of(rule: Rule) -> Iterator[str]:
     for name, words in rule.values.items():
-        key = KEYS.get(name, name.replace("wanted_", "packages."))
+        key = KEYS.get(name, name)
         names = (word.partition("=")[0] for word in words) if key.endswith(".") else ("",)
         yield from (f"{key}{each}" for each in names)
 
