@@ -119,24 +119,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def other_certificates(folder: Path) -> Path:
     """Certificates by which nothing is trusted."""
     path = folder / "other.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=other",
-            "-keyout",
-            folder / "key.pem",
-            "-out",
-            path,
-        ],
-        check=True,
-        capture_output=True,
+    words = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=other -keyout key.pem -out other.pem"
     )
+    subprocess.run(words.split(), cwd=folder, check=True, capture_output=True)
     return path
 
 
@@ -147,20 +133,9 @@ def old_libstdcxx(folder: Path) -> Path:
     (folder / "versions").write_text("\n".join([*nodes, "CXXABI_1.3 {};"]))
     (folder / "empty.c").write_text("int nothing;\n")
     (folder / "old").mkdir()
-    subprocess.run(
-        [
-            "gcc",
-            "-shared",
-            "-fPIC",
-            "empty.c",
-            "-Wl,-soname,libstdc++.so.6",
-            "-Wl,--version-script=versions",
-            "-o",
-            "old/libstdc++.so.6",
-        ],
-        cwd=folder,
-        check=True,
-    )
+    linker = "-Wl,-soname,libstdc++.so.6 -Wl,--version-script=versions"
+    words = f"gcc -shared -fPIC empty.c {linker} -o old/libstdc++.so.6"
+    subprocess.run(words.split(), cwd=folder, check=True)
     return folder / "old"
 
 

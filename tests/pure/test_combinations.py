@@ -22,7 +22,6 @@ from hvdenv.knowledge.combinations import (
     all_rows,
     ask,
     combination_of,
-    differences,
 )
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.patches import all_patches
@@ -83,11 +82,6 @@ def test_which_rows_answer(case: dict[str, Any]) -> None:
     nearest = [each.name if each else "" for each in (answer.below, answer.above)]
     assert [answer.status, *nearest] == [case["status"], case["below"], case["above"]]
     assert [each.name for each in answer.rows] == case["rows"]
-
-
-def test_how_a_row_differs() -> None:
-    asked = Combination(torch="2.8.0", tensorflow="2.15", python="3.12", cuda="any", mpi="mpich")
-    assert differences(asked, ROWS[1]) == ("tensorflow", "cuda", "mpi")
 
 
 @pytest.mark.parametrize(
