@@ -161,22 +161,16 @@ def _build_variable(name: str, value: str, *, exported: bool) -> Fact:
     part = re.fullmatch(r"HOROVOD_WITH(OUT)?_(\w+)", name)
     if (part or name in _SWITCHES) and value != "1":
         return leave(f"it has no effect: Horovod compares {name} with 1")
-    if part:
-        return _part(part[2], wanted=not part[1])
+    if part and part[2] in ("MXNET", "NVTX"):
+        return leave(f"hvdenv always builds without {part[2]}", understood=bool(part[1]))
+    if part and part[2] in PARTS:
+        key, item = PARTS[part[2]]
+        # Merged with the items of the list, and removed from it.
+        return Value(at(key), f"{WITHOUT}{item}" if part[1] else item, item=True)
     if name in _BY_VARIABLE:
         stated = value if name.endswith("_HOME") else value.lower()
         return Value(at(_BY_VARIABLE[name]), name in _SWITCHES or stated)
-    if not exported or _SET_BY_OTHERS.fullmatch(name):
+    if not part and (not exported or _SET_BY_OTHERS.fullmatch(name)):
         return _OF_THE_PAGE
-    return leave(f"recipes have no key for {name}; horovod.gpu has nccl_home and others")
-
-
-def _part(name: str, *, wanted: bool) -> Fact:
-    if name in ("MXNET", "NVTX"):
-        return leave(f"hvdenv always builds without {name}", understood=not wanted)
-    if name not in PARTS:
-        known = ", ".join(sorted(PARTS.keys() - {"MXNET"}))
-        return leave(f"Horovod has no part {name}: its parts are {known}")
-    key, value = PARTS[name]
-    # Merged with the items of the list, and removed from it.
-    return Value(at(key), value if wanted else f"{WITHOUT}{value}", item=True)
+    known = ", ".join(sorted(PARTS.keys() - {"MXNET"}))
+    return leave(f"recipes have no key for {name}: Horovod has the parts {known}")

@@ -8,7 +8,7 @@ from typing import get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from hvdenv.drafting.options import meaning_of, split, tables
+from hvdenv.drafting.options import meaning_of, reason, split, tables
 from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import BUILD, UNKNOWN, Fact, Left, Value, Weight, at, leave
 from hvdenv.model.recipe import Framework
@@ -19,8 +19,6 @@ _SOURCE = leave(
     "a build from source: set frameworks.NAME.source, or for Horovod the version of a release"
 )
 _PAGE_PROGRAM = leave("a program of the page", understood=True)
-# Of a channel that has an address for each release, such as open-ce/1.7.2.
-_RELEASE = re.compile(r"\d[\d.]*|current|latest")
 
 
 def python(statement: Statement) -> Iterator[Fact]:
@@ -80,17 +78,7 @@ def conda(statement: Statement) -> Iterator[Fact]:
 
 
 def channel(name: str) -> Value:
-    """A channel. Its releases are alternatives."""
-    folder, _, release = name.rstrip("/").rpartition("/")
-    role = f"release of {folder}" if _RELEASE.fullmatch(release) and folder else ""
-    return Value(at("conda.channels"), name, item=True, role=role)
-
-
-_NO_CONDA_PACKAGES = {
-    "anaconda": leave("the package anaconda installs hundreds of others; name those that you need"),
-    "pip": leave("hvdenv installs pip itself", understood=True),
-    "horovod": leave("hvdenv builds Horovod from its source, and takes no package of conda"),
-}
+    return Value(at("conda.channels"), name, item=True)
 
 
 def conda_package(spec: str) -> Iterator[Fact]:
@@ -106,9 +94,9 @@ def conda_package(spec: str) -> Iterator[Fact]:
     elif name == "python":
         stated = [*_python_version(exact[1] if exact else version.lstrip("="))]
         yield from stated or [leave(f"{spec} names no version of Python")]
-    elif name in _NO_CONDA_PACKAGES:
-        yield _NO_CONDA_PACKAGES[name]
-    elif framework := meaning_of(name, "conda_packages"):
+    elif " " in (framework := meaning_of(name, "conda_packages")):
+        yield reason(name, framework)
+    elif framework:
         full = exact and version.count(".") > 1
         yield from _framework(framework, name, exact[1] if exact and full else "")
         yield Value(at("frameworks", framework, "provider"), "conda")

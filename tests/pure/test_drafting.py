@@ -355,9 +355,6 @@ def test_two_values_are_a_choice() -> None:
         (("frameworks", "torch", "version"), ["1.13.1", "2.0.1"]),
     ]
     assert '    # "gcc/1",' in write(draft, ["page"])
-    add = "conda config --append channels https://x/ce/"
-    (choice,) = draft_of(f"#!/bin/bash\n{add}1/\n{add}2/\n{add}latest").choices
-    assert [str(each.value)[-2:] for each in choice.values] == ["1/", "2/", "st"]
 
 
 Shows = Callable[[Iterable[Value]], list[list[str]]]
