@@ -47,6 +47,7 @@ def test_a_page_and_the_cluster(
     # The choice of a Python is left to the user, and nothing else.
     assert "modules.load.Python" in told.stdout
     assert "missing:\n  python.version: " in told.stdout and "\nto choose" in told.stdout
+    assert not any(f"modules.load.{each}" in told.stdout for each in ("MPI", "CUDA", "compiler"))
     with Path("heath.toml").open("a") as file:
         file.write('\n[python]\nversion = ">=3.10"\n')
     recipe = load_recipe("./heath.toml").recipe
