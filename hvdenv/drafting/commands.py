@@ -6,13 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import get_args
 
 from hvdenv.drafting import jobs, packages
-from hvdenv.drafting.options import meaning_of, tables
+from hvdenv.drafting.options import meaning_of, program_kind, tables
 from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import BUILD, LOAD, Fact, Left, Value, Weight, at, leave
-from hvdenv.model.cluster import LauncherName
 from hvdenv.sites.modules import OFFERS, module_family
 
 _PYTHON = re.compile(
@@ -150,7 +148,7 @@ def _export(statement: Statement) -> Iterator[Fact]:
 
 
 def _without_key(statement: Statement) -> Iterator[Fact]:
-    told = _kind(statement.program)
+    told = program_kind(statement.program)
     yield leave(told, understood=not told.endswith("?"))
 
 
@@ -165,30 +163,18 @@ _PROGRAMS: dict[str, tuple[str, Callable[[Statement], Iterator[Fact]]]] = {
     "python": ("packages", packages.python),
     "export": ("environment.run", _export),
 }
-_VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
-
-
-def _kind(name: str) -> str:
-    """The kind of a program, or the reason why recipes have no key for it; empty if it is not known."""
-    found = _VERSIONED.fullmatch(name)
-    launcher = "launch" if name in get_args(LauncherName) else ""
-    return meaning_of(found[1] if found else name, "programs") or launcher
-
-
-def is_known(name: str) -> bool:
-    return name != "." and bool(_kind(name))
 
 
 def table_of(statement: Statement) -> str:
     """The table of the recipe that a command is about."""
     if statement.directive or not statement.words:
         return "job" if statement.directive else "environment.run"
-    return _PROGRAMS.get(_kind(statement.program), ("", _without_key))[0]
+    return _PROGRAMS.get(program_kind(statement.program), ("", _without_key))[0]
 
 
 def meaning(statement: Statement) -> Iterator[Fact]:
     """What a command means, without its variables."""
-    if kind := _kind(statement.program):
+    if kind := program_kind(statement.program):
         yield from _PROGRAMS.get(kind, ("", _without_key))[1](statement)
     elif statement.program.strip("."):
         yield leave(f"hvdenv does not know {statement.program}")

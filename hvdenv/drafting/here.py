@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from hvdenv.base.errors import HvdenvError, IncompatibleError
 from hvdenv.base.places import home_folder
@@ -132,25 +132,23 @@ def partitions(listed: str) -> Iterator[Value]:
 
     Where nodes of a partition differ: the largest.
     """
-    facts: dict[str, dict[str, int]] = {}
-    words: dict[str, dict[str, str]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for line in filter(None, map(_PARTITION.fullmatch, listed.splitlines()[:400])):
-        name, gpus = line["name"].strip(), _GPUS.search(line["gres"])
-        known = facts.setdefault(name, {})
-        known["nodes"] = known.get("nodes", 0) + int(line["nodes"])
+        gpus = _GPUS.search(line["gres"])
+        known = facts.setdefault(line["name"].strip(), {"nodes": 0})
+        known["nodes"] += int(line["nodes"])
         for key, number in (
             ("cores", int(line["cores"])),
             ("memory_gb", int(line["memory"]) // 1024),
             ("gpus", int(gpus[2]) if gpus else 0),
         ):
             known[key] = max(number, known.get(key, 0))
-        told = words.setdefault(name, {})
-        told |= {"gpu": gpus[1]} if gpus and gpus[1] else {}
+        if gpus and gpus[1]:
+            known["gpu"] = gpus[1]
         if re.fullmatch(r"(?:\d+-)?\d+:\d\d:\d\d", line["limit"].strip()):
-            told["max_time"] = line["limit"].strip()
+            known["max_time"] = line["limit"].strip()
     for name, known in facts.items():
-        every: dict[str, Scalar] = {**known, **words[name]}
-        for key, value in every.items():
+        for key, value in known.items():
             yield from [Value(("partitions", name, key), value, Origin("sinfo"))] if value else []
         if known["gpus"]:
             yield _value("job.partition", name, f"sinfo: {name} has GPUs", Weight.INFERRED)

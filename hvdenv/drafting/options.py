@@ -5,13 +5,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from hvdenv.base.masking import holds_secret
 from hvdenv.base.reading import OWN, read_text
 from hvdenv.base.schema import decode, parse_toml
 from hvdenv.drafting.values import WITHOUT, Fact, Left, Value, at, leave
 from hvdenv.knowledge.flags import KEYS, PARTS
+from hvdenv.model.cluster import LauncherName
 
 # How many words follow an option.
 _VALUES = {"flags": 0, "options": 1, "pairs": 2, "reasons": 0}
@@ -69,6 +70,16 @@ def tables() -> dict[str, dict[str, Option]]:
 def meaning_of(word: str, table: str) -> str:
     """What a word means; empty if the table does not have it."""
     return tables()[table].get(word, Option()).meaning
+
+
+_VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
+
+
+def program_kind(name: str) -> str:
+    """The kind of a program, or the reason why recipes have no key for it; empty if it is not known."""
+    found = _VERSIONED.fullmatch(name)
+    launcher = "launch" if name in get_args(LauncherName) else ""
+    return meaning_of(found[1] if found else name, "programs") or launcher
 
 
 def reason(option: str, meaning: str) -> Left:

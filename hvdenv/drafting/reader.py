@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from hvdenv.drafting import commands, jobs, packages
-from hvdenv.drafting.commands import is_known, table_of
+from hvdenv.drafting.commands import table_of
 from hvdenv.drafting.options import variable
 from hvdenv.drafting.pages import Block, Section, blocks
 from hvdenv.drafting.shell import Statement, read_script
@@ -127,7 +127,7 @@ class _Reader:
 
     def read_block(self, block: Block) -> None:
         """A script with directives starts from nothing, and describes a job."""
-        script = read_script(block, self.source, is_known, self.room)
+        script = read_script(block, self.source, self.room)
         self.lines |= {each.origin.line: each for each in script.lines}
         nqsv = jobs.is_nqsv(script.statements)
         batch = any(each.batch for each in script.statements)

@@ -7,12 +7,15 @@ Dockerfile, and lists of packages as the commands that install them.
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+import yaml
+
 from hvdenv.base.errors import UsageError
 from hvdenv.base.masking import learn
+from hvdenv.drafting.options import program_kind
 from hvdenv.drafting.pages import DIRECTIVE, REFUSED, Block, kind_of_file
 from hvdenv.drafting.values import PLACEHOLDER, UNKNOWN, Left, Origin, shown, shown_whole
 
@@ -60,15 +63,10 @@ _KEYWORD = re.compile(
     r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift|EOF|EOT|END)\b"
     r"|[{}()\[:]|;;"
 )
+# Longer files are no lists of packages.
+_MOST_LINES = 2000
 # Instructions of a Dockerfile, and what a shell has in their place.
 _DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": "", "FROM": "FROM "}
-
-# A line of environment.yml: an item of a list, a key, or both.
-_YAML = re.compile(
-    r"(?P<indent> *)(?P<item>- +)?(?:(?P<name>[\w.-]{1,100}):(?: +|$))?(?P<value>.*)"
-)
-
-Known = Callable[[str], bool]
 
 
 class Statement(NamedTuple):
@@ -134,19 +132,18 @@ def _logical_lines(lines: Sequence[str]) -> Iterator[Line]:
             parts = []
 
 
-def read_script(block: Block, source: str, known: Known, most: int) -> Script:
+def read_script(block: Block, source: str, most: int) -> Script:
     """The statements of a block.
 
     Args:
         source: the page.
-        known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
-    lines = list(_as_shell(block, known))
+    lines = list(_as_shell(block))
     reader = _Reader(source, block, lines)
     found = list(islice(reader.statements(), most))
     batch = any(each.directive for each in found)
-    if not batch and not any(known(each.program) for each in found):
+    if not batch and not any(program_kind(each.program) for each in found):
         found = [each for each in found if not each.words and each.variables]
     # The reader has learnt the secrets of the lines.
     return Script(
@@ -156,18 +153,14 @@ def read_script(block: Block, source: str, known: Known, most: int) -> Script:
     )
 
 
-def _as_shell(block: Block, known: Known) -> Iterator[Line]:
+def _as_shell(block: Block) -> Iterator[Line]:
     prompts = block.kind == "shell" and any(
         _PROMPT.match(line) for line in block.lines if not line.lstrip().startswith(">>>")
     )
     script = False
-    translate: Callable[[str], str] | None = None
-    lines: Sequence[str] = block.lines
-    if block.kind == "docker":
-        lines, translate = _instructions(lines), _docker_code
-    elif block.kind in ("conda", "requirements"):
-        translate = _environment_code() if block.kind == "conda" else _requirement_code
-    for line in _logical_lines(lines):
+    docker = block.kind == "docker"
+    entries = _environment_codes(block.lines) if block.kind == "conda" else {}
+    for line in _logical_lines(_instructions(block.lines) if docker else block.lines):
         first = line.text.split("\n")[0]
         script = not _PROMPT.match(first) and (script or first.startswith("#!"))
         code, reason = line.text, ""
@@ -175,10 +168,13 @@ def _as_shell(block: Block, known: Known) -> Iterator[Line]:
             code, reason = "", "control characters, or too long: it was not read"
         elif block.kind == "other":
             code, reason = "", f"{block.language.split(' ')[0] or 'it'} is not shell code"
-        elif translate:
-            code, reason = translate(line.text), "it is about the image, or the environment itself"
+        elif block.kind in ("docker", "conda"):
+            code = _docker_code(line.text) if docker else entries.get(line.first, "")
+            reason = "it is about the image, or the environment itself"
+        elif block.kind == "requirements":
+            code = _requirement_code(line.text)
         elif block.kind == "text":
-            command = _is_command(line.text, known)
+            command = _is_command(line.text)
             code, reason = _without_prompt(line.text) if command else "", "in a sentence"
         elif prompts and not script:
             code, reason = _after_prompt(line.text), "output of a command"
@@ -209,43 +205,43 @@ def _requirement_code(text: str) -> str:
     return f"pip install {shlex.join(words)}" if text else ""
 
 
-def _environment_code() -> Callable[[str], str]:
-    """Reads environment.yml line by line: the names of its lists, and their items."""
-    key, depth_of_pip = "", 0
+def _environment_codes(lines: Sequence[str]) -> dict[int, str]:
+    """The entries of environment.yml as shell code, by their places."""
+    codes: dict[int, str] = {}
 
-    def code(text: str) -> str:
-        nonlocal key, depth_of_pip
-        found = _YAML.match(re.split(r"(?:^|\s)#", text)[0].rstrip())
-        if not found:
-            return ""
-        depth, item, name = len(found["indent"]), found["item"], found["name"] or ""
-        value = (found["value"] or "").strip("\"'")
-        if not depth and not item:
-            key = name
-            return "conda create" if name == "dependencies" else ""
-        if item and name == "pip" and not value:
-            depth_of_pip = depth + 1
-        elif key == "variables" and name and not item:
-            return f"export {name}={shlex.quote(value)}"
-        elif item and not name and key == "dependencies" and 0 < depth_of_pip <= depth:
-            return _requirement_code(value)
-        elif item and not name and key in ("channels", "dependencies"):
-            depth_of_pip = 0
-            command = "install" if key == "dependencies" else "config --add channels"
-            return f"conda {command} {shlex.quote(value)}"
-        return ""
+    def add(node: yaml.Node, code: str) -> None:
+        line = node.start_mark.line
+        codes[line] = f"{codes.get(line, '')}{code};".replace("\n", " ")
 
-    return code
+    try:
+        root = yaml.compose("\n".join(lines[:_MOST_LINES]), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        root = None
+    for key, node in root.value if isinstance(root, yaml.MappingNode) else ():
+        if key.value == "dependencies":
+            add(key, "conda create")
+        for each in node.value if key.value in ("channels", "dependencies", "variables") else ():
+            if isinstance(each, yaml.ScalarNode):
+                command = "install" if key.value == "dependencies" else "config --add channels"
+                add(each, f"conda {command} {shlex.quote(each.value)}")
+            elif isinstance(each, tuple) and key.value == "variables":
+                name, value = (str(part.value) for part in each)
+                add(each[0], f"export {shlex.quote(f'{name}={value}')}")
+            for _, items in each.value if isinstance(each, yaml.MappingNode) else ():
+                for item in items.value if isinstance(items, yaml.SequenceNode) else ():
+                    add(item, _requirement_code(str(item.value)))
+    return codes
 
 
-def _is_command(line: str, known: Known) -> bool:
+def _is_command(line: str) -> bool:
     """Whether a line of a text is a command and not a sentence."""
     if DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
     typed = _without_prompt(line)
     words = typed.split()
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
-    return len(words) > 1 and known(first) and not _SENTENCE.search(typed)
+    known = first != "." and program_kind(first)
+    return len(words) > 1 and bool(known) and not _SENTENCE.search(typed)
 
 
 def _without_prompt(line: str) -> str:
