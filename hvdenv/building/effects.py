@@ -115,6 +115,7 @@ def resolve(state: State, step: Step, output: str) -> Done:
         runner=state.runner,
         python=here(plan.python.version),
         builds=True,
+        machine=PythonPlatform(plan.python.version, facts.machine, facts.glibc or "2.17"),
         where="packages",
         log=state.log,
         note=state.progress.note,
@@ -125,7 +126,6 @@ def resolve(state: State, step: Step, output: str) -> Done:
         asked.pins,
         *(("--no-deps",) if asked.alone else ()),
         strict=True,
-        machine=PythonPlatform(plan.python.version, facts.machine, facts.glibc or "2.17"),
     )
     for line in compare.cuda_builds(found, asked.cpu):
         state.progress.note(

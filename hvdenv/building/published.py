@@ -38,7 +38,7 @@ from hvdenv.base.errors import UsageError
 from hvdenv.base.places import make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.base.reading import MIB, OWN, STATE, WHEEL, hash_file, open_file, read_file, read_text
 from hvdenv.base.schema import Table, encode
-from hvdenv.building.wheelcache import Record
+from hvdenv.building.wheelcache import NotUsedError, Record
 from hvdenv.knowledge.patches import applicable, set_number
 from hvdenv.plans.step import digest
 from hvdenv.sites.launchers import parse_mpi_version
@@ -63,10 +63,6 @@ _MPI = {
 _SYMBOL = re.compile(rb"(?<=\0)libmpi[a-z_]{0,20}\.so[.0-9]{0,20}(?=\0)|__cxx11")
 # More than the longest match.
 _OVERLAP = 64
-
-
-class Unpublished(Exception):
-    """Why an entry of a cache cannot be published."""
 
 
 class Framework(NamedTuple):
@@ -137,7 +133,7 @@ def compiled_for(source: CheckedWheel) -> CompiledFor:
     """What a cached wheel was compiled for.
 
     Raises:
-        Unpublished: this hvdenv cannot tell, or has other patches.
+        NotUsedError: this hvdenv cannot tell, or has other patches.
     """
     horovod, inputs = source.record.file.split("-")[1], source.record.inputs
     try:
@@ -147,11 +143,11 @@ def compiled_for(source: CheckedWheel) -> CompiledFor:
         nvcc = re.search(r"release (\d+\.\d+)", " ".join(stack["programs"].values()))
         folders = variables.get("HVDENV_INSTALL_RPATH", "").split(":")
     except _UNREADABLE as error:
-        raise Unpublished(f"hvdenv cannot tell what it was compiled for ({error})") from error
+        raise NotUsedError(f"hvdenv cannot tell what it was compiled for ({error})") from error
     versions = {name: each.version for name, each in frameworks.items()}
     wanted = applicable({"horovod": horovod, **versions})
     if patches != {patch.name: digest(patch.edit) for patch in wanted}:
-        raise Unpublished("it was compiled with other patches than those of this hvdenv")
+        raise NotUsedError("it was compiled with other patches than those of this hvdenv")
     cuda = nvcc[1] if nvcc else ""
     accelerator = f"cu{cuda.replace('.', '')}" if cuda else "cpu"
     if variables.get("HOROVOD_GPU") == "ROCm":
@@ -224,7 +220,7 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
     """Write a wheel.
 
     Raises:
-        Unpublished: the wheel in the cache cannot be read.
+        NotUsedError: the wheel in the cache cannot be read.
     """
     horovod = source.record.file.split("-")[1]
     before, after = f"horovod-{horovod}.dist-info/", f"horovod-{facts.version}.dist-info/"
@@ -243,7 +239,7 @@ def make(source: CheckedWheel, facts: CompiledFor, target: Path) -> None:
                     if info.filename != f"{before}RECORD"
                 ]
         except _UNREADABLE as error:
-            raise Unpublished(f"it cannot be read ({error})") from error
+            raise NotUsedError(f"it cannot be read ({error})") from error
         lines += [_add_file(made, name, changed[name]) for name in (_CHECK, _FACTS)]
         record = "\n".join([*lines, f"{after}RECORD,,", ""])
         _add_file(made, f"{after}RECORD", [record.encode()])
@@ -334,7 +330,7 @@ def publish(index: Path, source: CheckedWheel) -> tuple[str, bool]:
         source: a checked entry of a cache.
 
     Raises:
-        Unpublished: hvdenv cannot tell what it was compiled for, or has other patches.
+        NotUsedError: hvdenv cannot tell what it was compiled for, or has other patches.
         StepError: the directory cannot be written.
     """
     facts = compiled_for(source)

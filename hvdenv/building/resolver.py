@@ -175,6 +175,7 @@ class Resolver(NamedTuple):
         cache: uv's.
         python: the one to resolve for and its machine, as options of uv.
         builds: whether code of source archives may run, to learn what they require.
+        machine: that lock() chooses files for.
         end: the time on the monotonic clock by which the answer must be there.
         where: what is resolved, for errors.
         note: is called with what a user should know.
@@ -186,6 +187,7 @@ class Resolver(NamedTuple):
     runner: Runner
     python: tuple[str, ...] = ()
     builds: bool = False
+    machine: PythonPlatform = PythonPlatform("", "", "")
     end: float = float("inf")
     where: str = "the packages of the lock"
     log: Path | None = None
@@ -249,7 +251,6 @@ class Resolver(NamedTuple):
         pins: Mapping[str, str],
         *words: str,
         strict: bool,
-        machine: PythonPlatform,
     ) -> tuple[Package, ...]:
         """The files to install, one for each package.
 
@@ -276,7 +277,7 @@ class Resolver(NamedTuple):
         pylock = str(self.pylock)
         written = ("--constraint", resolved, "--format", "pylock.toml", "--output-file", pylock)
         self._refuse(self.compile(requirements, apart, *words, *written))
-        return from_uv(read_text(pylock, LOCK), read_text(resolved, LOCK), machine)
+        return from_uv(read_text(pylock, LOCK), read_text(resolved, LOCK), self.machine)
 
     def _refuse(self, outcome: Outcome) -> None:
         if outcome:

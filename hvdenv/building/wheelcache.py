@@ -107,7 +107,7 @@ class Listed(NamedTuple):
 
 
 class NotUsedError(Exception):
-    """Why an existing entry is not used."""
+    """Why an existing entry is not used, or not published."""
 
 
 def own(places: Places) -> Cache:

@@ -5,7 +5,6 @@ Locked packages keep their versions, and a lock that still matches is not rewrit
 
 import argparse
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from hvdenv.base.errors import LockError, NetworkError, RecipeError, StepError, UsageError
 from hvdenv.base.places import find_places
@@ -32,20 +31,6 @@ examples:
   hvdenv lock local --upgrade            resolve everything again
   hvdenv lock neuron --platform linux-x86_64 --lockfiles ~/locks      on any machine
 """
-
-
-class Way(NamedTuple):
-    """How to resolve.
-
-    Attributes:
-        words: options of uv.
-        builds: whether code of source archives may run.
-        machine: to resolve for.
-    """
-
-    words: tuple[str, ...]
-    builds: bool
-    machine: PythonPlatform
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +121,7 @@ def _resolve(
     texts: dict[File, str] = {}
     with prefix_lock.scratch_folder(find_places().scratch, "resolving") as work:
         maker = make_resolution(prepared, work.path)
-        ways = _ways(prepared, maker) if inputs.packages else []
+        ways = _ways(prepared, maker, work) if inputs.packages else []
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
@@ -181,7 +166,7 @@ def _conda(
 
 def _pypi(
     arguments: argparse.Namespace,
-    ways: Sequence[Way],
+    ways: Sequence[Resolver],
     maker: Resolution,
     kept: Locked | None,
     conda: str | None,
@@ -192,18 +177,9 @@ def _pypi(
     locked = pypi.packages(kept) if kept else ()
     pins = {each.name: each.version for each in locked if each.name != moved}
     apart = _provided(arguments, maker, conda, work)
-    resolver = Resolver(
-        sources=maker.sources,
-        work=work.path,
-        cache=find_places().cache / "uv",
-        runner=work.runner,
-        note=report,
-    )
     for number, way in enumerate(ways, 1):
-        asked = resolver._replace(python=way.words, builds=way.builds)
-        strict = bool(moved)
         try:
-            found = asked.lock(maker.requirements, apart, pins, strict=strict, machine=way.machine)
+            found = way.lock(maker.requirements, apart, pins, strict=bool(moved))
             break
         except (LockError, StepError) as error:
             if number == len(ways) or isinstance(error, NetworkError):
@@ -213,21 +189,27 @@ def _pypi(
     return pypi.render(pypi.as_before(found, locked), python, maker.facts.machine)
 
 
-def _ways(prepared: Prepared, maker: Resolution) -> list[Way]:
-    """First one that wheels for all machines of the platform fit, then this machine.
+def _ways(prepared: Prepared, maker: Resolution, work: Scratch) -> list[Resolver]:
+    """First for all machines of the platform, from wheels; then for this machine.
 
     Raises:
         UsageError: it can be resolved neither here nor elsewhere.
     """
     version, facts = maker.python.version, prepared.facts
-    own_glibc = facts.glibc or maker.glibc
-    ways = []
-    if maker.portable:
-        ways.append(
-            Way(elsewhere(maker), False, PythonPlatform(version, facts.machine, maker.glibc))
-        )
+    common = PythonPlatform(version, facts.machine, maker.glibc)
+    resolver = Resolver(
+        sources=maker.sources,
+        work=work.path,
+        cache=find_places().cache / "uv",
+        runner=work.runner,
+        python=elsewhere(maker),
+        machine=common,
+        note=report,
+    )
+    ways = [resolver] if maker.portable else []
     if facts.origin == "observed" and maker.recipe.python.provider != "conda":
-        ways.append(Way(here(version), True, PythonPlatform(version, facts.machine, own_glibc)))
+        own = common._replace(glibc=facts.glibc or maker.glibc)
+        ways.append(resolver._replace(python=here(version), builds=True, machine=own))
     if not ways:
         raise UsageError(
             "the packages of this recipe can only be resolved on its own machines",

@@ -56,7 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
     report(f"{sizes}, sha256 {manifest.sha256}")
     for folder in manifest.mounts[1:]:
         report(f"also holds {folder}")
-    if manifest.outside:
-        report(f"not in the image: {', '.join(manifest.outside)}")
     report(problem or "this host can mount it")
     return 0

@@ -14,7 +14,7 @@ from hvdenv.base.errors import StepError, UsageError
 from hvdenv.base.masking import plain
 from hvdenv.base.places import find_places
 from hvdenv.building import published, wheelcache
-from hvdenv.building.published import CheckedWheel, Unpublished
+from hvdenv.building.published import CheckedWheel
 from hvdenv.building.wheelcache import Cache, Listed, NotUsedError
 from hvdenv.cli.options import add, add_action, add_options
 from hvdenv.environments import generations, registry
@@ -129,7 +129,7 @@ def _publish(arguments: argparse.Namespace) -> int:
                 file, is_new = published.publish(target, source)
                 print(f"{'published' if is_new else 'unchanged'} {file}")
                 count += 1
-            except (NotUsedError, Unpublished) as error:
+            except NotUsedError as error:
                 report(f"not published: {name[:12]}: {error}")
     if not count:
         raise StepError(

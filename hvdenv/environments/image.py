@@ -39,13 +39,11 @@ class ImageManifest(NamedTuple):
     Attributes:
         built: when the build of the generation finished.
         mounts: the directories that the image holds, each under its last name.
-        outside: what programs of the environment use and the image does not hold.
     """
 
     generation: str
     built: str
     mounts: tuple[str, ...]
-    outside: tuple[str, ...]
     sha256: str
     bytes: int
 
@@ -72,7 +70,7 @@ class Packed(NamedTuple):
             StepError: there is none, or it is malformed.
         """
         try:
-            return decode(ImageManifest, read_json(self.path, STATE))
+            return decode(ImageManifest, read_json(self.path, STATE), lenient=True)
         except (OSError, ValueError, RecursionError, Problem) as error:
             what = "cannot be read" if isinstance(error, OSError) else "is malformed"
             raise StepError(
@@ -87,23 +85,18 @@ def default(environment: Environment, identity: str) -> Packed:
     return Packed(environment.store / f"{identity}{IMAGE}")
 
 
-def contents(
-    environment: Environment, record: GenerationRecord
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the image of a generation holds, and what its programs use outside of it.
+def contents(environment: Environment, record: GenerationRecord) -> tuple[str, ...]:
+    """The directories that the image of a generation holds.
 
-    Of an interpreter that is not the system's, the image holds the standard library, which Python
-    reads at every start. The program itself and libpython are two files.
+    Of an interpreter that is not the system's, it holds the standard library, which Python reads
+    at every start. The program itself and libpython are two files.
     """
     here = environment.generation(record.generation).resolve()
     python = Path(recorded(here, record).python).resolve()
-    if python.is_relative_to(here):
-        return (str(here),), ()
     base = python.parent.parent
     library = base / "lib" / python.name
-    if str(base) in _OF_THE_SYSTEM or not (library / "os.py").is_file():
-        return (str(here),), (str(python),)
-    return (str(here), str(library)), (str(python),)
+    own = python.is_relative_to(here) or str(base) in _OF_THE_SYSTEM
+    return (str(here),) if own or not (library / "os.py").is_file() else (str(here), str(library))
 
 
 def make(
@@ -117,7 +110,7 @@ def make(
     Raises:
         StepError: mksquashfs is missing or fails, or the file cannot be written.
     """
-    mounts, outside = contents(environment, record)
+    mounts = contents(environment, record)
     sweep(to.parent, to.name)
     with replacing(to) as temporary:
         _squash(mounts, temporary, runner)
@@ -127,7 +120,6 @@ def make(
         generation=record.generation,
         built=record.created,
         mounts=mounts,
-        outside=outside,
         sha256=digest,
         bytes=size,
     )
@@ -176,7 +168,7 @@ def fitting(packed: Packed, environment: Environment, identity: str) -> ImageMan
     there = packed.image.exists() and packed.program.exists()
     for what, found, expected in (
         ("generation", manifest.generation, identity),
-        ("mount points", manifest.mounts, contents(environment, record)[0]),
+        ("mount points", manifest.mounts, contents(environment, record)),
         ("time of the build", manifest.built, record.created),
         ("size", packed.image.stat().st_size if there else 0, manifest.bytes),
     ):

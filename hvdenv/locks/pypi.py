@@ -97,25 +97,22 @@ def _entry(package: Package) -> pylock.Package:
     )
 
 
-def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
+def parse(text: str, path: Path) -> tuple[Package, ...]:
     """Read a pylock.toml: one file with its hash for each package, sorted.
 
     Raises:
-        RecipeError: it is malformed, for another Python, or contains what a lock may not contain.
+        RecipeError: it is malformed, or contains what a lock may not contain.
     """
     from packaging import pylock
 
     try:
-        read = pylock.Pylock.from_dict(parse_toml(text))
-        found = tuple(map(_package, read.packages))
+        found = tuple(map(_package, pylock.Pylock.from_dict(parse_toml(text)).packages))
     except (
         ValueError,
         pylock.PylockValidationError,
         pylock.PylockUnsupportedVersionError,
     ) as error:
         raise malformed(" ".join(str(error).split()), str(path), ANEW) from error
-    if python and str(read.requires_python) != f"=={python}.*":
-        raise malformed(f"is not for Python {python}", str(path), ANEW)
     for one, other in pairwise(found):
         if one.name >= other.name:
             raise malformed(
@@ -155,12 +152,10 @@ def packages(locked: Locked) -> tuple[Package, ...]:
     """The Python packages of a lock; none if it has no file for them.
 
     Raises:
-        RecipeError: the file is malformed, or for another Python.
+        RecipeError: the file is malformed.
     """
-    text, path = locked.texts.get(PYPI), locked.folder / PYPI
-    if not text:
-        return ()
-    return parse(text, path, locked.lock.inputs.python)
+    text = locked.texts.get(PYPI)
+    return parse(text, locked.folder / PYPI) if text else ()
 
 
 def as_before(packages: Iterable[Package], before: Iterable[Package]) -> tuple[Package, ...]:

@@ -364,12 +364,10 @@ def packed(environment: Environment) -> Packed:
 
 def write_manifest(packed: Packed, environment: Environment, **changes: Any) -> None:
     record = generations.read_record(environment.record(ONE))
-    mounts, outside = image.contents(environment, record)
     manifest = ImageManifest(
         generation=ONE,
         built=record.created,
-        mounts=mounts,
-        outside=outside,
+        mounts=image.contents(environment, record),
         sha256="0" * 64,
         bytes=5,
     )
