@@ -17,17 +17,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.base.command import OWN_PYTHON, Command
+from hvdenv.base.errors import StepError
 from hvdenv.base.runner import Runner, clean
+from hvdenv.building.run_step import perform
 from hvdenv.knowledge.diagnosis import explain
-from tests.support.files import programs
-from tests.support.index import package, served
+from hvdenv.plans.step import Progress, Step, TextFile
+from tests.support.files import programs, write
+from tests.support.index import Site, package, served
 from tests.support.standalone import load
 
 pip_sources = load("pip_sources")
@@ -63,119 +66,101 @@ def installed(tmp_path: Path) -> Path:
     site = tmp_path / "site"
     for name, version in (("torch", "2.13.0+cpu"), ("tensorflow_cpu", "2.15.1")):
         folder = site / f"{name}-{version}.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        (folder / "RECORD").write_text(f"{name}/__init__.py,,\n")
+        write(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        write(folder / "RECORD", f"{name}/__init__.py,,\n")
     return site
 
 
-def wheel(
-    folder: Path, metadata: dict[str, str], *frameworks: str, library: bytes = LIBRARY
-) -> Path:
+GOOD = {"pytorch": "2.13.0+cpu", "tensorflow": "2.15.1"}
+BOTH = ("torch", "tensorflow")
+NOT_COMPILED = {
+    name: f"{name}: the wheel has no {EXTENSIONS[name]}: no extension was compiled" for name in BOTH
+}
+
+
+def inspect(
+    folder: Path,
+    site: Path,
+    metadata: dict[str, str],
+    compiled: tuple[str, ...],
+    requested: tuple[str, ...],
+    library: bytes = LIBRARY,
+) -> Any:
+    """What is found in a wheel of Horovod with these extensions."""
     path = folder / "horovod-0.28.1-x.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("horovod/metadata.json", json.dumps({"dummy": "none", **metadata}))
-        for framework in frameworks:
+        for framework in compiled:
             archive.writestr(EXTENSIONS[framework], library)
-    return path
+    code, output = run_step("inspect_wheel.py", str(path), *requested, path=site)
+    found = json.loads(output.splitlines()[-1])
+    assert (code, found["bytes"]) == (1 if found["problems"] else 0, path.stat().st_size)
+    return found
 
 
-def inspect(path: Path, site: Path, *frameworks: str) -> tuple[int, Any]:
-    code, output = run_step("inspect_wheel.py", str(path), *frameworks, path=site)
-    return code, json.loads(output.splitlines()[-1])
-
-
-GOOD = {"pytorch": "2.13.0+cpu", "tensorflow": "2.15.1"}
-
-
-def test_a_good_wheel(tmp_path: Path, installed: Path) -> None:
-    path = wheel(tmp_path, GOOD, "torch", "tensorflow")
-    code, found = inspect(path, installed, "torch", "tensorflow")
-    assert (code, found["problems"]) == (0, [])
-    assert found["bytes"] == path.stat().st_size
-    assert found["frameworks"]["torch"] == {
+@pytest.mark.parametrize(
+    ("metadata", "compiled", "requested", "problems"),
+    [
+        (GOOD, BOTH, BOTH, []),
+        ({}, (), BOTH, [*NOT_COMPILED.values()]),
+        (GOOD, ("torch",), BOTH, [NOT_COMPILED["tensorflow"]]),
+        (
+            {"pytorch": "2.12.0"},
+            BOTH,
+            ("torch",),
+            ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"],
+        ),
+        ({}, BOTH, ("torch",), ["torch: compiled with None, installed is 2.13.0+cpu"]),
+    ],
+)
+def test_the_inspection_of_a_wheel(
+    tmp_path: Path,
+    installed: Path,
+    metadata: dict[str, str],
+    compiled: tuple[str, ...],
+    requested: tuple[str, ...],
+    problems: list[str],
+) -> None:
+    found = inspect(tmp_path, installed, metadata, compiled, requested)
+    assert found["problems"] == problems
+    assert problems or found["frameworks"]["torch"] == {
         "built_with": "2.13.0+cpu",
         "bytes": len(LIBRARY),
         "extension": EXTENSIONS["torch"],
     }
 
 
-def not_compiled(framework: str) -> str:
-    return f"{framework}: the wheel has no {EXTENSIONS[framework]}: no extension was compiled"
-
-
-@pytest.mark.parametrize(
-    ("metadata", "compiled", "requested", "problems"),
-    [
-        ({}, [], ["torch", "tensorflow"], [not_compiled("torch"), not_compiled("tensorflow")]),
-        (GOOD, ["torch"], ["torch", "tensorflow"], [not_compiled("tensorflow")]),
-        (
-            {"pytorch": "2.12.0"},
-            ["torch"],
-            ["torch"],
-            ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"],
-        ),
-        ({}, ["torch"], ["torch"], ["torch: compiled with None, installed is 2.13.0+cpu"]),
-    ],
-    ids=["no extension", "one of two", "other version", "unknown version"],
-)
-def test_a_bad_wheel(
-    tmp_path: Path,
-    installed: Path,
-    metadata: dict[str, str],
-    compiled: list[str],
-    requested: list[str],
-    problems: list[str],
-) -> None:
-    code, found = inspect(wheel(tmp_path, metadata, *compiled), installed, *requested)
-    assert (code, found["problems"]) == (1, problems)
-
-
-def test_a_torch_that_says_more_than_its_distribution(tmp_path: Path, installed: Path) -> None:
+def test_what_a_wheel_was_compiled_with_and_needs(tmp_path: Path, installed: Path) -> None:
     """The index's torch for CUDA: distribution 2.13.0, torch.__version__ 2.13.0+cu130."""
-    (installed / "torch").mkdir()
-    (installed / "torch" / "__init__.py").touch()
-    (installed / "torch" / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda = 0\n")
-    code, found = inspect(wheel(tmp_path, {"pytorch": "2.13.0+cu130"}, "torch"), installed, "torch")
-    assert (code, found["problems"]) == (0, [])
-
-
-def test_a_wheel_whose_libraries_are_missing(tmp_path: Path, installed: Path) -> None:
     assert b"libc.so.6\0" in LIBRARY
     broken = LIBRARY.replace(b"libc.so.6\0", b"libq.so.6\0")
-    code, found = inspect(wheel(tmp_path, GOOD, "torch", library=broken), installed, "torch")
-    assert code == 1
+    found = inspect(tmp_path, installed, GOOD, ("torch",), ("torch",), broken)
     assert found["problems"] == ["torch: libraries not found: libq.so.6"]
+    write(installed / "torch/__init__.py", "")
+    write(installed / "torch/version.py", "__version__ = '2.13.0+cu130'\ncuda = 0\n")
+    cuda = {"pytorch": "2.13.0+cu130"}
+    assert inspect(tmp_path, installed, cuda, ("torch",), ("torch",))["problems"] == []
 
 
 def test_the_stack_that_horovod_is_compiled_against(installed: Path) -> None:
-    code, output = run_step("stack.py", "/none/g++", path=installed)
-    found = json.loads(output)
-    assert code == 0
-    assert found["soabi"] == SUFFIX
-    assert found["compiler"] == ""
+    def stack(compiler: str) -> Any:
+        return json.loads(run_step("stack.py", compiler, path=installed)[1])
+
+    found = stack("/none/g++")
+    assert (found["soabi"], found["compiler"]) == (SUFFIX, "")
     torch = found["frameworks"]["torch"]
     assert (torch["package"], torch["version"]) == ("torch", "2.13.0+cpu")
     assert found["frameworks"]["tensorflow"]["package"] == "tensorflow-cpu"
-
-
-def test_two_builds_of_one_version_are_two_stacks(installed: Path) -> None:
-    record = installed / "torch-2.13.0+cpu.dist-info/RECORD"
-
-    def stack() -> Any:
-        return json.loads(run_step("stack.py", sys.executable, path=installed)[1])
-
-    before = stack()
+    before = stack(sys.executable)
     assert before["compiler"].startswith("Python 3")
-    # What differs from one environment to the next is not of the stack.
+    # What differs from one environment to the next is not of the stack; another build is.
+    record = installed / "torch-2.13.0+cpu.dist-info/RECORD"
     record.write_text(
         record.read_text() + "../../../bin/torchrun,sha256=x,1\ntorch/__init__.cpython-311.pyc,,\n"
     )
-    assert stack() == before
+    assert stack(sys.executable) == before
     record.write_text("torch/cuda.so,,\n")
-    assert stack() != before
+    assert stack(sys.executable) != before
 
 
 @contextmanager
@@ -508,3 +493,91 @@ def test_an_answer_that_is_no_http_is_a_line_and_leaves_no_file(tmp_path: Path) 
     assert code == 1 and "IncompleteRead" in printed, printed
     assert "geheim" not in printed and "Traceback" not in printed
     assert not [*folder.iterdir()]
+
+
+# ---------------------------------------------------------------- indexes that have changed, or are none
+
+LOGIN = b"<!DOCTYPE html>\n<title>Log in\n first</title><a href=/help>help</a>"
+
+
+class Index(NamedTuple):
+    """An index with one package in two versions."""
+
+    folder: Path
+    wheel: Path
+    site: Site
+
+    def page(self, *entries: str) -> None:
+        text = "".join(f"<a {each}</a>" for each in entries)
+        (self.folder / "simple/tiny/index.html").write_text(f"<!DOCTYPE html>{text}")
+
+    def locked(self, mark: str = "") -> str:
+        return f'href="{self.wheel.name}"{mark}>{self.wheel.name}'
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    wheel = package(tmp_path / "simple/tiny", "tiny")
+    package(tmp_path / "simple/tiny", "tiny", "2.0")
+    with served(tmp_path) as site:
+        found = Index(tmp_path, wheel, site)
+        found.page(found.locked(), 'href="tiny-2.0-py3-none-any.whl">tiny-2.0-py3-none-any.whl')
+        yield found
+
+
+def get(index: Index) -> None:
+    """Get the files of the lock as a build does."""
+    digest = sha256(index.wheel.read_bytes()).hexdigest() if index.wheel.exists() else "0" * 64
+    listed = TextFile(index.folder / "wheels.txt", f"tiny===1.0 --hash=sha256:{digest}\n")
+    install = (
+        sys.executable,
+        str(STEP_PROGRAMS / "uv_pip.py"),
+        "--",
+        "install",
+        "--no-deps",
+        "--require-hashes",
+        "--no-cache",
+        "--reinstall",
+        "--target",
+        str(index.folder / "to"),
+        "--requirement",
+        str(listed.path),
+    )
+    environ = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{index.site.url}/simple"}
+    environ |= {"UV_HTTP_RETRIES": "0", "PIP_FIND_LINKS": ""}
+    command = Command(install, tuple(environ.items()))
+    perform([Step("files", "", (command,), (listed,))], Runner(), Progress())
+    assert (index.folder / "to" / "tiny.py").exists()
+
+
+def test_what_was_withdrawn_is_taken(index: Index) -> None:
+    index.page(index.locked(' data-yanked="it eats files"'))
+    get(index)
+
+
+def test_what_is_not_there_any_more(index: Index) -> None:
+    index.page('href="tiny-2.0-py3-none-any.whl">tiny-2.0-py3-none-any.whl')
+    with pytest.raises(StepError, match="does not have, or no longer has, exactly tiny==1.0") as a:
+        get(index)
+    assert a.value.exit_code == 5
+    assert "hvdenv lock RECIPE --update" in a.value.remedy
+    index.page(index.locked())
+    index.wheel.unlink()
+    with pytest.raises(StepError, match="the server does not have what is asked for"):
+        get(index)
+
+
+def test_a_login_page_in_the_place_of_an_index(index: Index, tmp_path: Path) -> None:
+    index.site.everywhere = LOGIN
+    said = "a package index answers with a page that is not a package index"
+    with pytest.raises(StepError, match=said) as caught:
+        get(index)
+    assert caught.value.exit_code == 5
+    # An index without the package is no such thing, and a network that is not there neither.
+    said = "does not have, or no longer has, exactly tiny==1.0"
+    index.site.everywhere = b"<!DOCTYPE html><title>Links for tiny</title>"
+    with pytest.raises(StepError, match=said):
+        get(index)
+    index.site.everywhere = b""
+    with pytest.raises(StepError, match="no index that was asked has any tiny"):
+        get(index)
