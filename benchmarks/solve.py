@@ -4,9 +4,7 @@
 
 The channel is made up: as many records as asked for, with dependencies on older packages
 as in real channels. hvdenv's way is conda_env.py --solve-only and hvdenv.locks.condalock.
-conda-lock solves by a conda program: by the one that is named, and by one that does nothing
-but call py-rattler (tests/support/conda_program.py), which is the least that conda-lock can take.
-Both begin without any cache.
+conda-lock solves by the conda program that is named. Both begin without any cache.
 """
 
 from __future__ import annotations
@@ -175,12 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         number = make_channel(top / "channel", options.records)
-        least = top / "least"
-        least.write_text(
-            f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/support/conda_program.py "$@"\n'
-        )
-        least.chmod(0o755)
-        ways: dict[str, Path | None] = {"hvdenv": None, "conda-lock, least program": least}
+        ways: dict[str, Path | None] = {"hvdenv": None}
         if options.conda:
             ways[f"conda-lock, {options.conda.name}"] = options.conda
         taken: dict[str, list[Taken]] = {way: [] for way in ways}
