@@ -19,10 +19,20 @@ T = TypeVar("T")
 
 
 class Pattern(NamedTuple):
-    """A constraint on a string: a regular expression and what to call it."""
+    """A constraint on a string.
+
+    Attributes:
+        regex: matches all of it.
+        meaning: what to call it.
+        problem: says what else is wrong with a text, unless hvdenv wrote it; empty if nothing is.
+    """
 
     regex: str
     meaning: str
+    problem: Callable[[str], str] | None = None
+
+
+ANY = r"[\s\S]*"
 
 
 KeyPath = tuple[str | int, ...]
@@ -274,6 +284,9 @@ class _Decoder:
             return self.rewrite(pattern, str(value), path)
         if not re.fullmatch(pattern.regex, str(value)):
             self.refuse(path, f"expected {pattern.meaning}, found {brief(value)}")
+            return None
+        if pattern.problem and not self.lenient and (wrong := pattern.problem(str(value))):
+            self.refuse(path, wrong)
             return None
         return value
 

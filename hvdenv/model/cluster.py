@@ -1,8 +1,10 @@
 """The cluster part of a recipe: modules, partitions, jobs, launchers, network, places."""
 
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
-from hvdenv.base.schema import Pattern
+from hvdenv.base.schema import ANY, Pattern
+from hvdenv.model import template
 
 ModuleName = Annotated[
     str,
@@ -222,6 +224,26 @@ class Job(NamedTuple):
     verify: JobOf | None = None
 
 
+# Fields of launchers.
+OF_LAUNCHERS = (
+    "ranks",
+    "nodes",
+    "ranks_per_node",
+    "cpus_per_rank",
+    "gpus_per_node",
+    "cpu_bind",
+    "threads_per_core",
+    "hosts",
+    "host_names",
+    "hostfile",
+    "interface",
+    "placed",
+    "nested",
+    "exports",
+    "program",
+)
+
+
 class OwnLauncher(NamedTuple):
     """A launcher that hvdenv does not have.
 
@@ -233,8 +255,13 @@ class OwnLauncher(NamedTuple):
         schedulers: batch systems in whose jobs it works (default: it works anywhere).
     """
 
-    command: str
-    export: str = ""
+    command: Annotated[
+        str,
+        Pattern(ANY, "a command line", partial(template.problem, known=OF_LAUNCHERS, words=True)),
+    ]
+    export: Annotated[
+        str, Pattern(ANY, "words", partial(template.problem, known=("name",), words=True))
+    ] = ""
     controller: Literal["MPI", "Gloo"] = "MPI"
     schedulers: tuple[Label, ...] = ()
 

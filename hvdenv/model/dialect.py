@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial, reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Literal, NamedTuple, TypeVar, get_args
 
 from hvdenv.base.reading import RECIPE, read_file
-from hvdenv.base.schema import KeyPath, Pattern, Problem, decode, parse_toml
+from hvdenv.base.schema import ANY, Pattern, Problem, decode, parse_toml
 from hvdenv.model import template
 
 # Cobalt sets variables of PBS as well, so that it comes first.
@@ -30,6 +30,49 @@ AnyState = Literal[State, "ended"]
 Variable = Annotated[
     str, Pattern(r"([A-Za-z_][A-Za-z0-9_]*)?", "the name of an environment variable")
 ]
+
+
+def _regex(group: str = "") -> Pattern:
+    """A regular expression, with a group of this name."""
+
+    def problem(text: str) -> str:
+        try:
+            known = re.compile(text.replace("{id}", "1")).groupindex
+        except (re.error, OverflowError, RecursionError) as error:
+            return f"not a regular expression: {error}"
+        lacks = group and text and group not in known
+        return f"the pattern needs a group (?P<{group}>...)" if lacks else ""
+
+    return Pattern(ANY, "a regular expression", problem)
+
+
+def _command(*known: str) -> Pattern:
+    """The template of a command line with these fields."""
+
+    def problem(text: str) -> str:
+        if any(use.name == "cluster" and use.required for use in template.uses(text)):
+            return "a job may have no cluster: write [[ -M {cluster}]], with the option's name"
+        return template.problem(text, known, words=True)
+
+    return Pattern(ANY, "a command line", problem)
+
+
+def _problem_of_setup(text: str) -> str:
+    if all(use.test for use in template.uses(text)):
+        return ""
+    return "a line of the script cannot have fields; use shell variables"
+
+
+# Fields of directives: those of a job, and what is computed from them.
+OF_JOBS = (
+    "partition", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpu_option", "name",
+    "account", "qos", "reservation", "constraint", "comment", "memory", "exclusive", "output",
+    "error", "select", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
+    "hhmmss", "hhmm", "minutes", "seconds",
+)  # fmt: skip
+Regex = Annotated[str, _regex()]
+OfJob = Annotated[str, _command("id", "cluster")]
+Directive = Annotated[str, Pattern(ANY, "a directive", partial(template.problem, known=OF_JOBS))]
 
 
 class JobQuery(NamedTuple):
@@ -59,21 +102,21 @@ class JobQuery(NamedTuple):
         folded: whether a line that begins with a tab continues the one before.
     """
 
-    command: str = ""
-    unknown: str = ""
-    state: str = ""
+    command: OfJob = ""
+    unknown: Regex = ""
+    state: Regex = ""
     states: dict[str, AnyState] = {}
     other: AnyState | None = None
-    reason: tuple[str, ...] = ()
+    reason: tuple[Regex, ...] = ()
     ends: dict[str, State] = {}
-    exit_code: str = ""
+    exit_code: Annotated[str, _regex("code")] = ""
     codes: dict[str, State] = {}
     negative: State | None = None
-    name: str = ""
-    hosts: str = ""
-    hosts_in: str = ""
-    outputs: tuple[str, ...] = ()
-    directory: str = ""
+    name: Regex = ""
+    hosts: Regex = ""
+    hosts_in: Regex = ""
+    outputs: tuple[Regex, ...] = ()
+    directory: Regex = ""
     placeholders: dict[str, str] = {}
     escaped: bool = False
     folded: bool = False
@@ -120,9 +163,9 @@ class Dialect(NamedTuple):
     like: Shipped | None = None
     label: str = ""
     prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#:-]{1,20})?", "a prefix such as #SBATCH")] = ""
-    directives: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    patterns: dict[str, str] = {}
+    directives: tuple[Directive, ...] = ()
+    setup: tuple[Annotated[str, Pattern(ANY, "a line of sh", _problem_of_setup)], ...] = ()
+    patterns: dict[str, Regex] = {}
     unsupported: dict[str, str] = {}
     job_id: Variable = ""
     marker: Variable = ""
@@ -130,19 +173,19 @@ class Dialect(NamedTuple):
     hosts: str = ""
     hostfile: Variable = ""
     columns: bool = False
-    launch_host: str = ""
+    launch_host: Regex = ""
     node_count: Variable = ""
     counts_tasks: bool = False
     program: str = ""
-    submit: str = ""
-    submitted: str = ""
+    submit: Annotated[str, _command("script")] = ""
+    submitted: Annotated[str, _regex("id")] = ""
     query: JobQuery = JobQuery()
     history: JobQuery = JobQuery()
-    cancel: str = ""
+    cancel: OfJob = ""
     unreachable: tuple[str, ...] = ()
     waiting: dict[str, str] = {}
     hopeless: dict[str, str] = {}
-    interactive: str = ""
+    interactive: Annotated[str, _command("options", "program", "command")] = ""
     batch_only: tuple[str, ...] = ()
 
     @property
@@ -156,38 +199,6 @@ class Dialect(NamedTuple):
         return any(word in self.interactive for word in ("{program}", "{command}"))
 
 
-# Fields of directives: those of a job, and what is computed from them.
-OF_JOBS = (
-    "partition", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpu_option", "name",
-    "account", "qos", "reservation", "constraint", "comment", "memory", "exclusive", "output",
-    "error", "select", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
-    "hhmmss", "hhmm", "minutes", "seconds",
-)  # fmt: skip
-# Fields of launchers.
-OF_LAUNCHERS = (
-    "ranks",
-    "nodes",
-    "ranks_per_node",
-    "cpus_per_rank",
-    "gpus_per_node",
-    "cpu_bind",
-    "threads_per_core",
-    "hosts",
-    "host_names",
-    "hostfile",
-    "interface",
-    "placed",
-    "nested",
-    "exports",
-    "program",
-)
-_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "submit": ("script",),
-    "cancel": ("id", "cluster"),
-    "query.command": ("id", "cluster"),
-    "history.command": ("id", "cluster"),
-    "interactive": ("options", "program", "command"),
-}
 _REQUIRED = (
     "label",
     "prefix",
@@ -207,7 +218,9 @@ _REQUIRED = (
 def shipped() -> Mapping[str, Dialect]:
     folder = Path(__file__).parent / "schedulers"
     return {
-        name: decode(Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text))
+        name: decode(
+            Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text), lenient=True
+        )
         for name in SHIPPED
     }
 
@@ -252,63 +265,7 @@ def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
         if name in SHIPPED:
             yield Problem(path, f"hvdenv has a scheduler {name}: give this one another name")
             continue
-        for key, message in (*_check_templates(each), *_check_patterns(each)):
-            yield Problem((*path, *key), message)
-        values = _flat(_whole(each))
-        for required in _REQUIRED:
-            if not values[required]:
-                yield Problem(
-                    (*path, *required.split(".")),
-                    'this key is required and missing (like = "slurm" takes it from there)',
-                )
-
-
-def _check_templates(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
-    values = _flat(dialect)
-    for key, known in _COMMANDS.items():
-        path, uses = tuple(key.split(".")), tuple(template.uses(values[key]))
-        if message := template.problem(values[key], known, words=True):
-            yield path, message
-        elif any(use.name == "cluster" and use.required for use in uses):
-            yield path, "a job may have no cluster: write [[ -M {cluster}]], with the option's name"
-    for number, directive in enumerate(dialect.directives):
-        if message := template.problem(directive, OF_JOBS):
-            yield ("directives", number), message
-    for number, line in enumerate(dialect.setup):
-        if any(not use.test for use in template.uses(line)):
-            yield ("setup", number), "a line of the script cannot have fields; use shell variables"
-
-
-def _check_patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
-    groups = {"submitted": "id", "exit_code": "code"}
-    for keys, pattern in _patterns(dialect):
-        group = groups.get(str(keys[-1]))
-        try:
-            known = re.compile(pattern).groupindex
-        except (re.error, OverflowError, RecursionError) as error:
-            yield keys, f"not a regular expression: {error}"
-            continue
-        if group and pattern and group not in known:
-            yield keys, f"the pattern needs a group (?P<{group}>...)"
-
-
-def _patterns(dialect: Dialect) -> Iterator[tuple[KeyPath, str]]:
-    """The regular expressions of a scheduler, with their keys."""
-    for name in ("submitted", "launch_host"):
-        yield (name,), getattr(dialect, name)
-    yield from ((("patterns", field), each) for field, each in dialect.patterns.items())
-    for name in ("query", "history"):
-        answer: JobQuery = getattr(dialect, name)
-        for key in ("unknown", "state", "exit_code", "name", "hosts", "hosts_in", "directory"):
-            yield (name, key), getattr(answer, key).replace("{id}", "1")
-        for key in ("reason", "outputs"):
-            for number, each in enumerate(getattr(answer, key)):
-                yield (name, key, number), each.replace("{id}", "1")
-
-
-def _flat(dialect: Dialect) -> dict[str, Any]:
-    return {
-        **dialect._asdict(),
-        **{f"query.{name}": value for name, value in dialect.query._asdict().items()},
-        **{f"history.{name}": value for name, value in dialect.history._asdict().items()},
-    }
+        for key in (required.split(".") for required in _REQUIRED):
+            if not reduce(getattr, key, _whole(each)):
+                message = 'this key is required and missing (like = "slurm" takes it from there)'
+                yield Problem((*path, *key), message)

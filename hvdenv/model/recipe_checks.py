@@ -9,7 +9,7 @@ from hvdenv.base.masking import has_password, holds_secret
 from hvdenv.base.schema import Problem, nearest
 from hvdenv.model import template
 from hvdenv.model.cluster import LauncherName
-from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
+from hvdenv.model.dialect import SHIPPED
 from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Recipe
 
@@ -126,9 +126,6 @@ def _problems_of_launchers(recipe: Recipe) -> Problems:
         path = ("launch", "launchers", name)
         if name in get_args(LauncherName):
             yield Problem(path, f"hvdenv has a launcher {name}: give this one another name")
-        for key, known in (("command", OF_LAUNCHERS), ("export", ("name",))):
-            if message := template.problem(getattr(own, key), known, words=True):
-                yield Problem((*path, key), message)
         words = template.split(own.command)
         if "{program}" not in words:
             yield Problem((*path, "command"), "it must contain {program}, which the ranks run")

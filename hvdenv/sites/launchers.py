@@ -298,7 +298,7 @@ def _from_data(own: cluster.OwnLauncher) -> Launcher:
 
 def _templates() -> dict[str, cluster.OwnLauncher]:
     text = read_text(Path(__file__).with_name("launchers.toml"), OWN)
-    return decode(dict[str, cluster.OwnLauncher], parse_toml(text))
+    return decode(dict[str, cluster.OwnLauncher], parse_toml(text), lenient=True)
 
 
 _TEMPLATES = _templates()

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.base.schema import KeyPath, Pattern, decode, encode
 from hvdenv.knowledge import diagnosis, failures, logs, rules
 from hvdenv.knowledge.failures import all_failures
 from hvdenv.knowledge.logs import AFTER, BEFORE
 from hvdenv.knowledge.rules import all_rules, each_of
-from hvdenv.model import dialect
+from hvdenv.model.dialect import JobQuery, shipped
 from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.plans import images
 from hvdenv.sites import batch
@@ -27,7 +28,7 @@ from tests.support.patterns import slow_text
 from tests.support.standalone import load
 
 ROOT = Path(__file__).parents[2]
-DIALECTS = dialect.shipped()
+DIALECTS = shipped()
 METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split")
 FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
 # The characters of the longest texts for all others. A pattern whose time grows with their square takes
@@ -55,7 +56,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("standalone/program/observe.py", "pattern"): list,  # names of modules
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("base/schema.py", "pattern.regex"): lambda: _arguments("Pattern"),
-    ("model/dialect.py", "pattern"): list,  # compiled only
+    ("model/dialect.py", "text.replace('{id}', '1')"): list,  # compiled only
     ("standalone/ranks/datapath.py", "pattern"): lambda: [each.pattern for _, each in load("datapath")._VALUES],
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],
     ("sites/allocation.py", "dialect.launch_host"): lambda: [d.launch_host for d in DIALECTS.values()],
@@ -66,10 +67,16 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
 
 
 def _of_answers() -> Iterator[str]:
+    found: list[str] = []
+
+    def note(pattern: Pattern, text: str, _: KeyPath) -> str:
+        found.extend([text.replace("{id}", "1")] if "regular expression" in pattern.meaning else [])
+        return text
+
     for each in DIALECTS.values():
-        for keys, pattern in dialect._patterns(each):
-            if keys[0] in ("query", "history"):
-                yield pattern
+        for answer in (each.query, each.history):
+            decode(JobQuery, encode(answer), rewrite=note)
+    yield from found
 
 
 class Use(NamedTuple):
