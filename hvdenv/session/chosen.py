@@ -220,9 +220,7 @@ def _last_built() -> tuple[Path, str] | None:
     known = registry.list_environments(find_places())
     complete = [each for each in known if each.state == "complete"]
     last = max(complete, key=lambda each: each.created, default=None)
-    passed = " or ".join(name for name in ACTIVE if environment().get(name))
-    why = "the one built last" + (f"; no Horovod in {passed}" if passed else "")
-    return (Path(last.prefix), why) if last else None
+    return (Path(last.prefix), "the one built last") if last else None
 
 
 def _foreign(

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
@@ -180,11 +179,7 @@ class Attempt(NamedTuple):
 
 
 def load(
-    modules: Modules,
-    phase: Phase,
-    runner: Runner,
-    *,
-    seconds: float = LOAD_SECONDS,
+    modules: Modules, phase: Phase, runner: Runner, *, seconds: float = LOAD_SECONDS
 ) -> Loaded:
     """Load a set, and return how it changes the environment.
 
@@ -224,7 +219,8 @@ def try_out(
     if not shutil.which("bash"):
         raise _no_system()
     commands = load_commands(modules, phase)
-    with _shell(runner, seconds) as shell:
+    with TemporaryDirectory(prefix="hvdenv-modules-") as folder:
+        shell = _Shell(Path(folder), runner, seconds)
         lines = (
             *shell_lines(modules._replace(load=(), build=()), "run", cleaned=True),
             f"hvdenv_failed={'yes' if listing else ''}",
@@ -341,9 +337,3 @@ class _Shell(NamedTuple):
             remedy=f"try it in a shell on {host}, and correct `modules` in the recipe or the site"
             " file; what hangs may wait for a file system or a license server",
         )
-
-
-@contextmanager
-def _shell(runner: Runner, seconds: float) -> Iterator[_Shell]:
-    with TemporaryDirectory(prefix="hvdenv-modules-") as folder:
-        yield _Shell(Path(folder), runner, seconds)

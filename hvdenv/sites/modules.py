@@ -263,18 +263,16 @@ def parse_available(text: str) -> tuple[str, ...]:
 
 def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
     """Similar names: other versions first, then similar spellings."""
-    from difflib import SequenceMatcher
+    from difflib import get_close_matches
 
-    matcher = SequenceMatcher(b=module.lower(), autojunk=False)
-    family = module_family(module)
-    scored = []
-    for name in available:
-        matcher.set_seq1(name.lower() if "/" in module else module_family(name))
-        same = module_family(name) == family
-        if same or (matcher.quick_ratio() > 0.6 and matcher.ratio() > 0.6):
-            scored.append((same, matcher.ratio(), name))
-    scored.sort(key=lambda each: (not each[0], -each[1], each[2]))
-    return tuple(name for _, _, name in scored[:NEAREST])
+    word, family = module.lower(), module_family(module)
+    names = {name.lower(): name for name in available}
+    versions = [name for name in names if module_family(name) == family]
+    found = (
+        *get_close_matches(word, versions, NEAREST, 0),
+        *get_close_matches(word, names, NEAREST),
+    )
+    return tuple(names[name] for name in dict.fromkeys(found))[:NEAREST]
 
 
 def offers(available: Iterable[str]) -> dict[str, tuple[str, ...]]:

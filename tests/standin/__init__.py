@@ -155,14 +155,7 @@ class Cluster:
         Raises:
             Missing: the machine does not have it.
         """
-        engine = GridEngine(
-            folder=self.folder,
-            controller=self._keeper,
-            hosts=self.hosts,
-            slots=config.CPUS,
-            queue=queue,
-            on=lambda host, argv, env: self.on(host, argv, env=env),
-        )
+        engine = GridEngine(self, self._keeper, queue)
         engine.start()
         return engine.variables
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from tests.standin.config import CPUS
 from tests.standin.machine import enter, run, wait_for
 from tests.support.needs import SYSTEM_PATH, need
+
+if TYPE_CHECKING:
+    from tests.standin import Cluster
 
 # Where Debian and Ubuntu have its parts.
 ROOT, LIBRARY = Path("/var/lib/gridengine"), Path("/usr/lib/gridengine")
@@ -49,27 +53,19 @@ SCHEDULER = {
 
 
 class GridEngine(NamedTuple):
-    """What it is made of.
+    """Grid Engine on the hosts of a stand-in.
 
     Attributes:
-        folder: of the stand-in.
         controller: process whose namespaces the master and the clients on the head run in.
-        hosts: names of the hosts.
-        slots: of each host.
-        queue: its name.
-        on: runs a command on a host, with variables.
     """
 
-    folder: Path
+    cluster: Cluster
     controller: int
-    hosts: tuple[str, ...]
-    slots: int
     queue: str
-    on: Callable[[str, Sequence[str], Mapping[str, str]], object]
 
     @property
     def root(self) -> Path:
-        return self.folder / "sge"
+        return self.cluster.folder / "sge"
 
     @property
     def variables(self) -> dict[str, str]:
@@ -90,14 +86,14 @@ class GridEngine(NamedTuple):
         need(*PACKAGES)
         self._write_files()
         # The head's own /etc/hosts does not have the hosts.
-        self._call("mount", "--bind", f"{self.folder}/etc/hosts", "/etc/hosts")
+        self._call("mount", "--bind", f"{self.cluster.folder}/etc/hosts", "/etc/hosts")
         self._spool()
         self._call("sge_qmaster")
         # It returns before it listens.
         wait_for(self._answers, "sge_qmaster does not answer", self._messages)
         self._configure()
-        for host in self.hosts:
-            self.on(host, ["sge_execd"], {**self.variables, "PATH": SYSTEM_PATH})
+        for host in self.cluster.hosts:
+            self.cluster.on(host, ["sge_execd"], env={**self.variables, "PATH": SYSTEM_PATH})
 
     def _write_files(self) -> None:
         for name in ("default/common", "spool/qmaster/job_scripts", "execd"):
@@ -115,7 +111,7 @@ class GridEngine(NamedTuple):
         (common / "act_qmaster").write_text("controller\n")
         inside = " ".join(enter(self.controller, "net", "uts")[:-1])
         for name in CLIENTS:
-            program = self.folder / "bin" / name
+            program = self.cluster.folder / "bin" / name
             # On hosts, where a job may have the head's PATH, it is the program itself.
             program.write_text(
                 f'#!/bin/sh\n[ "$(hostname)" = {socket.gethostname()} ] || exec /usr/bin/{name} "$@"\n'
@@ -141,11 +137,11 @@ class GridEngine(NamedTuple):
             self._call(f"{LIBRARY}/spooldefaults", *words)
 
     def _configure(self) -> None:
-        hosts = ",".join(self.hosts)
+        hosts = ",".join(self.cluster.hosts)
         queue = {
             "qname": self.queue,
-            "hostlist": " ".join(self.hosts),
-            "slots": str(self.slots),
+            "hostlist": " ".join(self.cluster.hosts),
+            "slots": str(CPUS),
             "pe_list": "mpi",
             "load_thresholds": "NONE",
             "shell_start_mode": "unix_behavior",
