@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,49 +15,10 @@ from hvdenv.model.cluster import Modules
 from hvdenv.sites.modules import shell_lines
 from tests.support.files import programs
 from tests.support.modulesystems import KINDS, Installed, install, write_module
-from tests.support.needs import need
+from tests.support.shells import PATH, shell
 
 SHELLS = ("dash", "bash", "zsh")
-PATH = "/usr/local/bin:/usr/bin:/bin"
 HOSTILE = "a  b'\"$(touch HIT)`touch HIT`;&|<>*{}[]\\!~#%\nc\u00e9"
-# Prints the environment under a name, for `Said.at`.
-_PRINT = "import json, os, sys; print(sys.argv[1] + json.dumps(dict(os.environ)))"
-SHOW = f"show() {{ {shlex.quote(sys.executable)} -IS -c {shlex.quote(_PRINT)} $1:; }}"
-OWN = {"_", "SHLVL", "PWD", "OLDPWD"}
-
-
-class Said:
-    """What a shell printed and how it ended."""
-
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-
-    def at(self, name: str) -> dict[str, str]:
-        """The environment that `show NAME` printed."""
-        lines = [line for line in self.out.splitlines() if line.startswith(f"{name}:")]
-        assert len(lines) == 1, (self.out, self.err)
-        found: dict[str, str] = json.loads(lines[0].split(":", 1)[1])
-        return {key: value for key, value in found.items() if key not in OWN}
-
-
-def shell(name: str, lines: Sequence[str], cwd: Path, **variables: str) -> Said:
-    """Run lines in a shell that starts from nothing else."""
-    if name != "bash":
-        need(name)
-    program = str(shutil.which(name))
-    environ = {"PATH": PATH, "HOME": str(cwd), "LC_ALL": "C.UTF-8", **variables}
-    return Said(
-        subprocess.run(
-            [program, *(["-f"] if name in ("zsh", "tcsh") else []), "-c", "\n".join([SHOW, *lines])]
-            if name != "tcsh"
-            else [program, "-f", "-c", "\n".join(lines)],
-            cwd=cwd,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    )
 
 
 def write(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +9,9 @@ import pytest
 from hvdenv.environments.activation import Language, Modulefile, render_modulefile
 from hvdenv.model.cluster import Modules
 from tests.support.modulesystems import KINDS, Installed, install, write_module
+from tests.support.shells import PATH, Said, shell
 
 HOSTILE = "a  b'\"$(touch HIT)`touch HIT`;&|<>*{}}{[exit][]\\!~#%"
-SHOW = "import json, os; print('@' + json.dumps(dict(os.environ)))"
-DUMP = f"{shlex.quote(sys.executable)} -IS -c {shlex.quote(SHOW)}"
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -24,31 +19,10 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return install(request.param, tmp_path_factory.mktemp("system"))
 
 
-def bash(
-    system: Installed, folder: Path, *lines: str, locale: str = "C.UTF-8"
-) -> tuple[str, list[dict[str, str]]]:
-    """Run lines with the module system; what was said, and each environment that was shown."""
-    script = "\n".join([f". {system.init}", f"module use {folder}", *lines])
-    environ = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(folder),
-        "LC_ALL": locale,
-        "LMOD_ALLOW_ROOT_USE": "yes",
-    }
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environ,
-        text=True,
-        encoding="utf-8",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=300,
-        check=False,
-    )
-    shown = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
-    said = "\n".join(line for line in done.stdout.splitlines() if not line.startswith("@"))
-    return said, shown
+def bash(system: Installed, folder: Path, *lines: str, locale: str = "C.UTF-8") -> Said:
+    """Run lines with the module system, whose messages are printed as well."""
+    lines = (f". {system.init}", f"module use {folder}", "exec 2>&1", *lines)
+    return shell("bash", lines, folder, LC_ALL=locale, LMOD_ALLOW_ROOT_USE="yes")
 
 
 def publish(system: Installed, folder: Path, entry: Modulefile) -> None:
@@ -72,31 +46,27 @@ def test_loaded_and_unloaded(system: Installed, tmp_path: Path, locale: str, mor
     hostile = HOSTILE + more
     entry = entry_in(tmp_path, "hvd/1", A=hostile, B="-x", C="--x y")
     publish(system, tmp_path, entry)
-    said, shown = bash(
+    said = bash(
         system,
         tmp_path,
-        DUMP,
-        "module load hvd/1",
-        DUMP,
-        "module unload hvd/1",
-        DUMP,
+        "show before; module load hvd/1; show loaded; module unload hvd/1; show after",
         "module whatis hvd/1; module help hvd/1",
         locale=locale,
     )
-    before, loaded, after = shown
+    before, loaded, after = map(said.at, ("before", "loaded", "after"))
     assert {name: loaded[name] for name in ("A", "B", "C", "VIRTUAL_ENV", "PYTHONNOUSERSITE")} == {
         "A": hostile,
         "B": "-x",
         "C": "--x y",
         "VIRTUAL_ENV": str(entry.environment),
         "PYTHONNOUSERSITE": "1",
-    }, said
+    }, said.out
     assert loaded["PATH"] == f"{entry.environment}/bin:{before['PATH']}"
     ours = {"A", "B", "C", "VIRTUAL_ENV", "PYTHONNOUSERSITE"}
     assert after["PATH"] == before["PATH"]
     assert not ours & set(after)
-    assert said.count(f"Note: {HOSTILE}") == 2
-    assert "Your own PYTHONPATH comes before" in said
+    assert said.out.count(f"Note: {HOSTILE}") == 2
+    assert "Your own PYTHONPATH comes before" in said.out
     assert not list(tmp_path.rglob("HIT"))
 
 
@@ -117,33 +87,29 @@ def test_what_it_needs_is_loaded_with_it(system: Installed, tmp_path: Path) -> N
         build=("cmake/3",),
     )
     publish(system, tmp_path / "own", entry_in(tmp_path, "hvd/1", modules))
-    said, shown = bash(
+    said = bash(
         system,
         tmp_path / "own",
-        f"module use {base}",
-        "module load atp PrgEnv-intel",
-        "module load hvd/1",
-        DUMP,
-        "module unload hvd/1",
-        DUMP,
+        f"module use {base}; module load atp PrgEnv-intel",
+        "module load hvd/1; show loaded; module unload hvd/1; show after",
     )
-    loaded, after = shown
-    assert loaded["PATH"] == f"{tmp_path}/e n'v{{1/bin:/site/gcc:/usr/bin:/bin", said
+    loaded, after = said.at("loaded"), said.at("after")
+    assert loaded["PATH"] == f"{tmp_path}/e n'v{{1/bin:/site/gcc:{PATH}", said.out
     assert (loaded["PRG"], loaded["PYTHONPATH"], loaded["SETUP"]) == ("gnu", "/p", "done")
     assert "ATP" not in loaded
-    assert after["PATH"] == "/usr/bin:/bin"
+    assert after["PATH"] == PATH
     assert not {"PRG", "PYTHONPATH", "SETUP", "VIRTUAL_ENV"} & set(after)
 
 
 def test_two_versions_exclude_each_other(system: Installed, tmp_path: Path) -> None:
     for name in ("hvd/1", "hvd/2"):
         publish(system, tmp_path, entry_in(tmp_path, name))
-    said, (shown,) = bash(
-        system, tmp_path, "module load hvd/1", "module load hvd/2", DUMP, "module list"
-    )
+    lines = ("module load hvd/1", "module load hvd/2", "show both", "module list")
+    said = bash(system, tmp_path, *lines)
+    shown = said.at("both")
     # Lmod takes one in the place of the other, Environment Modules keeps the first.
     kept = "2" if system.kind == "lmod" else "1"
-    assert shown["VIRTUAL_ENV"].endswith(f"v{{{kept}"), said
+    assert shown["VIRTUAL_ENV"].endswith(f"v{{{kept}"), said.out
     assert shown["PATH"].count("e n'v{") == 1
 
 
@@ -155,9 +121,10 @@ def test_what_it_needs_is_not_there(system: Installed, tmp_path: Path, missing: 
     if missing == "environment":
         (entry.environment / "bin").rmdir()
         entry.environment.rmdir()
-    said, (shown,) = bash(system, tmp_path, "module load hvd/1 && echo loaded", DUMP)
+    said = bash(system, tmp_path, "module load hvd/1 && echo loaded", "show tried")
+    shown = said.at("tried")
     assert "VIRTUAL_ENV" not in shown
     assert "PYTHONNOUSERSITE" not in shown
-    assert "loaded" not in said.splitlines()
-    plain = " ".join(said.split())
+    assert "loaded" not in said.out.splitlines()
+    plain = " ".join(said.out.split())
     assert ("gcc/99" if missing == "module" else "is gone, or you may not enter it") in plain

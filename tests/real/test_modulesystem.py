@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.modulesystems import (
     write_lua_module,
     write_module,
 )
+from tests.support.shells import Said, shell
 from tests.support.waiting import wait_until
 
 HOSTILE = """it's "quoted" $HOME `id` $(id) \\ [exec id] {brace} ; & | ~ *"""
@@ -92,7 +92,7 @@ def tcl_site(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Site:
 def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
     init = {"lmod": "share/lmod/lmod/init/bash", "tcl": "share/modules/init/bash"}
     script = site.installed.root / "usr" / init[site.installed.kind]
-    dump = in_shell(site, "bash", f". {script}; env -0").stdout
+    dump = in_shell(site, "bash", f". {script}; env -0").out
     inherited = dict(entry.split("=", 1) for entry in dump.split("\0") if entry)
     assert "BASH_FUNC_module%%" in inherited
     site.module("tool/1")
@@ -334,13 +334,8 @@ def test_another_name_of_a_module_is_good(site: Site) -> None:
     assert site.load("compiler").loaded == ("gcc/10.2.0",)
 
 
-def in_shell(site: Site, shell: str, lines: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [shell, "-c", lines],
-        env={"HOME": str(site.home), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
+def in_shell(site: Site, name: str, lines: str) -> Said:
+    return shell(name, [lines], site.home)
 
 
 JOINS: dict[str, Callable[[tuple[str, ...]], str]] = {
@@ -350,27 +345,27 @@ JOINS: dict[str, Callable[[tuple[str, ...]], str]] = {
 
 
 @pytest.mark.parametrize("join", JOINS)
-@pytest.mark.parametrize("shell", ["dash", "bash", "zsh"])
-def test_the_lines_do_the_same_in_each_shell(site: Site, shell: str, join: str) -> None:
+@pytest.mark.parametrize("name", ["dash", "bash", "zsh"])
+def test_the_lines_do_the_same_in_each_shell(site: Site, name: str, join: str) -> None:
     site.module("gcc/10.2.0", setenv={"GCC_NOTE": HOSTILE})
     good = JOINS[join](shell_lines(site.modules("gcc/10.2.0"), "run"))
     bad = JOINS[join](shell_lines(site.modules("gcc/10.2.0", "gcc/11"), "run"))
     # Under `set -eu`, and both are still set afterwards.
     after = '\nprintf "%s\\n" "$GCC_NOTE" "$LOADEDMODULES"; set +e; (echo $unset_variable); echo $?; set | grep ^hvdenv'
-    done = in_shell(site, shell, f"set -eu\n{good}\n{after}")
-    note, loaded, status, *rest = done.stdout.splitlines()
-    assert (note, loaded) == (HOSTILE, "gcc/10.2.0"), done.stderr
+    done = in_shell(site, name, f"set -eu\n{good}\n{after}")
+    note, loaded, status, *rest = done.out.splitlines()
+    assert (note, loaded) == (HOSTILE, "gcc/10.2.0"), done.err
     assert status != "0"
     assert rest == []
-    done = in_shell(site, shell, f"{bad}\n" + ("echo $?" if join == "function" else "echo on"))
-    assert "cannot load the module gcc/11" in done.stderr
-    assert done.stdout == ("1\n" if join == "function" else "")
+    done = in_shell(site, name, f"{bad}\n" + ("echo $?" if join == "function" else "echo on"))
+    assert "cannot load the module gcc/11" in done.err
+    assert done.out == ("1\n" if join == "function" else "")
     if join == "lines":
-        assert done.returncode == 1
+        assert done.code == 1
         script = site.home / "activate.sh"
         script.write_text(bad)
-        done = in_shell(site, shell, f". {script} || echo came back")
-        assert done.stdout == "came back\n"
+        done = in_shell(site, name, f". {script} || echo came back")
+        assert done.out == "came back\n"
 
 
 def test_a_script_that_defines_nothing_is_passed_over(site: Site, tmp_path: Path) -> None:
