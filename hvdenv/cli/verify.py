@@ -44,7 +44,6 @@ from hvdenv.session.output import report
 from hvdenv.session.progress import VerifyProgress
 from hvdenv.session.ranks import current_allocation, find_entry, requested_ranks
 from hvdenv.sites import module_shell
-from hvdenv.sites.hosts import distribute
 from hvdenv.sites.launchers import LAUNCHERS, Launch
 from hvdenv.sites.launchers import named as named_launcher
 from hvdenv.sites.placement import Requested, overload, place, shell_variables
@@ -173,7 +172,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         installation = _with_modules(installation, recipe, runner)
     entry = find_entry(wanted, chosen)
     installation = installation._replace(image=entry.words, mount=entry.source)
-    launch, launchers = _launched(arguments, recipe, expectation)
+    launch, launchers = _launched(arguments, chosen.recipe, expectation)
     if not arguments.quiet:
         report(f"verifying {installation.prefix}")
     setup = Setup(
@@ -261,32 +260,32 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
 
 
 def _launched(
-    arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
+    arguments: argparse.Namespace, recipe: Recipe, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
     requested = _requested(arguments)
     _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
-    if recipe is None and requested.hosts:
-        launch = _on_hosts(requested)
-    elif recipe is None or not (allocation.hosts or allocation.nodes or requested.hosts):
-        launch = TWO_RANKS._replace(ranks=requested.ranks or _usual_ranks(arguments, expectation))
-        if recipe:
-            launch = launch._replace(settings=recipe.launch, network=recipe.network)
-    else:
+    if allocation.hosts or allocation.nodes or requested.hosts:
         launch = place(recipe, requested, allocation)
         if full := overload(launch, allocation):
             report(f"warning: {full}")
+    else:
+        launch = TWO_RANKS._replace(
+            ranks=requested.ranks or _usual_ranks(arguments, expectation),
+            settings=recipe.launch,
+            network=recipe.network,
+        )
     if arguments.launcher:
         return launch, tuple(arguments.launcher)
-    usual = recipe.launch.launcher if recipe else DEFAULT_LAUNCHERS[0]
-    schedulers = named_launcher(usual, launch.settings.launchers).schedulers
+    usual = recipe.launch.launcher
+    schedulers = named_launcher(usual, recipe.launch.launchers).schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
 
 
-def _refuse_unknown(names: Sequence[str], recipe: Recipe | None) -> None:
+def _refuse_unknown(names: Sequence[str], recipe: Recipe) -> None:
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
-    known += recipe.launch.launchers if recipe else ()
+    known += recipe.launch.launchers
     for name in names:
         if name not in known:
             raise UsageError(
@@ -307,13 +306,6 @@ def _may_use_gpus(expectation: Expectation) -> int:
     """How many GPUs of this host ranks may use."""
     wanted = expectation.operations is None or "NCCL" in expectation.operations
     return len(gpus()) if wanted else 0
-
-
-def _on_hosts(requested: Requested) -> Launch:
-    ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
-    each = -(-ranks // len(requested.hosts))
-    hosts = (host._replace(slots=host.slots or each) for host in requested.hosts)
-    return TWO_RANKS._replace(ranks=ranks, hosts=distribute(hosts, ranks))
 
 
 def _requested(arguments: argparse.Namespace) -> Requested:

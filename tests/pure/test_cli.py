@@ -24,6 +24,7 @@ from hvdenv.cli import verify
 from hvdenv.cli.main import COMMANDS, GROUPS, main, make_parser
 from hvdenv.cli.options import command_line
 from hvdenv.environments.installation import Expectation
+from hvdenv.model.layers import load_recipe
 from hvdenv.verification.verify import usual_ranks
 from tests.support.commands import Hvdenv
 
@@ -252,15 +253,15 @@ def test_enough_ranks_for_process_sets(gpus: int, ranks: int) -> None:
 
 
 def test_allreduces_alone_take_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an environment without a recipe, and outside of an allocation."""
+    """Outside of an allocation."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(verify, "gpus", lambda: ())
-    parser = argparse.ArgumentParser()
+    parser, recipe = argparse.ArgumentParser(), load_recipe("local").recipe
     verify.configure(parser)
     for words, ranks in (((), 3), (("--quick",), 2), (("--quick", "-n", "5"), 5)):
-        launch, _ = verify._launched(parser.parse_args(words), None, Expectation())
+        launch, _ = verify._launched(parser.parse_args(words), recipe, Expectation())
         assert (launch.ranks, launch.hosts) == (ranks, ())
 
 
