@@ -137,8 +137,6 @@ class Launcher(NamedTuple):
         across_hosts: the same, if ranks are on several hosts.
         takes_hosts: whether the user can choose the hosts.
         provided: whether the environment provides it, and not the host.
-        exposes: whether it puts variables on command lines that other users can read, if Horovod has
-            no patch.
     """
 
     controller: str
@@ -147,8 +145,6 @@ class Launcher(NamedTuple):
     across_hosts: tuple[str, ...] = ()
     takes_hosts: bool = True
     provided: bool = False
-    exposes: bool = False
-    mpirun: bool = False
 
 
 def parse_mpi_version(text: str) -> MpiVersion:
@@ -334,12 +330,12 @@ def _by_mpi(name: str, launch: Launch) -> Start:
 
 
 LAUNCHERS: dict[str, Launcher] = {
-    "mpirun": Launcher("MPI", partial(_by_mpi, "mpirun"), mpirun=True),
-    "mpiexec": Launcher("MPI", partial(_by_mpi, "mpiexec"), mpirun=True),
+    "mpirun": Launcher("MPI", partial(_by_mpi, "mpirun")),
+    "mpiexec": Launcher("MPI", partial(_by_mpi, "mpiexec")),
     "srun": _from_data(_TEMPLATES["srun"])._replace(start=_srun),
     "aprun": _from_data(_TEMPLATES["aprun"]),
-    "horovodrun-gloo": Launcher("Gloo", partial(_horovodrun, "gloo"), provided=True, exposes=True),
-    "horovodrun-mpi": Launcher("MPI", partial(_horovodrun, "mpi"), provided=True, mpirun=True),
+    "horovodrun-gloo": Launcher("Gloo", partial(_horovodrun, "gloo"), provided=True),
+    "horovodrun-mpi": Launcher("MPI", partial(_horovodrun, "mpi"), provided=True),
     "torchrun": Launcher("", _torchrun, across_hosts=("slurm",), provided=True),
 }
 
@@ -403,14 +399,12 @@ def _prefix(launch: Launch) -> str:
 
 def puts_mpi_first(name: str, launch: Launch) -> bool:
     """Whether the directory of MPI is first in PATH on other hosts: `mpirun --prefix`."""
-    open_mpi = launch.mpi.kind == "Open MPI"
-    return named(name, launch.settings.launchers).mpirun and open_mpi and bool(_prefix(launch))
+    by_mpirun = name in ("mpirun", "mpiexec", "horovodrun-mpi")
+    return by_mpirun and launch.mpi.kind == "Open MPI" and bool(_prefix(launch))
 
 
 def _open_mpi_environment(launch: Launch) -> Variables:
     """On this host, waiting ranks yield to others, and no ssh is required; root may start ranks."""
-    if launch.mpi.kind != "Open MPI":
-        return ()
     five = launch.mpi.major >= 5
     found = {}
     if not launch.remote:

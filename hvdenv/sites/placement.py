@@ -277,7 +277,7 @@ def hidden_variables(
         activated: names of variables that the environment sets.
         patched: whether Horovod has the patch that keeps them off command lines.
     """
-    if patched or launcher not in LAUNCHERS or not LAUNCHERS[launcher].exposes:
+    if patched or launcher != "horovodrun-gloo":
         return ()
     return tuple(name for name in names if name not in activated and not may_be_seen(name))
 

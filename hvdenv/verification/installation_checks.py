@@ -13,7 +13,6 @@ from hvdenv.environments.manifest import ChangedFile
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.reports.report import Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
-from hvdenv.sites.launchers import LAUNCHERS
 from hvdenv.sites.placement import hidden_variables
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification.drift import compare
@@ -196,11 +195,9 @@ def check_variables(setup: Setup, _evidence: Evidence) -> Iterator[Finding]:
     if shell.dropped:
         names = ", ".join(shell.dropped)
         notes.append(f"--clean drops {names}; `hvdenv run --clean` does the same")
-    known = [name for name in reversed(setup.launchers) if name in LAUNCHERS]
-    patched = hides_variables(installation.prefix)
-    for launcher in {LAUNCHERS[name].controller: name for name in known}.values():
-        if away := hidden_variables(launcher, passed, (), patched=patched):
-            evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
+    launcher, patched = setup.launcher("Gloo"), hides_variables(installation.prefix)
+    if away := hidden_variables(launcher, passed, (), patched=patched):
+        evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
     if notes:
         message = "; ".join(notes)
         yield Finding("variables", "your shell", "pass", message, evidence="\n".join(evidence))
