@@ -22,7 +22,7 @@ from hvdenv.base.places import find_places
 from hvdenv.building.wheelcache import own, store
 from hvdenv.standalone.steps import archives
 from tests.support.commands import Hvdenv, ended
-from tests.support.files import write
+from tests.support.files import programs, write
 from tests.support.standalone import load
 from tests.support.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
 
@@ -38,9 +38,9 @@ SPEC: dict[str, Any] = {
 conda_env = load("conda_env")
 
 
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*words: str | Path, **named: Any) -> subprocess.CompletedProcess[str]:
     """Run it without py-rattler."""
-    return ended(sys.executable, "-E", "-S", PROGRAM, *words)
+    return ended(sys.executable, "-E", "-S", PROGRAM, *words, **named)
 
 
 def written(folder: Path, **changed: Any) -> Path:
@@ -77,6 +77,36 @@ def test_what_cannot_be_installed(tmp_path: Path) -> None:
     assert "platform linux-riscv64: known are linux-64, linux-aarch64" in done.stdout
     assert "Traceback" not in done.stdout
     assert os.listdir(tmp_path) == ["conda.json"]
+
+
+# Stands in for a conda: it writes what it was asked for into the record of a package.
+CONDA = """\
+test "$1 $2 $3" = "create --yes --prefix" || exit 2
+mkdir -p "$4/conda-meta"; prefix=$4; shift 4
+test "$CONDA_OVERRIDE_CUDA/$CONDA_OVERRIDE_GLIBC/$CONDA_SUBDIR" = 11.4/2.17/linux-64 || exit 3
+printf '{"name": "data", "version": "1", "url": "%s"}' "$*" > "$prefix/conda-meta/data.json"
+"""
+
+
+def test_without_py_rattler_a_conda_makes_it_but_not_from_a_lock(tmp_path: Path) -> None:
+    conda = {"PATH": f"{programs(tmp_path / 'bin', conda=CONDA)}:/usr/bin:/bin"}
+    spec, report = written(tmp_path), tmp_path / "report.json"
+    done = run(spec, tmp_path / "env", "--report", report, env=conda)
+    assert done.returncode == 0, done.stdout
+    assert "bin/conda, since " in done.stdout and "1 packages in" in done.stdout
+    channels = " ".join(f"--channel {name}" for name in SPEC["channels"])
+    (installed,) = json.loads(report.read_text())
+    assert installed["url"] == " ".join(["--override-channels", channels, *SPEC["specs"]])
+
+    locked = written(tmp_path, explicit=[])
+    for words in ((locked, tmp_path / "second"), ("--solve-only", spec, report)):
+        done = run(*words, env=conda)
+        assert done.returncode == 1
+        assert NOTHING in done.stdout and "has no py-rattler" in done.stdout
+    failing = {"PATH": f"{programs(tmp_path / 'failing', conda='exit 7')}:/usr/bin:/bin"}
+    done = run(written(tmp_path), tmp_path / "third", env=failing)
+    assert "create failed with exit status 7" in done.stdout
+    assert not (tmp_path / "third").exists()
 
 
 def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:

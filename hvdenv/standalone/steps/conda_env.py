@@ -1,6 +1,7 @@
 """Make a conda environment with py-rattler.
 
-Stand-alone: imports nothing of hvdenv. It needs Python 3.10 or newer with py-rattler.
+Stand-alone: imports nothing of hvdenv. It needs Python 3.10 or newer with py-rattler. Without
+py-rattler, a conda on PATH makes an environment from specs, but no lock of it.
 
     conda_env.py SPEC.json PREFIX [--report REPORT.json]
     conda_env.py --solve-only SPEC.json REPORT.json
@@ -37,6 +38,7 @@ import os
 import posixpath
 import re
 import shutil
+import subprocess
 import sys
 import urllib.parse
 import urllib.request
@@ -70,6 +72,10 @@ REPORTED = ("name", "version", "build", "url", "sha256")
 TEMPORARY = ("extracted_package_dir", "package_tarball_full_path", "link")
 CACHE = os.environ.get("RATTLER_CACHE_DIR", "")
 DOWNLOADS_AT_ONCE = 8
+WITHOUT_RATTLER = (
+    "cannot install conda packages: {0} has no py-rattler, and a conda on PATH replaces it only"
+    " without a lock\nInstall it, on Python 3.10 or newer: {0} -m pip install 'py-rattler<1,>=0.28'"
+).format(sys.executable)
 
 
 class Failure(Exception):
@@ -351,6 +357,10 @@ def fetch(spec: Spec, target: str) -> None:
 
 def make(spec: Spec, prefix: str, work: str, report: str) -> None:
     """Install the packages of a lock, or those that a solve finds."""
+    if rattler is None:
+        make_with_conda(spec, prefix, work)
+        write_report(prefix, report)
+        return
     packages = spec["explicit"] if "explicit" in spec else solve(spec)
     asyncio.run(install(packages, collect(packages, CACHE or work), prefix, work))
     # rattler writes records for the owner only.
@@ -361,13 +371,49 @@ def make(spec: Spec, prefix: str, work: str, report: str) -> None:
     for path in glob.glob(os.path.join(glob.escape(prefix), "bin", ".*-post-link.sh")):
         say("not run, as it could do anything: the script %s" % path)
     # Records name the files; they should name where these come from.
-    origins, installed = {each["name"]: each["url"] for each in packages}, []
-    for path in sorted(glob.glob(os.path.join(glob.escape(prefix), "conda-meta", "*.json"))):
+    origins = {each["name"]: each["url"] for each in packages}
+    for path in records_in(prefix):
         record = read_json(path)
         url = origins[record["name"]]
         record.update(url=url, channel=url.rsplit("/", 2)[0] + "/")
         write_json(path, {k: v for k, v in record.items() if k not in TEMPORARY})
-        installed.append({key: record.get(key) or "" for key in REPORTED})
+    write_report(prefix, report)
+
+
+def make_with_conda(spec: Spec, prefix: str, work: str) -> None:
+    """Let conda solve and install.
+
+    For systems that have no wheel of py-rattler, such as RHEL 7 on Power9.
+    """
+    program = shutil.which(os.environ.get("CONDA_EXE") or "conda")
+    if "explicit" in spec or not program:
+        raise Failure(WITHOUT_RATTLER)
+    machine = {name[2:].upper(): version for name, version, _ in virtual_packages(spec)[:-1]}
+    machine = dict({"CUDA": ""}, **machine, ARCHSPEC=virtual_packages(spec)[-1][2])
+    variables = {"CONDA_OVERRIDE_" + name: value for name, value in machine.items()}
+    variables.update(
+        CONDA_SUBDIR=spec["platform"],
+        CONDA_CHANNEL_PRIORITY="strict",
+        # Nothing that was unpacked before is trusted, and no files are shared.
+        CONDA_PKGS_DIRS=os.path.join(work, "unpacked"),
+        CONDA_ALWAYS_COPY="true",
+    )
+    say("by %s, since %s has no py-rattler" % (program, sys.executable))
+    channels = [word for name in spec["channels"] for word in ("--channel", name)]
+    words = ["--yes", "--prefix", prefix, "--override-channels"] + channels + spec["specs"]
+    status = subprocess.call([program, "create"] + words, env=dict(os.environ, **variables))
+    if status:
+        raise Failure("%s create failed with exit status %d" % (program, status))
+
+
+def records_in(prefix: str) -> List[str]:
+    """The files in which an environment describes its packages."""
+    return sorted(glob.glob(os.path.join(glob.escape(prefix), "conda-meta", "*.json")))
+
+
+def write_report(prefix: str, report: str) -> None:
+    records = [read_json(path) for path in records_in(prefix)]
+    installed = [{key: each.get(key) or "" for key in REPORTED} for each in records]
     if not installed:
         raise Failure("no environment was made in %s" % prefix)
     if report:
@@ -442,11 +488,8 @@ def main(arguments: List[str]) -> None:
     makes = not (options.solve_only or options.fetch_only)
     if makes and os.path.lexists(target):
         raise Failure("%s exists already; remove it or name another directory" % target)
-    if rattler is None:
-        raise Failure(
-            "cannot install conda packages: %s has no py-rattler\nInstall it, on Python 3.10 or "
-            "newer: %s -m pip install 'py-rattler<1,>=0.28'" % (sys.executable, sys.executable)
-        )
+    if rattler is None and not makes:
+        raise Failure(WITHOUT_RATTLER)
     if options.fetch_only:
         fetch(spec, target)
     elif options.solve_only:
