@@ -20,7 +20,7 @@ from hvdenv.drafting.values import Origin, Value, Weight, at
 from hvdenv.drafting.writer import write
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
-from hvdenv.model.recipe_files import read_layer, shipped_recipes, variants_of
+from hvdenv.model.recipe_files import leaves, read_layer, shipped_recipes, variants_of
 from tests.support.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -183,35 +183,29 @@ def test_building_again_is_no_other_way() -> None:
     assert "another way" in drafted(cpu)
 
 
-def wrong_and_right(draft: Draft, recipe: str, deviating: set[str]) -> tuple[list[str], int]:
-    """Values of a draft that are not those of a shipped recipe and its variants; how many are."""
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_documents_of_the_shipped_recipes(path: Path) -> None:
+    """Every value of the draft is one of the recipe or a variant, or comes from a line it deviates from."""
+    document = parse_toml(path.read_text())
+    recipe, deviating = document["recipe"], list[str]()
+    for each in document["command"]:
+        deviating += [each["line"]] * (each["covered_by"] == "deviation")
     offered = variants_of(read_layer("recipe", shipped_recipes()[recipe]).values)
-    allowed = [
-        encode(load_recipe(recipe, variants=each).recipe) for each in ([], *([v] for v in offered))
-    ]
-    others = [each for each in draft.values if not any(is_in(each, one) for one in allowed)]
+    allowed = {
+        (key, str(item))
+        for variants in ([], *([each] for each in offered))
+        for key, value in leaves(encode(load_recipe(recipe, variants=variants).recipe))
+        for item in (value if isinstance(value, list) else [value])
+    }
+    draft = draft_of(whole_document(path))
+    others = [each for each in draft.values if (each.key, str(each.value)) not in allowed]
     wrong = [
         f"{'.'.join(each.key)} = {each.value!r} ({each.origin})"
         for each in others
         if not any(line in each.origin.text or each.origin.text in line for line in deviating)
     ]
-    return wrong, len(draft.values) - len(others)
-
-
-def is_in(each: Value, document: Any) -> bool:
-    for part in each.key:
-        document = document.get(part, {}) if isinstance(document, dict) else {}
-    return each.value in document if each.item else bool(each.value == document)
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_documents_of_the_shipped_recipes(path: Path) -> None:
-    """Every value of the draft is one of the recipe, or comes from a line it deviates from."""
-    document = parse_toml(path.read_text())
-    deviating = {each["line"] for each in document["command"] if each["covered_by"] == "deviation"}
-    draft = draft_of(whole_document(path))
-    wrong, right = wrong_and_right(draft, document["recipe"], deviating)
     assert wrong == DEVIATIONS_OF_RECIPES.get(path.stem, [])
+    right = len(draft.values) - len(others)
     assert (right, len(draft.choices)) == RIGHT_AND_CHOICES[path.stem]
 
 
