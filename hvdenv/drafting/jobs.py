@@ -22,6 +22,8 @@ _SLURM = Value(at("scheduler"), "slurm", weight=Weight.INFERRED)
 _INTERACTIVE = "hvdenv shell requests interactive jobs"
 # Of the partition that the job states, and how large the whole job is.
 _GPU = at("partitions", "", "gpu")
+# Options whose values may contain variables, or whose parts are judged one by one.
+_WITH_VARIABLES = frozenset({"account", "resources", "output", "error"})
 _NODES, _RANKS = at("job.nodes"), at("job.ranks_per_node")
 
 
@@ -144,10 +146,12 @@ def _option(name: str, meaning: str, text: str, scheduler: str) -> Iterator[Fact
         yield reason(name, meaning)
     elif not meaning:
         yield leave(f"{name} has no key in a recipe")
-    elif reader := _READERS.get(meaning):
-        yield from reader(text, meaning, scheduler)
     elif meaning in _SIZES:
         yield Value((OPTION, meaning), text)
+    elif re.search(rf"[${UNKNOWN}]", text) and meaning not in _WITH_VARIABLES:
+        yield leave(f"{name}: the page does not state its value")
+    elif reader := _READERS.get(meaning):
+        yield from reader(text, meaning, scheduler)
     else:
         yield Value(at(meaning) if "." in meaning else at("job", meaning), text or True)
 
@@ -163,9 +167,8 @@ def _account(*_: str) -> Iterator[Fact]:
 
 
 def _count(text: str, meaning: str, _: str) -> Iterator[Fact]:
-    read = _number(text) or UNKNOWN in text or "$" in text
     told = leave(f"{text!r} is not one number")
-    yield Value(at("job", meaning), _number(text) or text) if read else told
+    yield Value(at("job", meaning), _number(text)) if _number(text) else told
 
 
 def _memory(text: str, *_: str) -> Iterator[Fact]:
