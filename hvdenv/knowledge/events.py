@@ -138,9 +138,11 @@ class Explainer:
 
     def explain(self, event: Event) -> Meaning | None:
         """What an event means in this log, with all slots filled in."""
-        meaning = self._cause(event)
+        family, remedies = self._family(event)
+        meaning = self._cause(event, remedies)
         if not meaning and not event.meaning.source:
-            meaning = self._of_family(event) or event.meaning
+            stated = event.meaning
+            meaning = _of_family(stated, family, remedies) if family and remedies else stated
         if not meaning:
             return None
         interfaces = self.log.mentions.get(_INTERFACES, "those that it finds first")
@@ -152,14 +154,13 @@ class Explainer:
             remedies=tuple(fill(each, slots) for each in remedies if _fits(each, slots)),
         )
 
-    def _cause(self, event: Event) -> Meaning | None:
+    def _cause(self, event: Event, of_family: tuple[str, ...]) -> Meaning | None:
         """The first cause that fits; of a text of one cause, that one."""
         stated = event.meaning
         known = (stated,) if stated.source else self.failures.causes
         for cause in known:
             if (cause is stated or stated.id in cause.event) and self._holds(cause, event):
-                remedies = cause.remedies or self._remedies(self._family(event), event)
-                return cause._replace(remedies=remedies or stated.remedies)
+                return cause._replace(remedies=cause.remedies or of_family or stated.remedies)
         return None
 
     def _holds(self, cause: Meaning, event: Event) -> bool:
@@ -188,22 +189,18 @@ class Explainer:
             return any(family.has(each, value) for each in get_args(Member))
         return fnmatchcase(value.lower(), condition.lower())
 
-    def _of_family(self, event: Event) -> Meaning | None:
-        family, stated = self._family(event), event.meaning
-        remedies = self._remedies(family, event)
-        if not family or not remedies:
-            return None
-        says = stated.known.replace("{family}", family.about)
-        return Meaning(f"{stated.id}-{family.id}", says, remedies, steps_back=True)
-
-    def _family(self, event: Event) -> Family | None:
+    def _family(self, event: Event) -> tuple[Family | None, tuple[str, ...]]:
+        """The family of the name that an event has, and how to make the name available."""
         member, name = event.meaning.member, event.hit.slots.get("name", "")
-        families = self.failures.families if member and name else ()
-        return next((each for each in families if member and each.has(member, name)), None)
+        for family in self.failures.families if member and name else ():
+            if member and family.has(member, name):
+                return family, family.remedies(member, self.log.shows)
+        return None, ()
 
-    def _remedies(self, family: Family | None, event: Event) -> tuple[str, ...]:
-        member = event.meaning.member
-        return family.remedies(member, self.log.shows) if family and member else ()
+
+def _of_family(stated: Meaning, family: Family, remedies: tuple[str, ...]) -> Meaning:
+    says = stated.known.replace("{family}", family.about)
+    return Meaning(f"{stated.id}-{family.id}", says, remedies, steps_back=True)
 
 
 def fill(text: str, slots: Mapping[str, str]) -> str:

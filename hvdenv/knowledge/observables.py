@@ -43,15 +43,11 @@ _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
 
 
 # What only a look at the machine's directories, at indexes and channels can tell.
-LOOKED_UP: Observables = {
-    "folders_missing": frozenset(),
-    "job_here": frozenset(),
-    "job_refused": frozenset(),
-    "plan_refused": frozenset(),
-    "proxies_dead": frozenset(),
-    "packages_refused": frozenset(),
-    "conda_refused": frozenset(),
-}
+_LOOKED_UP = (
+    *("folders_missing", "job_here", "job_refused", "plan_refused"),
+    *("proxies_dead", "packages_refused", "conda_refused"),
+)
+LOOKED_UP: Observables = dict.fromkeys(_LOOKED_UP, frozenset())
 
 
 Found = dict[str, Observable | None]

@@ -131,8 +131,7 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _filled(rule: Rule, seen: Observables) -> Rule:
     """A rule with {found} and the observables that its texts name, and {name} of its edits."""
-    values = _values(rule, seen)
-    found = _found(rule, values, seen)
+    values, found = _values(rule, seen)
     names = [word.partition("=")[0] for word in found] or [""]
     # Sentences have commas of their own.
     listed = ("; " if any(", " in each for each in found) else ", ").join(found)
@@ -165,16 +164,22 @@ def _with_values(text: str, seen: Observables) -> str:
     )
 
 
-def _values(rule: Rule, seen: Observables) -> dict[str, tuple[str, ...]]:
-    """By observable, the versions, numbers and words that make a rule apply."""
+def _values(rule: Rule, seen: Observables) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """By observable, the versions, numbers and words that make a rule apply.
+
+    Then the words that "matches" found: those of sets, or if there are none, of strings.
+    """
     values: dict[str, tuple[str, ...]] = {}
+    searched: set[str] = set()
     for alternative in rule.alternatives():
         if _all_hold(alternative, seen):
             for name, several in alternative.items():
                 for condition in each_of(several):
+                    searched |= {name} if condition.startswith("matches ") else set()
                     for each, words in _decisive(name, condition, seen):
                         values[each] = tuple(sorted({*values.get(each, ()), *words}))
-    return values
+    sets = {name for name in searched if isinstance(seen[name], frozenset)}
+    return values, sorted({word for name in sets or searched for word in values[name]})
 
 
 def _decisive(name: str, condition: str, seen: Observables) -> Iterator[tuple[str, Iterable[str]]]:
@@ -189,18 +194,6 @@ def _decisive(name: str, condition: str, seen: Observables) -> Iterator[tuple[st
     elif condition != "none" and verb != "is not":
         # A message states such a value in words of its own.
         yield name, ()
-
-
-def _found(rule: Rule, values: Mapping[str, tuple[str, ...]], seen: Observables) -> list[str]:
-    """The words that "matches" found: those of sets, or if there are none, of strings."""
-    searched = {
-        name
-        for alternative in rule.alternatives()
-        for name, several in alternative.items()
-        if name in values and any(each.startswith("matches ") for each in each_of(several))
-    }
-    sets = {name for name in searched if isinstance(seen[name], frozenset)}
-    return sorted({word for name in sets or searched for word in values[name]})
 
 
 # What people call observables whose names say less.

@@ -89,14 +89,11 @@ def _keys_of(rule: Rule) -> Iterator[str]:
         yield from (f"{key}{each}" for each in names)
 
 
-def _edited_keys(rule: Rule) -> list[str]:
-    return [key for edit in rule.edits for key in edit]
-
-
 def _places(rule: Rule, resolved: Resolved) -> str:
     """File and line of the keys that a rule is about and this recipe sets."""
     named = _KEY.findall(f"{rule.message} {rule.remedy}")
-    keys = dict.fromkeys((*_edited_keys(rule), *named, *_keys_of(rule)))
+    edited_keys = (key for edit in rule.edits for key in edit)
+    keys = dict.fromkeys((*edited_keys, *named, *_keys_of(rule)))
     own = {key for key, layer in resolved.setters.items() if layer.name != "default"}
     tables = {key.rpartition(".")[0] for key in own if key.startswith("target.")}
     places = [resolved.where(key) for key in keys if key in own | tables]
