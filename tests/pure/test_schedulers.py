@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv import PACKAGE
 from hvdenv.base.errors import RecipeError, UsageError
 from hvdenv.base.places import Places
 from hvdenv.base.schema import Problem, decode, parse_toml
 from hvdenv.cli.main import main
 from hvdenv.model import template
-from hvdenv.model.cluster import Job
-from hvdenv.model.dialect import JobQuery, shipped
+from hvdenv.model.cluster import Job, OwnLauncher
+from hvdenv.model.dialect import Dialect, JobQuery, shipped
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites import status
@@ -46,6 +47,15 @@ EXPECTED = parse_toml((ANSWERS / "expected.toml").read_text(encoding="utf-8"))
 def scheduler_of(name: str) -> str:
     (found,) = (each for each in DIALECTS if name.startswith(each))
     return found
+
+
+def test_the_data_of_schedulers_and_launchers_is_strict() -> None:
+    """Commands do not judge the templates, patterns and keys of hvdenv's own data."""
+    for path in (PACKAGE / "model/schedulers").glob("*.toml"):
+        assert decode(Dialect, parse_toml(path.read_text())) == DIALECTS[path.stem]
+    launchers = parse_toml((PACKAGE / "sites/launchers.toml").read_text())
+    # They have fields that those of a site have not.
+    assert all(each.keys() <= {*OwnLauncher._fields} for each in launchers.values())
 
 
 @pytest.mark.parametrize("name", EXPECTED)
