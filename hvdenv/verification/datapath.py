@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.reports.report import RankRecord, Status
-from hvdenv.standalone.ranks.events import DataPath, Joined
+from hvdenv.standalone.ranks.events import DataPath
 from hvdenv.verification.rank_judgement import Judgement, causes_by_rank, slow_rank
 from hvdenv.verification.rank_run import Rank, RankRun
 
@@ -194,7 +194,7 @@ def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
 def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
     slowest, note = slow_rank(run) or (None, "")
     for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
-        joined = rank.result or rank.last(Joined)
+        joined = rank.joined
         nccl = nccl_transports(_all_logged([rank])).name if uses_nccl(run) else ""
         transports = [_transports(run, [rank]), nccl and f"NCCL {nccl}"]
         yield RankRecord(

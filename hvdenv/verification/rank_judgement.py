@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hvdenv.knowledge.diagnosis import Found, explain
 from hvdenv.reports.report import Status
 from hvdenv.sites.hosts import short
-from hvdenv.standalone.ranks.events import ExtensionFacts, Operation, Result
+from hvdenv.standalone.ranks.events import ExtensionFacts, Joined, Operation
 from hvdenv.verification.rank_run import Rank, RankRun
 
 _SHOWN = 8  # ranks that evidence and messages name one by one
@@ -42,12 +42,6 @@ _ENDINGS = tuple(
         ),
     )
 )
-# Gloo resolves its own host's name and does not expect to find nothing.
-_NAMELESS = Found(
-    "host-without-address",
-    "the host's own name has no address, and Gloo then ends with a segmentation fault",
-    ("add the host's name to /etc/hosts or DNS, or start ranks with mpirun",),
-)
 # MPI and Gloo keep what they share in files, and print nothing useful when there is no space.
 _FULL = Found(
     "folder-full",
@@ -77,7 +71,6 @@ def judge_run(run: RankRun) -> Judgement:
         _broken_allreduce,
         _numbering,
         _wrong_results,
-        _untested,
         _other_controller,
         _launcher_failed,
         _unknown_controller,
@@ -232,8 +225,6 @@ def _known_cause(run: RankRun, first: Sequence[Rank]) -> Found | None:
     numbers = {str(rank.number) for rank in first}
     if found and found.kill and first and found.rank.isdigit() and found.rank not in numbers:
         found = explain(text, kills=False)  # the launcher reports the kill of another rank
-    if (found is None or found.kind != "cause") and any(each.nameless for _, each in ended):
-        return _NAMELESS
     return found
 
 
@@ -256,7 +247,7 @@ def _nothing_started(run: RankRun) -> Judgement | None:
 
 
 def _singletons(run: RankRun) -> Judgement | None:
-    alone = _solitude(run.results)
+    alone = _solitude(run)
     if run.size == 1 or len(run.results) < 2 or not alone:
         return None
     mpi = next((rank.path.mpi for rank in run.ranks if rank.path), "")
@@ -278,14 +269,14 @@ def _singletons(run: RankRun) -> Judgement | None:
     return _failure(run, message, remedy, lines=lines)
 
 
-def _solitude(results: Sequence[Result]) -> str:
+def _solitude(run: RankRun) -> str:
     """What shows that each rank reduces alone, whatever its size; empty if nothing does."""
-    if all(result.size == 1 for result in results):
+    if all(joined.size == 1 for joined in run.joined):
         return "each reports that it is alone (size 1)"
-    if all(result.wrong and result.own == result.wrong for result in results):
+    if all(result.wrong and result.own == result.wrong for result in run.results):
         return (
             "each gets its own input back: each is alone, although it reports size"
-            f" {results[0].size}"
+            f" {run.joined[0].size}"
         )
     return ""
 
@@ -410,7 +401,7 @@ def _numbering(run: RankRun) -> Judgement | None:
         "; ".join(problems),
         "compare the launcher and the MPI in the evidence; ranks of two jobs or of two MPIs must"
         f" not be mixed{names}",
-        lines=[f"{rank.name}: {_numbers(rank.result)}" for rank in run.ranks if rank.result],
+        lines=[f"{rank.name}: {_numbers(rank.joined)}" for rank in run.ranks if rank.joined],
     )
 
 
@@ -424,9 +415,9 @@ def _miscounts(run: RankRun) -> Iterator[str]:
     """Ranks that are missing, or counted or numbered wrong."""
     if len(run.results) != run.size:
         yield f"{len(run.results)} of {run.size} ranks reported"
-    if wrong := sorted({result.size for result in run.results} - {run.size}):
+    if wrong := sorted({joined.size for joined in run.joined} - {run.size}):
         yield f"Horovod's size is {listed([str(n) for n in wrong])}, not {run.size}"
-    numbers = sorted(result.rank for result in run.results)
+    numbers = sorted(joined.rank for joined in run.joined)
     if len(numbers) == run.size and not wrong and numbers != list(range(run.size)):
         yield f"the ranks are {numbers}, not 0 to {run.size - 1}"
 
@@ -438,17 +429,16 @@ def _misplaced(run: RankRun) -> Iterator[str]:
         yield f"the ranks are on {listed(sorted(used))}, not {listed(sorted(wanted))}"
         return
     for host in sorted({rank.host for rank in run.ranks}):
-        local = [rank.result for rank in run.ranks if rank.result and rank.host == host]
-        numbers = sorted(result.local_rank for result in local)
+        local = [rank.joined for rank in run.ranks if rank.joined and rank.host == host]
+        numbers = sorted(joined.local_rank for joined in local)
         if numbers != list(range(len(local))):
             yield f"the local ranks on {host} are {numbers}, not 0 to {len(local) - 1}"
-        if {result.local_size for result in local} != {len(local)}:
+        if {joined.local_size for joined in local} != {len(local)}:
             yield f"the local size on {host} is not {len(local)}"
 
 
-def _numbers(result: Result) -> str:
-    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    return ", ".join(f"{name} {getattr(result, name)}" for name in names)
+def _numbers(joined: Joined) -> str:
+    return ", ".join(f"{name} {value}" for name, value in joined._asdict().items())
 
 
 def _wrong_results(run: RankRun) -> Judgement | None:
@@ -467,22 +457,9 @@ def _wrong_results(run: RankRun) -> Judgement | None:
     )
 
 
-def _untested(run: RankRun) -> Judgement | None:
-    """Whether a rank compared less than the others, or nothing: all have the same list."""
-    most = max((result.tests for result in run.results), default=0)
-    less = [rank.name for rank in run.ranks if rank.result and rank.result.tests < max(most, 1)]
-    if not less:
-        return None
-    message = f"{listed(less)} compared fewer reductions than the {max(most, 1)} of this test"
-    remedy = (
-        "run verify again; if the count stays, something in the environment changes its programs"
-    )
-    return _failure(run, message, remedy)
-
-
 def _other_controller(run: RankRun) -> Judgement | None:
     for rank in run.ranks:
-        used = _controller(rank.result)
+        used = _controller(rank)
         if used and used.upper() != run.controller.upper():
             return _failure(
                 run,
@@ -492,12 +469,10 @@ def _other_controller(run: RankRun) -> Judgement | None:
     return None
 
 
-def _controller(result: Result | None) -> str:
+def _controller(rank: Rank) -> str:
     """The controller in Horovod's debug output, or else the only one that is enabled."""
-    if not result or "controller" in result.logged:
-        return result.logged["controller"] if result else ""
-    enabled = {"MPI": result.mpi_enabled, "Gloo": result.gloo_enabled}
-    names = [name for name, on in enabled.items() if on]
+    names = rank.path.logged.get("controller", [])[-1:] if rank.path else []
+    names = names or (rank.result.enabled if rank.result else [])
     return names[0] if len(names) == 1 else ""
 
 
@@ -514,7 +489,7 @@ def _launcher_failed(run: RankRun) -> Judgement | None:
 
 
 def _unknown_controller(run: RankRun) -> Judgement | None:
-    if all(_controller(rank.result) for rank in run.ranks):
+    if all(map(_controller, run.ranks)):
         return None
     return Judgement(
         "unproven",

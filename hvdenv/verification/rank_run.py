@@ -113,6 +113,10 @@ class Rank(NamedTuple):
         return next(iter(self.all(kind)[::-1]), None)
 
     @property
+    def joined(self) -> Joined | None:
+        return self.last(Joined)
+
+    @property
     def result(self) -> Result | None:
         return self.last(Result)
 
@@ -141,8 +145,8 @@ class Rank(NamedTuple):
     @property
     def number(self) -> int | None:
         """Its number as Horovod states it, or else its launcher."""
-        if joined := self.result or self.last(Joined):
-            return joined.rank
+        if self.joined:
+            return self.joined.rank
         numbers = (self.variables.get(name, "") for name in _RANK_VARIABLES)
         return next((int(number) for number in numbers if number.isdigit()), None)
 
@@ -258,9 +262,15 @@ class RankRun(NamedTuple):
         return [rank.result for rank in self.ranks if rank.result]
 
     @property
+    def joined(self) -> list[Joined]:
+        """The numbers of all ranks that have a result."""
+        return [rank.joined for rank in self.ranks if rank.result and rank.joined]
+
+    @property
     def operations(self) -> frozenset[str]:
         """What Horovod logged as reducing CPU tensors, on any rank."""
-        names = {result.logged.get("cpu", "") for result in self.results} - {""}
+        paths = [rank.path for rank in self.ranks if rank.path]
+        names = {name for path in paths for name in path.logged.get("cpu", [])[-1:]}
         return frozenset({"GLOO": "Gloo"}.get(name, name) for name in names)
 
 

@@ -17,6 +17,7 @@ from hvdenv.environments.manifest import ChangedFile
 from hvdenv.reports.report import Finding, Report
 from hvdenv.sites.launchers import Launch, MpiVersion
 from hvdenv.standalone.ranks.events import (
+    DataPath,
     ExtensionFacts,
     Operation,
     RankEvent,
@@ -103,8 +104,8 @@ def build_table(printed: str, *, verbose: str = "") -> BuildTable:
 
 
 def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
-    logged = {"controller": controller.upper(), "cpu": controller.upper()}
-    return run(*good(size, logged=logged, **changed), size=size, controller=controller)
+    path = DataPath(logged={"controller": [controller.upper()], "cpu": [controller.upper()]})
+    return run(*good(size, path, **changed), size=size, controller=controller)
 
 
 def check_build(found: BuildTable, expectation: Expectation = LOCAL, **changed: Any) -> Finding:

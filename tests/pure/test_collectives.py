@@ -18,7 +18,7 @@ from hvdenv.verification.rank_checks import judge_collectives
 from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_run import RankRun, Received, event_of
 from hvdenv.verification.training import judge_parts
-from tests.support.rank_events import event, exited, good, result, run, started
+from tests.support.rank_events import event, exited, good, reduced, run, started
 from tests.support.standalone import load
 
 
@@ -115,8 +115,8 @@ def test_a_rank_that_says_or_tries_nothing_without_a_reason_is_no_pass() -> None
 
 
 def test_allreduces_that_are_wrong_come_first() -> None:
-    wrong = result(1, wrong=1, cases=["x"])
-    ((_, judgement),) = judge_collectives(run_of(report(0), report(1), wrong))
+    wrong = reduced(1, wrong=1, cases=["x"])
+    ((_, judgement),) = judge_collectives(run_of(report(0), report(1), *wrong))
     assert judgement[:2] == ("skip", "the ranks did not reach it: see allreduce")
 
 
@@ -293,7 +293,7 @@ def trained(size: int, *changes: Change) -> RankRun:
             change(rank, own)
         host = f"n{rank}"
         numbers = {"local_rank": 0, "local_size": 1, "cross_rank": rank, "cross_size": size}
-        events += [started(rank, host), result(rank, size, host=host, **numbers)]
+        events += [started(rank, host), *reduced(rank, size, host=host, **numbers)]
         events += [event(rank, Training(**own), host)] if own else []
         events.append(exited(rank, host=host))
     return run(*events, size=size, exercises=("training",))

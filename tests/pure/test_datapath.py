@@ -17,7 +17,15 @@ from hvdenv.base.schema import parse_toml
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.reports.report import Finding
 from hvdenv.sites.launchers import MpiVersion, parse_mpi_library
-from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent, Result, Started
+from hvdenv.standalone.ranks.events import (
+    DataPath,
+    ExtensionFacts,
+    Gpu,
+    Joined,
+    RankEvent,
+    Result,
+    Started,
+)
 from hvdenv.verification import datapath, rank_checks
 from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_run import Rank, RankRun, collect
@@ -26,7 +34,7 @@ from hvdenv.verification.setup import Setup
 from tests.support import rank_events
 from tests.support.evidence import evidence
 from tests.support.files import write
-from tests.support.rank_events import event, exited, result, started
+from tests.support.rank_events import event, exited, reduced, started
 from tests.support.standalone import load
 
 rank_datapath, gpus = load("datapath"), load("gpus")
@@ -69,7 +77,7 @@ def test_lines_that_were_asked_for_are_told_from_others() -> None:
         "[1795294140.1] [gpu33:251  :0]  ucp_worker.c:1 UCX  ERROR no active messages transport",
     ):
         assert not seen.take(kept)
-    assert seen.of_horovod() == {"controller": "MPI"}
+    assert seen.values["controller"] == ["MPI"]
 
 
 def test_an_event_keeps_its_size() -> None:
@@ -160,12 +168,13 @@ def test_gpus_that_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def rank(number: int, host: str = "", **path: Any) -> Rank:
     """A rank that is right and reports by which path its data went."""
     host = host or f"n{number}"
+    logged = {"controller": ["MPI"], "cpu": ["MPI"], **path.pop("logged", {})}
     numbers = {"local_rank": 0, "local_size": 1}
     events = [
         started(number, host),
         event(number, ExtensionFacts("torch", built={"NCCL": 21805, "MPI": 1}), host),
-        result(number, 2, host=host, **numbers),
-        event(number, DataPath(**{"mpi": LIBRARY, **path}), host),
+        *reduced(number, 2, host=host, **numbers),
+        event(number, DataPath(**{"mpi": LIBRARY, **path, "logged": logged}), host),
         exited(number, host=host),
     ]
     return collect(events)[0]
@@ -281,8 +290,8 @@ def test_operations_of_runs_on_gpus() -> None:
 
 def test_nccl_on_the_only_rank_is_no_proof_and_no_failure() -> None:
     one = on_gpu(0, "n0", "7000", comm=["1 busId 7000"])
-    events = [each for each in one.events if not isinstance(each, (Result, Started))]
-    (only,) = collect([started(0), result(0, size=1), *(event(0, each) for each in events)])
+    events = [each for each in one.events if not isinstance(each, (Joined, Result, Started))]
+    (only,) = collect([started(0), *reduced(0, size=1), *(event(0, each) for each in events)])
     found = operations(run(only))
     messages = [
         f"{each} was used, but by one rank alone, which is no proof" for each in ("NCCL", "MPI")

@@ -8,6 +8,7 @@ from hvdenv.standalone.ranks.events import (
     EventWriter,
     Exited,
     ExtensionFacts,
+    Joined,
     Overdue,
     RankEvent,
     Result,
@@ -31,57 +32,36 @@ def started(rank: int, host: str = "n1") -> Received:
     return event(rank, Started({"OMPI_COMM_WORLD_RANK": str(rank)}), host)
 
 
-def result(rank: int, size: int = 2, *, host: str = "n1", pid: int = 0, **changed: Any) -> Received:
-    """Of the allreduces, on one host."""
-    values = {
-        "rank": rank,
-        "size": size,
-        "local_rank": rank,
-        "local_size": size,
-        "tests": 30,
-        "wrong": 0,
-        "mpi_enabled": True,
-        "gloo_enabled": False,
-        "logged": {"controller": "MPI", "cpu": "MPI"},
-    }
-    return event(rank, Result(**{**values, **changed}), host, pid or 100 + rank)
+def reduced(
+    rank: int, size: int = 2, *, host: str = "n1", pid: int = 0, **changed: Any
+) -> list[Received]:
+    """A rank's numbers, on one host, and the result of its allreduces."""
+    numbers = {"rank": rank, "size": size, "local_rank": rank, "local_size": size}
+    numbers.update((name, changed.pop(name)) for name in Joined._fields if name in changed)
+    values: dict[str, Any] = {"tests": 30, "wrong": 0, "enabled": ["MPI"], **changed}
+    return [event(rank, each, host, pid) for each in (Joined(**numbers), Result(**values))]
 
 
 def exited(rank: int, *, host: str = "n1", **changed: Any) -> Received:
-    values = {
-        "stage": "shutdown",
-        "detail": "",
-        "code": 0,
-        "signal": "",
-        "ended_by": "",
-        "seconds": 4.0,
-    }
-    return event(rank, Exited(**{**values, **changed}), host)
+    usual = Exited(stage="shutdown", detail="", code=0, signal="", ended_by="", seconds=4.0)
+    return event(rank, usual._replace(**changed), host)
 
 
 def overdue(rank: int, tail: str, **changed: Any) -> Received:
-    values = {"stage": "allreduce", "detail": "", "tail": tail, "seconds": 59.0}
-    return event(rank, Overdue(**{**values, **changed}))
+    return event(rank, Overdue("allreduce", "", tail, 59.0)._replace(**changed))
 
 
 def extension(rank: int, **changed: Any) -> Received:
-    facts = {
-        "framework": "torch",
-        "installed": "2.1.0",
-        "version": "0.28.1",
-        "built_with": "2.1.0",
-        "size": 100,
-        "python": "/env/bin/python",
-        "gpus": rank,
-    }
-    return event(rank, ExtensionFacts(**{**facts, **changed}))
+    facts = ExtensionFacts("torch", "/env/bin/python", size=100, built_with="2.1.0", gpus=rank)
+    known = facts._replace(installed="2.1.0", version="0.28.1")
+    return event(rank, known._replace(**changed))
 
 
 def good(size: int = 2, *more: RankEvent, **changed: Any) -> list[Received]:
     """Ranks of one host that are right, each with these events as well."""
     events = []
     for rank in range(size):
-        events += [started(rank), result(rank, size, **changed)]
+        events += [started(rank), *reduced(rank, size, **changed)]
         events += [event(rank, each) for each in more] + [exited(rank)]
     return events
 

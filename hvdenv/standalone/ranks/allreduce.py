@@ -6,7 +6,7 @@ Runs on Python 3.6 and newer with numpy, which the frameworks require.
 import contextlib
 import importlib
 import sys
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import collective_cases
 import events
@@ -67,15 +67,8 @@ def reduce_and_judge(context: Context, prefix: str = "") -> Tuple[List[str], int
     return wrong, own
 
 
-def enabled(hvd: Any, name: str) -> Optional[bool]:
-    """mpi_enabled() or gloo_enabled(); None if this version has no such function."""
-    ask = getattr(hvd, name, None)
-    return bool(ask()) if ask else None
-
-
 def run(context: Context) -> None:
     """Reduce, compare, and report the result."""
-    hvd = context.hvd
     importlib.import_module("numpy")  # not counted: its time depends on the file system
     began = context.worked
     tests, (wrong, own) = len(CASES), reduce_and_judge(context)
@@ -85,14 +78,13 @@ def run(context: Context) -> None:
         context.stage("allreduce", "on GPUs")
         more, more_own = reduce_and_judge(context, "gpu.")
         tests, wrong, own = 2 * tests, wrong + more, own + more_own
+    asked = {each: "%s_enabled" % each.lower() for each in ("MPI", "Gloo")}
     result = events.Result(
-        mpi_enabled=enabled(hvd, "mpi_enabled"),
-        gloo_enabled=enabled(hvd, "gloo_enabled"),
         tests=tests,
         wrong=len(wrong),
         cases=wrong[:3],
         own=int(own),
         busy=round(max(busy, 0.001), 3),
-        **context.numbers()._asdict(),
+        enabled=[each for each in asked if getattr(context.hvd, asked[each], bool)()],
     )
     context.report(result)

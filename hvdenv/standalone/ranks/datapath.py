@@ -97,12 +97,6 @@ class Seen:
                 self._add(name, value[:120])
         return bool(_DEBUG_LINE.search(line[:_LINE]))
 
-    def of_horovod(self) -> Dict[str, str]:
-        """The last controller and CPU operation in Horovod's debug output."""
-        return {
-            name: self.values[name][-1] for name in ("controller", "cpu") if name in self.values
-        }
-
     def _add(self, name: str, value: str) -> None:
         values = self.values.setdefault(name, [])
         if value not in values:

@@ -112,30 +112,20 @@ class Result(NamedTuple):
     """The outcome of the allreduces.
 
     Attributes:
-        rank, size, local_rank, local_size, cross_rank, cross_size: as in Joined.
         tests: how many reductions were compared.
         wrong: how many of them were wrong.
         cases: what was wrong in the first few.
         own: in how many wrong ones the rank got its own input back.
         busy: seconds of its own work, without waiting for other ranks or for a core.
-        mpi_enabled, gloo_enabled: None where this Horovod cannot be asked.
-        logged: ``controller`` and ``cpu`` (the operation) in Horovod's debug output.
+        enabled: the controllers that are enabled according to Horovod.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
     tests: int
     wrong: int
     cases: List[str] = []
     own: int = 0
     busy: float = 0.0
-    cross_rank: Optional[int] = None
-    cross_size: Optional[int] = None
-    mpi_enabled: Optional[bool] = None
-    gloo_enabled: Optional[bool] = None
-    logged: Dict[str, str] = {}
+    enabled: List[str] = []
 
 
 class Gpu(NamedTuple):
@@ -160,7 +150,7 @@ class DataPath(NamedTuple):
         fast: active adapters of InfiniBand, Omni-Path or Slingshot.
         variables: those of the rank's environment that choose a transport.
         libraries: paths of the loaded libraries, by name.
-        logged: what libraries printed about their transports, by kind.
+        logged: what Horovod and other libraries printed about it, by kind.
         files: type and source of the file system that Horovod was imported from.
     """
 
@@ -420,7 +410,6 @@ class Exited(NamedTuple):
         ended_by: ``deadline``, ``launcher`` or ``the launcher is gone``; empty if it ended itself.
         tail: last lines of its output, unless the code is 0.
         full: directories of temporary files without space.
-        nameless: whether the host's own name has no address.
     """
 
     stage: str
@@ -431,7 +420,6 @@ class Exited(NamedTuple):
     seconds: float
     tail: str = ""
     full: List[str] = []
-    nameless: bool = False
 
 
 RankEvent = Union[

@@ -22,7 +22,6 @@ import os
 import resource
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -301,8 +300,6 @@ class Supervisor:
                 before, self.at = self.at, stage
                 if before.stage == stage.stage:
                     continue  # details are many: they are reported if the rank ends there
-            elif kind == "Result":
-                table["logged"] = self.tail.seen.of_horovod()
             elif kind == "DataPath":
                 table["logged"] = self.tail.seen.values
             self.write(table)
@@ -336,14 +333,6 @@ class Supervisor:
     def seconds(self) -> float:
         """Seconds since the start."""
         return round(time.monotonic() - self.started, 2)
-
-
-def resolves(name: str) -> bool:
-    """Whether a name has an address."""
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False
 
 
 def full_folders() -> List[str]:
@@ -400,7 +389,6 @@ def main(
         seconds=supervisor.seconds(),
         tail=supervisor.tail.text() if code else "",
         full=full_folders() if code else [],
-        nameless=code < 0 and controller == "Gloo" and not resolves(socket.gethostname()),
     )
     writer.emit(events.to_table(end))
     if code:
