@@ -22,7 +22,7 @@ from hvdenv.base.places import find_places
 from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.sites.launchers import LAUNCHERS, Launch
-from hvdenv.verification import bench
+from hvdenv.standalone.ranks.events import Timed
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.setup import Setup
 
@@ -83,7 +83,7 @@ def main() -> None:
         for line in process.stdout or ():
             if "@pair " in line:
                 size, name, *seconds = json.loads(line.partition("@pair ")[2])
-                ours, hand = (bench.Point(size, RANKS, (s,) * 5).bandwidth for s in seconds)
+                ours, hand = (Timed(size, RANKS, [s] * 5).bandwidth for s in seconds)
                 print(
                     f"{size >> 20:4} MiB {name:6}  hvdenv {ours:6.3f} GB/s  by hand {hand:6.3f} GB/s"
                     f"  ratio {ours / hand:.2f}",

@@ -5,7 +5,6 @@ measure; this module starts them and judges whether they gave figures.
 """
 
 import json
-import math
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from hvdenv.base.schema import Problem, decode
 from hvdenv.reports.page import size as bytes_shown
 from hvdenv.reports.report import Measurement
 from hvdenv.sites.launchers import MpiVersion
-from hvdenv.standalone.ranks.events import BenchEnd, Timed
+from hvdenv.standalone.ranks.events import BENCH_SIZES, Timed
 from hvdenv.verification.rank_judgement import Judgement, judge_exercise, judge_run
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair, start_program, start_ranks
@@ -32,42 +31,6 @@ _RANKS = 0.7
 _FIGURES = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
 
 
-class Point(NamedTuple):
-    """One size of message.
-
-    Attributes:
-        amount: bytes of the message.
-        seconds: of one allreduce: minimum, quartiles and maximum.
-    """
-
-    amount: int
-    ranks: int
-    seconds: tuple[float, ...]
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is what a clock can show: all five times, each of them above 0 and finite."""
-        counts, seconds = (self.amount, self.ranks), self.seconds
-        return len(seconds) == 5 and all(0 < each < math.inf for each in (*counts, *seconds))
-
-    @property
-    def median(self) -> float:
-        return self.seconds[2]
-
-    @property
-    def rate(self) -> float:
-        return self.amount / self.median
-
-    @property
-    def bandwidth(self) -> float:
-        """The bus bandwidth in GB/s as nccl-tests define it; 0 for one rank.
-
-        Every rank must send and receive 2 (n - 1) / n of the message, whatever the algorithm,
-        so the figure can be compared with the hardware's.
-        """
-        return 2 * (self.ranks - 1) / self.ranks * self.rate / 1e9
-
-
 class Yardstick(NamedTuple):
     """The figures of MPI or NCCL alone, by size, or why there are none.
 
@@ -76,7 +39,7 @@ class Yardstick(NamedTuple):
         name: one of YARDSTICKS.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[Timed, ...]
     problem: str = ""
     evidence: str = ""
     name: str = MPI_ALONE
@@ -102,39 +65,30 @@ class Benchmark(NamedTuple):
     yardstick: Yardstick = _NONE
 
     @property
-    def allreduces(self) -> list[Point]:
-        points = (_point(self.run, each) for _, each in _timed(self.run))
-        return [each for each in points if each.measured]
-
-
-def _timed(run: RankRun) -> list[tuple[str, Timed]]:
-    """What ranks report, with the name of the rank that does."""
-    return [(rank.name, each) for rank in run.ranks for each in rank.all(Timed)]
-
-
-def _point(run: RankRun, timed: Timed) -> Point:
-    return Point(timed.size, run.size, tuple(timed.seconds))
+    def allreduces(self) -> list[Timed]:
+        return [each for rank in self.run.ranks for each in rank.all(Timed)]
 
 
 def measure(setup: Setup, timeout: float, effort: Effort, mpi: HostMpi, pair: Pair) -> Benchmark:
     """Timed allreduces on all ranks, then the yardstick."""
     timed = setup._replace(exercises=(f"{EXERCISE}={effort.seconds:g}",))
     run = start_ranks(timed, timeout * _RANKS, mpi, *pair)
-    yardstick = _yardstick_beside(setup, timeout * (1 - _RANKS), effort, mpi[0], run)
-    return Benchmark(pair.subject, run, yardstick)
+    found = Benchmark(pair.subject, run)
+    yardstick = _yardstick_beside(setup, timeout * (1 - _RANKS), effort, mpi[0], found)
+    return found._replace(yardstick=yardstick)
 
 
 def _yardstick_beside(
-    setup: Setup, timeout: float, effort: Effort, mpi: MpiVersion, run: RankRun
+    setup: Setup, timeout: float, effort: Effort, mpi: MpiVersion, benchmark: Benchmark
 ) -> Yardstick:
     """The yardstick for the largest message of a run, on GPUs if the run was on GPUs."""
-    measured = [each for _, each in _timed(run)]
+    measured = benchmark.allreduces
     if not measured:
         return Yardstick((), "the ranks gave no figures in time")
     largest = measured[-1].size
     if not measured[0].device:
         return measure_yardstick(setup, timeout, effort, mpi, largest)
-    if gpus := gpu_libraries(run):
+    if gpus := gpu_libraries(benchmark.run):
         found = measure_yardstick(setup, timeout, effort, mpi, largest, gpus)
     else:
         found = Yardstick((), "the ranks loaded no libnccl and libcudart that a program could open")
@@ -193,14 +147,13 @@ def measure_yardstick(
     return Yardstick(points)
 
 
-def parse_yardstick(text: str) -> tuple[Point, ...]:
+def parse_yardstick(text: str) -> tuple[Timed, ...]:
+    """The figures in the output of yardstick.c; lines that launchers have mixed are ignored."""
     found = []
     for match in _FIGURES.finditer(text):
-        with suppress(ValueError, LookupError, Problem):
-            table = json.loads(match[1])
-            point = Point(table["size"], table["ranks"], table["seconds"])
-            found.append(decode(Point, point._asdict()))
-    return tuple(each for each in found if each.measured)
+        with suppress(ValueError, Problem):
+            found.append(decode(Timed, json.loads(match[1])))
+    return tuple(found)
 
 
 def measurements(benchmarks: Sequence[Benchmark]) -> Iterator[Measurement]:
@@ -211,9 +164,9 @@ def measurements(benchmarks: Sequence[Benchmark]) -> Iterator[Measurement]:
         yield from _figures(yardstick.name, yardstick.points)
 
 
-def _figures(subject: str, points: Sequence[Point]) -> Iterator[Measurement]:
+def _figures(subject: str, points: Sequence[Timed]) -> Iterator[Measurement]:
     for point in points:
-        about = (subject, point.amount, point.ranks)
+        about = (subject, point.size, point.ranks)
         yield Measurement("allreduce latency", _rounded(point.median * 1e6), "us", *about)
         if point.ranks > 1:
             yield Measurement("allreduce bandwidth", _rounded(point.bandwidth), "GB/s", *about)
@@ -234,13 +187,13 @@ def _rounded(value: float) -> float:
 def judge_speed(benchmark: Benchmark) -> Judgement:
     """Whether the ranks of one framework and controller measured, and what."""
     run, points, yardstick = benchmark.run, benchmark.allreduces, benchmark.yardstick
-    if broken := _breakdown(run):
+    whole = judge_run(run)
+    if broken := whole if whole.status == "fail" else judge_exercise(run, EXERCISE):
         return broken
-    ends = [each.size for rank in run.ranks for each in rank.all(BenchEnd)]
-    evidence = [
-        *_listed(points, yardstick),
-        *(f"{bytes_shown(e)} and more were not measured: --bench-time was too short" for e in ends),
-    ]
+    evidence = [*_listed(points, yardstick)]
+    if points and points[-1].size < BENCH_SIZES[-1]:
+        largest = bytes_shown(points[-1].size)
+        evidence.append(f"nothing above {largest} was measured: --bench-time was too short")
     return Judgement("pass", "; ".join(_extremes(points, yardstick)), "\n".join(evidence))
 
 
@@ -253,54 +206,39 @@ def judge_yardsticks(benchmarks: Sequence[Benchmark]) -> Iterator[tuple[str, Jud
             yield name, Judgement("skip", f"there is no yardstick: {problem}", evidence)
 
 
-def _breakdown(run: RankRun) -> Judgement | None:
-    whole = judge_run(run)
-    if whole.status == "fail":
-        return whole
-    return judge_exercise(run, EXERCISE) or _unmeasured(run)
-
-
-def _unmeasured(run: RankRun) -> Judgement | None:
-    wrong = [(name, each) for name, each in _timed(run) if not _point(run, each).measured]
-    if not wrong:
-        return None
-    lines = [f"{name}: seconds {each.seconds} for {each.size}" for name, each in wrong]
-    return Judgement(
-        "fail",
-        f"{wrong[0][0]} reported times that no clock can show",
-        "\n".join(lines),
-        "check the clock of this host, and measure again",
-    )
-
-
 def _shown(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _extremes(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
+def _extremes(points: Sequence[Timed], yardstick: Yardstick = _NONE) -> Iterator[str]:
     """The highest bandwidth and the lowest latency, which are at the ends."""
     if not points:
         yield "no allreduce was measured"
         return
-    for point in dict.fromkeys((points[-1], points[0])):
-        last, share = point is points[-1], _share(point, yardstick)
-        fast = f"{_shown(point.bandwidth)} GB/s" if last and point.ranks > 1 else ""
-        text = f"{bytes_shown(point.amount)}: {fast or f'{_shown(point.median * 1e6)} us'}"
-        yield f"{text}, {share:.0f} % of {yardstick.name}" if share and last else text
+    last, share = points[-1], _share(points[-1], yardstick)
+    beside = f", {share:.0f} % of {yardstick.name}" if share else ""
+    fast = f"{_shown(last.bandwidth)} GB/s" if last.ranks > 1 else _latency(last)
+    yield f"{bytes_shown(last.size)}: {fast}{beside}"
+    if points[1:]:
+        yield f"{bytes_shown(points[0].size)}: {_latency(points[0])}"
 
 
-def _share(point: Point, yardstick: Yardstick) -> float:
+def _latency(point: Timed) -> str:
+    return f"{_shown(point.median * 1e6)} us"
+
+
+def _share(point: Timed, yardstick: Yardstick) -> float:
     """Horovod's share of the yardstick's speed in percent; 0 if unknown."""
-    beside = (each.median for each in yardstick.points if each.amount == point.amount)
+    beside = (each.median for each in yardstick.points if each.size == point.size)
     return 100 * next(beside, 0.0) / point.median
 
 
-def _listed(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
+def _listed(points: Sequence[Timed], yardstick: Yardstick = _NONE) -> Iterator[str]:
     yield f"{'size':>8} {'median us':>10} {'minimum':>10} {'quartiles':>19} {'GB/s':>8}" + (
         f" {'of ' + yardstick.name:>15}" if yardstick.points else ""
     )
     for point in points:
         least, low, middle, high, _ = (f"{1e6 * each:.1f}" for each in point.seconds)
-        line = f"{bytes_shown(point.amount):>8} {middle:>10} {least:>10} {low:>9} {high:>9}"
+        line = f"{bytes_shown(point.size):>8} {middle:>10} {least:>10} {low:>9} {high:>9}"
         share = _share(point, yardstick)
         yield f"{line} {point.bandwidth:8.3f}" + (f" {share:13.0f} %" if share else "")

@@ -3,22 +3,20 @@
 OPTION is the time limit in seconds. Sizes grow fourfold. Each size has rounds of named
 allreduces, one after the other, so that Horovod uses its response cache. The slowest rank
 counts, and all ranks make their decisions by its figures, so that they stay in step.
-yardstick.c does the same without Horovod. Rank 0 reports an events.Timed for each size, and an
-events.BenchEnd if the time does not suffice for a size.
+yardstick.c does the same without Horovod. Rank 0 reports an events.Timed for each size for which
+the time suffices.
 
 Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
 import time
-from typing import Callable, List, Tuple
+from typing import Callable, List
 
 import events
 from context import Context
 
 Loop = Callable[[int], None]
 
-FACTOR = 4
-SIZES = [1024 * FACTOR**power for power in range(9)]
 TRIALS, FEWEST, ROUNDS, REPEATS = 3, 3, 50, 1000
 ROUND_SECONDS = 0.01
 
@@ -67,43 +65,27 @@ class Clock:
         return self.agree((time.perf_counter() - started) / repeats)
 
 
-def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
-    """Measure a loop for a share of the time that is left.
-
-    Returns the seconds of one repetition in each round, and the repetitions in a round.
-    """
+def measure(clock: Clock, loop: Loop, share: float) -> List[float]:
+    """The seconds of one repetition in each round, in a share of the time that is left."""
     one = min(clock.time(loop, 1) for _ in range(TRIALS))
     repeats = min(int(ROUND_SECONDS / one) + 1, REPEATS)
     end = clock.left * (1 - share)
     rounds: List[float] = []
     while len(rounds) < FEWEST or (len(rounds) < ROUNDS and clock.left > end):
         rounds.append(clock.time(loop, repeats))
-    return rounds, repeats
-
-
-def timed(size: int, rounds: List[float], repeats: int, device: str = "") -> events.Timed:
-    ordered = sorted(rounds)
-    return events.Timed(
-        size=size,
-        seconds=[ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)],
-        repeats=repeats,
-        rounds=len(rounds),
-        device=device,
-    )
+    return sorted(rounds)
 
 
 def run(context: Context, option: str) -> None:
     """Measure size by size, as long as there is time for the next one."""
-    first = context.hvd.rank() == 0
-    clock, last = Clock(context, float(option)), 0.0
-    for index, size in enumerate(SIZES):
-        if (TRIALS + FEWEST) * FACTOR * last > clock.left:
-            if first:
-                context.report(events.BenchEnd(size))
+    sizes, clock, fastest = events.BENCH_SIZES, Clock(context, float(option)), 0.0
+    for index, size in enumerate(sizes):
+        if (TRIALS + FEWEST) * 4 * fastest > clock.left:  # a size takes four times as long
             return
         context.stage("bench", "{} bytes".format(size))
         loop = reduction(context, size, "bench.{}".format(size))
-        rounds, repeats = measure(clock, loop, 0.5 / (len(SIZES) - index))
-        last = min(rounds)
-        if first:
-            context.report(timed(size, rounds, repeats, context.device))
+        rounds = measure(clock, loop, 0.5 / (len(sizes) - index))
+        fastest = rounds[0]
+        if context.hvd.rank() == 0:
+            quartiles = [rounds[quarter * (len(rounds) - 1) // 4] for quarter in range(5)]
+            context.report(events.Timed(size, context.hvd.size(), quartiles, context.device))

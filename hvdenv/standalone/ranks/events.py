@@ -25,6 +25,8 @@ import zlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
 PART_BYTES = 380
+# The sizes of messages that benchmarks measure, in bytes.
+BENCH_SIZES = [1024 * 4**power for power in range(9)]
 
 
 class Started(NamedTuple):
@@ -225,16 +227,27 @@ class Timed(NamedTuple):
     """
 
     size: int
+    ranks: int
     seconds: List[float]
-    repeats: int = 0
-    rounds: int = 0
     device: str = ""
 
+    @property
+    def median(self) -> float:
+        return self.seconds[2]
 
-class BenchEnd(NamedTuple):
-    """The size in bytes from which on nothing was measured, because the time ran out."""
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.size / self.median
 
-    size: int
+    @property
+    def bandwidth(self) -> float:
+        """The bus bandwidth in GB/s as nccl-tests define it; 0 for one rank.
+
+        Every rank must send and receive 2 (n - 1) / n of the message, whatever the algorithm,
+        so the figure can be compared with the hardware's.
+        """
+        return 2 * (self.ranks - 1) / self.ranks * self.rate / 1e9
 
 
 class Call(NamedTuple):
@@ -424,7 +437,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, Training,
-    Timed, BenchEnd, Call, Optimizer, TrainingStep,
+    Timed, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
 # A JSON object: its key `event` is the name of the event's type.

@@ -6,7 +6,7 @@
    one before; rounds of allreduces in place, with a barrier before each; the slowest rank
    counts. Rank 0 prints one line for each size:
 
-       @hvdenv-yardstick {"size": 1024, "ranks": 2, "repeats": 10, "seconds": [0.1, ...]}
+       @hvdenv-yardstick {"size": 1024, "ranks": 2, "seconds": [0.1, ...]}
 
    with the seconds of one allreduce: minimum, quartiles and maximum of the rounds. It ends
    when SECONDS are over; a process that lives for DEADLINE seconds is ended by SIGALRM.
@@ -157,11 +157,10 @@ static int ascending(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-static void tell(long size, int ranks, int repeats, double *seconds, int rounds)
+static void tell(long size, int ranks, double *seconds, int rounds)
 {
     qsort(seconds, rounds, sizeof *seconds, ascending);
-    printf("@hvdenv-yardstick {\"size\": %ld, \"ranks\": %d, \"repeats\": %d, \"seconds\": [",
-           size, ranks, repeats);
+    printf("@hvdenv-yardstick {\"size\": %ld, \"ranks\": %d, \"seconds\": [", size, ranks);
     for (int quarter = 0; quarter <= 4; quarter++)
         printf("%s%.9f", quarter ? ", " : "", seconds[quarter * (rounds - 1) / 4]);
     printf("]}\n");
@@ -204,7 +203,7 @@ int main(int argc, char **argv)
             least = last.one < least ? last.one : least;
         }
         if (rank == 0)
-            tell(size, ranks, repeats, seconds, rounds);
+            tell(size, ranks, seconds, rounds);
     }
     MPI_Finalize();
     return 0;
