@@ -6,7 +6,7 @@ they matter by the files that they provide.
 """
 
 from collections.abc import Iterator
-from os.path import dirname, isabs
+from os.path import isabs
 from typing import NamedTuple
 
 from hvdenv.locks.difference import differing
@@ -112,10 +112,8 @@ def compare(was: Observation, now: Observation) -> tuple[Drift, ...]:
     """The changes; those that matter come first."""
     rules = (_programs, _libraries, _versions, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
-    return (
-        *(change for change in changes if change.matters),
-        *(change._replace(remedy="") for change in changes if not change.matters),
-    )
+    harmless = [Drift(change.subject, change.what) for change in changes if not change.matters]
+    return (*(change for change in changes if change.matters), *harmless)
 
 
 def _programs(was: Observation, now: Observation) -> Iterator[Drift]:
@@ -127,10 +125,8 @@ def _programs(was: Observation, now: Observation) -> Iterator[Drift]:
         yield Drift("Python", _told("Python", before, after), why, remedy)
     if was.mpirun != now.mpirun:
         # Whether mpirun is needed at all, ranks show.
-        linked = any(
-            map(_is_mpi, (name for each in was.extensions.values() for name in each.libraries))
-        )
-        why = _other_mpi(was.mpirun, now.mpirun) if linked else ""
+        linked = {name for each in was.extensions.values() for name in each.libraries}
+        why = _other_mpi(was.mpirun, now.mpirun) if any(map(_is_mpi, linked)) else ""
         remedy = _bring_back("the MPI", was, now)
         yield Drift("mpirun", _told("mpirun", was.mpirun, now.mpirun), why, remedy)
 
@@ -145,25 +141,20 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Drift]:
                 found.setdefault((name, before, after), []).append(framework)
     for (name, before, after), frameworks in found.items():
         what = f"{_told(name, before, after)} (linked for {', '.join(frameworks)})"
-        why = _harm(name, before, after, was, now)
+        why = _harm(name, before, after, [each.glibcxx for each in was.extensions.values()])
         yield Drift(name, what, why, _bring_back(name, was, now))
 
 
-def _harm(name: str, before: File, after: File, was: Observation, now: Observation) -> str:
+def _harm(name: str, before: File, after: File, glibcxx: list[str]) -> str:
     """Why a different file for a library matters; empty if it does not."""
     if not after.path:
         return "the extension cannot load without it"
     if name.startswith("libstdc++."):
-        return _lacks("GLIBCXX", after.version, [each.glibcxx for each in was.extensions.values()])
+        return _lacks("GLIBCXX", after.version, glibcxx)
     if not isabs(before.path) and isabs(after.path):  # from inside the environment to outside
         return "the environment's own file is not used"
-    if not _is_mpi(name):
-        return ""  # the same name means the same interface
-    if other := _other_mpi(before, after):
-        return other
-    if now.mpirun.path and _is_beside(was.mpirun, before) and not _is_beside(now.mpirun, after):
-        return f"it does not belong to the MPI of {now.mpirun.path}, which starts the ranks"
-    return ""
+    # Elsewhere the same name means the same interface.
+    return _other_mpi(before, after) if _is_mpi(name) else ""
 
 
 def _is_mpi(library: str) -> bool:
@@ -176,12 +167,6 @@ def _other_mpi(before: File, after: File) -> str:
         return ""
     old, new = (f"{each.kind} {each.version}".strip() for each in (before, after))
     return f"Horovod was built with {old}, and this is {new}"
-
-
-def _is_beside(mpirun: File, library: File) -> bool:
-    """Whether a library is in the directory of its launcher's MPI."""
-    prefix = dirname(dirname(mpirun.path))
-    return bool(prefix) and library.path.startswith(f"{prefix}/lib")
 
 
 def _lacks(series: str, found: str, needed: list[str]) -> str:

@@ -18,26 +18,26 @@ from hvdenv.base.errors import InterruptedRunError, StepError
 from hvdenv.base.masking import clean, plain
 from hvdenv.base.schema import Problem, decode, mapped
 from hvdenv.environments import generations, manifest
-from hvdenv.environments.installation import PYTHON_PATH, Expectation, Installation
+from hvdenv.environments.installation import PYTHON_PATH, Installation
 from hvdenv.sites.launchers import MpiVersion, parse_mpi_version
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
 from hvdenv.verification import drift
 from hvdenv.verification.setup import FRAMEWORKS, HostMpi, Setup
 
-# Up to Horovod 0.18.2 the third section has a row MLSL, since 0.19.0 a row CCL.
-_SECTIONS: dict[str, tuple[list[str], ...]] = {
-    "Available Frameworks": (["TensorFlow", "PyTorch", "MXNet"],),
-    "Available Controllers": (["MPI", "Gloo"],),
-    "Available Tensor Operations": (
-        ["NCCL", "DDL", "CCL", "MPI", "Gloo"],
-        ["NCCL", "DDL", "MLSL", "MPI", "Gloo"],
-    ),
-}
 # The rows of frameworks, by the names of their modules.
 CHECK_BUILD_ROWS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
-_TITLE = re.compile(r"\s*Horovod v(?P<version>\d+\.\d[\w.+!-]*):\s*")
-_SECTION = re.compile(r"\s*(?P<name>Available \w+(?: \w+)*):\s*")
-_ROW = re.compile(r"\s*\[(?P<mark>.?)\] (?P<name>\w+)\s*")
+_LINE = re.compile(
+    r"\s*(?:(?P<title>Horovod) v(?P<version>\d+\.\d[\w.+!-]*):|Available (?P<section>\w+(?: \w+)*):"
+    r"|\[(?P<mark>[X ])\] (?P<row>\w+))\s*"
+)
+# The lines of a table. Up to Horovod 0.18.2 it has a row MLSL, since 0.19.0 a row CCL.
+_TABLES = [
+    [
+        *("Horovod", "Frameworks", "TensorFlow", "PyTorch", "MXNet", "Controllers", "MPI", "Gloo"),
+        *("Tensor Operations", "NCCL", "DDL", third, "MPI", "Gloo"),
+    ]
+    for third in ("CCL", "MLSL")
+]
 
 
 class CheckBuild(NamedTuple):
@@ -61,25 +61,14 @@ def parse_check_build(text: str) -> CheckBuild:
     Raises:
         ValueError: the table is not whole; the message says what is missing.
     """
-    version, sections = "", list[str]()
-    rows: list[list[tuple[str, str]]] = [[]]
-    for line in plain(text).split("\n"):
-        if not version and (title := _TITLE.fullmatch(line)):
-            version = title["version"]
-        elif section := _SECTION.fullmatch(line):
-            sections.append(section["name"])
-            rows.append([])
-        elif row := _ROW.fullmatch(line):
-            rows[-1].append((row["name"], row["mark"]))
-    if not version:
-        raise ValueError("the line `Horovod v...:` is missing" if text.strip() else "no output")
-    if sections != list(_SECTIONS) or rows[0]:
-        raise ValueError(f"its sections are {', '.join(sections) or 'missing'}")
-    for (name, known), found in zip(_SECTIONS.items(), rows[1:], strict=True):
-        if [row for row, _ in found] not in known or any(mark not in "X " for _, mark in found):
-            shown = ", ".join(f"[{mark}] {row}" for row, mark in found)
-            raise ValueError(f"the rows under {name} are {shown or 'missing'}")
-    return CheckBuild(version, *({row: mark == "X" for row, mark in each} for each in rows[1:]))
+    found = [line for line in map(_LINE.fullmatch, plain(text).split("\n")) if line]
+    names = [line["title"] or line["section"] or line["row"] for line in found]
+    if names not in _TABLES:
+        raise ValueError(
+            f"its lines are {', '.join(names) or 'missing'}" if text.strip() else "no output"
+        )
+    marks = [(line["row"], line["mark"] == "X") for line in found]
+    return CheckBuild(found[0]["version"], dict(marks[2:5]), dict(marks[6:8]), dict(marks[9:]))
 
 
 # Files that are compared byte by byte: Horovod's, and the MPI's that it calls.
@@ -91,13 +80,11 @@ class BuildTable(NamedTuple):
 
     Attributes:
         table: None if there is no whole table in the output; `problem` says why.
-        verbose: output with ``--verbose``; only where something is missing.
     """
 
     table: CheckBuild | None
     problem: str
     outcome: Outcome
-    verbose: str = ""
 
 
 class Extension(NamedTuple):
@@ -129,12 +116,9 @@ class Extension(NamedTuple):
 Extensions = Mapping[str, Extension]
 
 
-class Observed(NamedTuple):
-    """What an environment has, and had at the end of its build, or why nobody knows."""
-
-    was: drift.Observation | None
-    now: drift.Observation | None
-    why: str = ""
+# What an environment had at the end of its build, and has; None if its build recorded nothing
+# that can be compared.
+Observed = tuple[drift.Observation, drift.Observation] | None
 
 
 def host_mpi(setup: Setup, timeout: float) -> HostMpi:
@@ -213,7 +197,7 @@ def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
 
 
 def build_table(setup: Setup, timeout: float, libraries: Extensions) -> BuildTable:
-    """Horovod's own table; once more with --verbose if it cannot be read or lacks a row."""
+    """Horovod's own table."""
     installation = setup.installation
     program = installation.program("horovodrun")
     if not program:
@@ -223,12 +207,10 @@ def build_table(setup: Setup, timeout: float, libraries: Extensions) -> BuildTab
     present = (name for name, each in libraries.items() if each.present and not each.cut_off)
     found = _check_build(setup, (installation.python, "-s", *quick, program, *present), timeout)
     left = timeout - found.outcome.seconds
-    if left < 1 or (found.table and not missing_rows(found.table, setup.expectation)):
+    if found.table or left < 1:
         return found
     # As a user runs it: each framework may work in a process of its own only.
-    again = _check_build(setup, (program, "--verbose", "--check-build"), left)
-    best = again if again.table or not found.table else found
-    return best._replace(verbose=again.outcome.tail(60))
+    return _check_build(setup, (program, "--check-build"), left)
 
 
 def _check_build(setup: Setup, argv: tuple[str, ...], timeout: float) -> BuildTable:
@@ -239,15 +221,6 @@ def _check_build(setup: Setup, argv: tuple[str, ...], timeout: float) -> BuildTa
         return BuildTable(parse_check_build(outcome.output), "", outcome)
     except ValueError as error:
         return BuildTable(None, str(error), outcome)
-
-
-def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
-    expected = (
-        ([CHECK_BUILD_ROWS[name] for name in expectation.frameworks or ()], table.frameworks),
-        (expectation.controllers or (), table.controllers),
-        (expectation.operations or (), table.tensor_operations),
-    )
-    return [name for names, rows in expected for name in names if not rows.get(name)]
 
 
 def changed_files(setup: Setup, timeout: float) -> list[manifest.ChangedFile]:
@@ -278,14 +251,11 @@ def changed_files(setup: Setup, timeout: float) -> list[manifest.ChangedFile]:
 def observed(setup: Setup, timeout: float, mpi: HostMpi) -> Observed:
     """What a generation has now, and what it had according to its record."""
     record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
-    if record.observed is None:
-        built_by = record.hvdenv or "unknown"
-        return Observed(None, None, f"its build recorded nothing to compare (hvdenv {built_by})")
     try:
         was = decode(drift.Observation, record.observed, lenient=True)
-    except Problem as problem:
-        return Observed(None, None, f"its record has another format: observed.{problem}")
-    return Observed(was, observe(setup, timeout, mpi[0]))
+    except Problem:
+        return None
+    return was, observe(setup, timeout, mpi[0])
 
 
 def observe(setup: Setup, timeout: float, mpi: MpiVersion) -> drift.Observation:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from hvdenv.base.command import Outcome
 from hvdenv.base.masking import shown
@@ -20,11 +21,9 @@ from hvdenv.verification.evidence import Evidence
 from hvdenv.verification.inspection import (
     CHECK_BUILD_ROWS,
     BuildTable,
-    CheckBuild,
     Extension,
     Extensions,
     hidden_modules,
-    missing_rows,
 )
 from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_start import FILES_OF_RANKS
@@ -47,26 +46,22 @@ REBUILD = (
 def check_build(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether Horovod's own table can be read and shows what is expected."""
     found, extensions = evidence.build_table.result(), evidence.all_extensions
-    expectation = setup.expectation
-    if found.table is None:
-        judgement = _no_table(found)
-    else:
-        missing = missing_rows(found.table, expectation)
-        judgement = _judge_table(found.table, missing, extensions, expectation)
-        judgement = judgement._replace(
-            evidence="" if judgement.status == "pass" else _output(found)
-        )
+    judgement = _judge_table(found, extensions, setup.expectation)
+    if judgement.status == "fail":
+        judgement = judgement._replace(evidence=found.outcome.tail(40))
     yield Finding("check-build", "horovodrun --check-build", *judgement)
 
 
-def _output(found: BuildTable) -> str:
-    return found.verbose or found.outcome.tail(40)
-
-
-def _judge_table(
-    table: CheckBuild, missing: Sequence[str], extensions: Extensions, expectation: Expectation
-) -> Judgement:
-    if missing:
+def _judge_table(found: BuildTable, extensions: Extensions, expectation: Expectation) -> Judgement:
+    table = found.table
+    if table is None:
+        return _no_table(found)
+    expected = (
+        ([CHECK_BUILD_ROWS[name] for name in expectation.frameworks or ()], table.frameworks),
+        (expectation.controllers or (), table.controllers),
+        (expectation.operations or (), table.tensor_operations),
+    )
+    if missing := [name for names, rows in expected for name in names if not rows.get(name)]:
         message = f"expected, but not marked: {', '.join(missing)}"
         remedy = "see the finding `extension`: a row is also blank if an extension does not load"
         return Judgement("fail", message, remedy=remedy)
@@ -76,15 +71,11 @@ def _judge_table(
         message = f"horovodrun belongs to Horovod {table.version}, the package is {packages}"
         remedy = "reinstall Horovod: horovodrun and the package come from two installations"
         return Judgement("fail", message, remedy=remedy)
-    if invented := _invented(table, extensions):
-        return Judgement(
-            "fail",
-            f"it marks {', '.join(invented)}, but the extensions report that they were built"
-            " without: the table describes another installation",
-            remedy="rely on the other findings; check which horovodrun runs here (a wrapper"
-            " script, or another installation), and reinstall Horovod",
-        )
-    notes = _notes(table.frameworks, extensions, expectation)
+    notes = [
+        f"it marks {row}, which has no extension (a known bug of Horovod)"
+        for framework, row in CHECK_BUILD_ROWS.items()
+        if table.frameworks[row] and not extensions[framework].present
+    ]
     return Judgement("pass", "; ".join([f"Horovod {table.version}", *notes]))
 
 
@@ -93,33 +84,11 @@ def _no_table(found: BuildTable) -> Judgement:
         return Judgement("skip", "this Horovod is too old for --check-build")
     if found.outcome.returncode == COMMAND_NOT_FOUND:
         message = "no table could be read: there is no horovodrun in this environment or on PATH"
-        remedy = "reinstall Horovod, which contains horovodrun"
-        return Judgement("fail", message, _output(found), remedy)
+        return Judgement("fail", message, remedy="reinstall Horovod, which contains horovodrun")
     ending, last = _ending(found.outcome), found.outcome.tail(1)
     why = (f"{ending} ({last})" if last else ending) if ending else found.problem
     remedy = "read the last lines of the evidence; horovodrun must work in this environment"
-    return Judgement("fail", f"no table could be read: {why}", _output(found), remedy)
-
-
-def _invented(table: CheckBuild, extensions: Extensions) -> list[str]:
-    """Marked rows that every existing extension reports to be built without."""
-    present = [extension for extension in extensions.values() if extension.present]
-    if not present or not all(extension.usable for extension in present):
-        return []
-    rows = (table.controllers, table.tensor_operations)
-    marked = dict.fromkeys(name for each in rows for name in each if each[name])
-    return [name for name in marked if all(each.built(name) == 0 for each in present)]
-
-
-def _notes(
-    frameworks: Mapping[str, bool], extensions: Extensions, expectation: Expectation
-) -> Iterator[str]:
-    """What the table shows besides what is expected."""
-    for framework, row in CHECK_BUILD_ROWS.items():
-        if frameworks[row] and not extensions[framework].present:
-            yield f"it marks {row}, which has no extension (a known bug of Horovod)"
-        elif frameworks[row] and not expectation.asks(framework):
-            yield f"{row} was built but not requested"
+    return Judgement("fail", f"no table could be read: {why}", remedy=remedy)
 
 
 def is_damaged(changed_files: Sequence[ChangedFile]) -> bool:
@@ -144,7 +113,7 @@ def check_files(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         counts = ((missing, "removed"), (changed, "changed"))
         parts = [f"{n} {'file was' if n == 1 else 'files were'} {how}" for n, how in counts if n]
         message = f"{'files are damaged: ' * damaged}{' and '.join(parts)} since the build"
-        yield Finding("files", "manifest", *Judgement("fail", message, details, REBUILD))
+        yield Finding("files", "manifest", "fail", message, details, REBUILD)
         return
     notes = [f"{changed} changed"] * bool(changed) + [f"{extra} added"] * bool(extra)
     message = "; ".join(["all files of the build are present", *notes])
@@ -156,16 +125,18 @@ def check_drift(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     if evidence.observed is None:
         return
     observed = evidence.observed.result()
-    if observed.was is None or observed.now is None:
-        yield Finding("drift", "since the build", "skip", observed.why)
+    if observed is None:
+        message = "its build recorded nothing that can be compared"
+        yield Finding("drift", "since the build", "skip", message)
         return
-    changes = compare(observed.was, observed.now)
-    hosts = f"built on {observed.was.host}, now on {observed.now.host}"
+    was, now = observed
+    changes = compare(was, now)
+    hosts = f"built on {was.host}, now on {now.host}"
     details = "\n".join([hosts, *(change.what for change in changes)])
     harmless = [change.what for change in changes if not change.matters]
     for change in (change for change in changes if change.matters):
-        judgement = Judgement("fail", f"{change.what}: {change.why}", details, change.remedy)
-        yield Finding("drift", change.subject, *judgement)
+        message = f"{change.what}: {change.why}"
+        yield Finding("drift", change.subject, "fail", message, details, change.remedy)
     if len(harmless) == len(changes):
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more harmless changes" if harmless[3:] else ""
@@ -175,10 +146,9 @@ def check_drift(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
 def check_variables(setup: Setup, _evidence: Evidence) -> Iterator[Finding]:
     """Variables of the user's shell that change what ranks do."""
     shell, installation = setup.shell, setup.installation
-    files = [name for name in shell.passed if name in FILES_OF_RANKS]
-    unset = [name for name in shell.passed if name in installation.unset]
-    named = {name: value for name, value in shell.passed.items() if name not in files}
-    passed = {name: value for name, value in named.items() if name not in unset}
+    named = {name: text for name, text in shell.passed.items() if name not in FILES_OF_RANKS}
+    unset = [name for name in named if name in installation.unset]
+    passed = {name: text for name, text in named.items() if name not in unset}
     notes, evidence = [], [f"{n}={shown(n, value)[:_VALUE]}" for n, value in named.items()]
     if unset:
         notes.append(
@@ -190,8 +160,6 @@ def check_variables(setup: Setup, _evidence: Evidence) -> Iterator[Finding]:
             f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"
             " --clean drops such variables in both"
         )
-    if files:
-        notes.append(f"only `hvdenv run` passes {', '.join(files)}, which names a file of yours")
     if shell.dropped:
         names = ", ".join(shell.dropped)
         notes.append(f"--clean drops {names}; `hvdenv run --clean` does the same")
@@ -240,8 +208,7 @@ def check_any_framework(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         lines += [f"not there: {each.path}" for each in facts if each.path]
         message = "Horovod has no extension for any framework"
         remedy = _BUILD_WITH.format(name="<FRAMEWORK>")
-        judgement = Judgement("fail", message, "\n".join(lines), remedy)
-        yield Finding("frameworks", "any framework", *judgement)
+        yield Finding("frameworks", "any framework", "fail", message, "\n".join(lines), remedy)
 
 
 def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
@@ -255,23 +222,19 @@ def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         if installation.generation
         else "unset PYTHONPATH; --clean leaves it out here and under `hvdenv run`"
     )
-    for package in dict.fromkeys(package for each in facts for package in each.shadowed):
-        last = [each for each in facts if package in each.shadowed][-1]
-        judgement = Judgement(
-            "fail",
-            f"PYTHONPATH puts {last.shadowed[package]}/{package} before the environment's own"
-            f" {package}",
-            f"python: {last.python}\nhorovod: {last.horovod}",
-            remedy,
-        )
-        yield Finding("shadowing", package, *judgement)
+    for package, seen in {package: each for each in facts for package in each.shadowed}.items():
+        path = f"{seen.shadowed[package]}/{package}"
+        message = f"PYTHONPATH puts {path} before the environment's own {package}"
+        details = f"python: {seen.python}\nhorovod: {seen.horovod}"
+        yield Finding("shadowing", package, "fail", message, details, remedy)
     if hiding:
         works = any(found.facts.framework for found in libraries.values())
         first, *others = hiding
         more = f", and {len(others)} more" if others else ""
         message = f"PYTHONPATH puts {hiding[first]} before Python's own module {first}{more}"
-        judgement = Judgement("pass" if works else "fail", message, "\n".join(hiding.values()))
-        yield Finding("shadowing", "Python", *judgement._replace(remedy="" if works else remedy))
+        verdict: tuple[Status, str] = ("pass", "") if works else ("fail", remedy)
+        details = "\n".join(hiding.values())
+        yield Finding("shadowing", "Python", verdict[0], message, details, verdict[1])
     left_out = {name: folder for each in facts for name, folder in each.left_out.items()}
     for package, folder in left_out.items():
         message = (
@@ -289,11 +252,9 @@ def check_extension(framework: str, setup: Setup, evidence: Evidence) -> Iterato
     if not extension.present and not stated and not _ending(extension.outcome):
         return
     details = "\n".join(f"{key}: {value}" for key, value in facts._asdict().items() if value)
-    problem = (
-        _absence(extension) or _misfit(extension, expectation) or _lack(extension, expectation)
-    )
-    if problem:
-        message, remedy = problem
+    problems = chain(_absence(extension), _misfit(extension, expectation))
+    message, remedy = next(problems, ("", ""))
+    if message:
         details = facts.traceback or details or extension.outcome.tail(40)
         # With hardly any time left, a good one does not finish either.
         timeout = extension.outcome.command.timeout or 0
@@ -301,58 +262,54 @@ def check_extension(framework: str, setup: Setup, evidence: Evidence) -> Iterato
         status: Status = "error" if hurried else "fail"
         if not expectation.asks(framework):
             status, message = "skip", f"not requested: {message}"
-        judgement = Judgement(status, message, details, remedy)
-    else:
-        built = ", ".join(name for name in OPERATIONS if extension.built(name))
-        message = f"{framework} {facts.installed}, Horovod {facts.version}: {built}"
-        if facts.built_with is None:
-            message += "; this Horovod does not record what it was built with"
-        judgement = Judgement("pass", message, details)
-    yield Finding("extension", framework, *judgement)
+        yield Finding("extension", framework, status, message, details, remedy)
+        return
+    built = ", ".join(name for name in OPERATIONS if extension.built(name))
+    message = f"{framework} {facts.installed}, Horovod {facts.version}: {built}"
+    if facts.built_with is None:
+        message += "; this Horovod does not record what it was built with"
+    yield Finding("extension", framework, "pass", message, details)
 
 
 def _rebuild(extension: Extension) -> str:
     return _BUILD_WITH.format(name=CHECK_BUILD_ROWS[extension.framework].upper())
 
 
-def _absence(extension: Extension) -> tuple[str, str] | None:
-    """Why the extension cannot be inspected, and what to do; None if it can."""
+def _absence(extension: Extension) -> Iterator[tuple[str, str]]:
+    """Why the extension cannot be inspected, and what to do."""
     facts, name = extension.facts, extension.framework
     if extension.cut_off:
-        return (
-            f"the extension file is truncated: {facts.path} has {facts.size} of"
-            f" {facts.size_by_header} bytes",
-            f"check whether the disk or the quota is full; {_rebuild(extension)}",
-        )
+        sizes = f"{facts.size} of {facts.size_by_header} bytes"
+        remedy = f"check whether the disk or the quota is full; {_rebuild(extension)}"
+        yield f"the extension file is truncated: {facts.path} has {sizes}", remedy
     if ending := _ending(extension.outcome):
         remedy = f"see the evidence; {_rebuild(extension)}"
         if extension.outcome.timed_out:
             remedy = "find out what took so long, or allow more time with --timeout"
-        return f"importing horovod.{name} {ending}", remedy
+        yield f"importing horovod.{name} {ending}", remedy
     if not facts.framework:
-        return f"inspecting horovod.{name} gave no answer", "read the output in the evidence"
+        yield f"inspecting horovod.{name} gave no answer", "read the output in the evidence"
     if not facts.horovod:
-        return "there is no package horovod in this environment", "install Horovod in it"
+        yield "there is no package horovod in this environment", "install Horovod in it"
     if not extension.present:
         others = ", ".join(facts.others)
         more = f"; existing ones are for another Python: {others}" if others else ""
-        return f"the extension is missing: {facts.path}{more}", _rebuild(extension)
-    return None
+        yield f"the extension is missing: {facts.path}{more}", _rebuild(extension)
 
 
-def _misfit(extension: Extension, expectation: Expectation) -> tuple[str, str] | None:
-    """How the extension and the installed framework contradict each other or the recipe."""
+def _misfit(extension: Extension, expectation: Expectation) -> Iterator[tuple[str, str]]:
+    """How the extension contradicts the installed framework or the recipe, and what to do."""
     facts, name = extension.facts, extension.framework
     if facts.built_with is not None and facts.installed and facts.built_with != facts.installed:
         built_with = facts.built_with or "(not recorded)"
-        return (
+        yield (
             f"built with {name} {built_with}, but {facts.installed} is installed",
             f"install {name} {facts.built_with}, or rebuild Horovod for {facts.installed}",
         )
     for package, found in ((name, facts.installed), ("horovod", facts.version)):
         stated = expectation.versions.get(package)
         if stated and found and not is_version(found, stated):
-            return (
+            yield (
                 f"{package} {found} is installed, but the recipe says {stated}",
                 "load the modules that provide it, or state in the recipe what they provide",
             )
@@ -360,25 +317,13 @@ def _misfit(extension: Extension, expectation: Expectation) -> tuple[str, str] |
         message = f"horovod.{name} does not import: {facts.error.splitlines()[0]}"
         known = explain(facts.traceback or facts.error)
         if known and known.kind == "cause":
-            return f"{message} ({known.cause})", known.remedy
-        return message, _rebuild(extension)
-    return None
-
-
-def _lack(extension: Extension, expectation: Expectation) -> tuple[str, str] | None:
-    """What should have been built into the extension and was not."""
-    name = extension.framework
-    if not all(extension.built(controller) is not None for controller in CONTROLLERS):
-        return f"horovod.{name} does not report what was built into it", _rebuild(extension)
-    if missing := _lacking(extension, expectation):
-        return f"horovod.{name} was built without {', '.join(missing)}", _rebuild(extension)
-    return None
-
-
-def _lacking(extension: Extension, expectation: Expectation) -> list[str]:
-    """What is expected in a usable extension and was not built into it."""
+            yield f"{message} ({known.cause})", known.remedy
+        yield message, _rebuild(extension)
+    if any(extension.built(controller) is None for controller in CONTROLLERS):
+        yield f"horovod.{name} does not report what was built into it", _rebuild(extension)
     wanted = dict.fromkeys([*(expectation.controllers or ()), *(expectation.operations or ())])
-    return [name for name in wanted if extension.usable and not extension.built(name)]
+    if missing := [each for each in wanted if not extension.built(each)]:
+        yield f"horovod.{name} was built without {', '.join(missing)}", _rebuild(extension)
 
 
 def _ending(outcome: Outcome) -> str:

@@ -32,7 +32,6 @@ from hvdenv.verification.inspection import (
     CHECK_BUILD_ROWS,
     BuildTable,
     Extension,
-    Observed,
     parse_check_build,
 )
 from hvdenv.verification.rank_run import RankRun
@@ -99,8 +98,8 @@ def text(*marked: str, version: str = "0.28.1") -> str:
 ALL_ROWS = ("F/TensorFlow", "F/PyTorch", "C/MPI", "C/Gloo", "T/MPI", "T/Gloo")
 
 
-def build_table(printed: str, *, verbose: str = "") -> BuildTable:
-    return BuildTable(parse_check_build(printed), "", outcome(printed), verbose)
+def build_table(printed: str) -> BuildTable:
+    return BuildTable(parse_check_build(printed), "", outcome(printed))
 
 
 def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
@@ -135,38 +134,29 @@ def judge_allreduce(
 
 
 DONE, FEW = text(*ALL_ROWS), text("F/PyTorch", "C/MPI", "T/MPI")
-WITH_NCCL = text(*ALL_ROWS, "T/NCCL")
 WITH_MLSL = LOCAL._replace(operations=("MPI", "Gloo", "MLSL"))
 NO_TORCH = {"torch": absent("torch")}
 MARKED = "Horovod 0.28.1; it marks PyTorch, which has no extension (a known bug of Horovod)"
-ANOTHERS = (
-    "it marks NCCL, but the extensions report that they were built without: the table describes"
-    " another installation"
-)
 OLD = "horovodrun belongs to Horovod 0.27.0, the package is 0.28.1"
-BROKEN_TENSORFLOW = extension("tensorflow", error="ImportError: x", built={"NCCL": 0})
 
 
 @pytest.mark.parametrize(
     ("printed", "expectation", "changed", "status", "message"),
     [
         (DONE, LOCAL, {}, "pass", "Horovod 0.28.1"),
-        (DONE, ONLY_GLOO, {}, "pass", "Horovod 0.28.1; TensorFlow was built but not requested"),
+        (DONE, ONLY_GLOO, {}, "pass", "Horovod 0.28.1"),
         (FEW, WITH_MLSL, {}, "fail", "expected, but not marked: TensorFlow, Gloo, Gloo, MLSL"),
         (DONE, ANYTHING, NO_TORCH, "pass", MARKED),
-        (WITH_NCCL, LOCAL, {}, "fail", ANOTHERS),
-        # An extension that does not load may have it: that horovodrun cannot be called a liar.
-        (WITH_NCCL, LOCAL, {"tensorflow": BROKEN_TENSORFLOW}, "pass", "Horovod 0.28.1"),
         (text(*ALL_ROWS, version="0.27.0"), LOCAL, {}, "fail", OLD),
     ],
 )
 def test_check_build(
     printed: str, expectation: Expectation, changed: dict[str, Extension], status: str, message: str
 ) -> None:
-    finding = check_build(build_table(printed, verbose="undefined symbol"), expectation, **changed)
+    finding = check_build(build_table(printed), expectation, **changed)
     assert finding.status == status
     assert finding.message == message
-    assert finding.evidence == ("undefined symbol" if status == "fail" else "")
+    assert finding.evidence == (printed if status == "fail" else "")
 
 
 @pytest.mark.parametrize(
@@ -513,8 +503,7 @@ def test_variables_that_change_results_are_named() -> None:
     assert (finding.subject, finding.status) == ("your shell", "pass")
     assert finding.message == (
         "ranks get HOROVOD_API_TOKEN, LD_PRELOAD from your shell, as under `hvdenv run`; --clean"
-        " drops such variables in both; only `hvdenv run` passes HOROVOD_TIMELINE, which names a file"
-        " of yours"
+        " drops such variables in both"
     )
     assert finding.evidence.splitlines() == [
         "HOROVOD_API_TOKEN=***",
@@ -612,7 +601,7 @@ SHADOWED = all_three(torch=extension("torch", shadowed={"torch": "/module"}))
 ANOTHER_HOROVODRUN = build_table(text(*ALL_ROWS, version="0.27.0"))
 WITHOUT_MPI = build_table(text(*({*ALL_ROWS} - {"C/MPI"})))
 LOST = [ChangedFile("missing", "lib/x.py")]
-MPI_CHANGED = Observed(HERE._replace(extensions=LINKED), OTHER_MPI)
+MPI_CHANGED = (HERE._replace(extensions=LINKED), OTHER_MPI)
 # By what is wrong: the evidence, and the rows that are then not proven.
 CASES: dict[str, tuple[Evidence, set[str]]] = {
     "nothing": (GOOD, set()),
@@ -636,7 +625,7 @@ CASES: dict[str, tuple[Evidence, set[str]]] = {
     "files": (GOOD._replace(changed_files=known(LOST)), ALL),
     "files that could not be compared": (GOOD._replace(changed_files=NO_ANSWER), ALL),
     "another MPI": (GOOD._replace(observed=known(MPI_CHANGED)), ALL),
-    "another Python": (GOOD._replace(observed=known(Observed(HERE, OTHER_PYTHON))), ALL),
+    "another Python": (GOOD._replace(observed=known((HERE, OTHER_PYTHON))), ALL),
     "a package in front": (GOOD._replace(libraries=known(SHADOWED)), {"Frameworks/PyTorch"}),
     "servers of horovodrun": (
         GOOD._replace(rendezvous=known(RendezvousFacts(True, ["CVE-2026-1"]))),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ from hypothesis import strategies as st
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.base.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.base.runner import Runner
-from hvdenv.base.schema import Problem, decode, encode
+from hvdenv.base.schema import decode, encode
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.locks.record import GenerationRecord
 from hvdenv.reports.report import Finding
 from hvdenv.sites.launchers import Launch
 from hvdenv.verification import inspection
-from hvdenv.verification.drift import File, Module, Observation, compare
-from hvdenv.verification.inspection import Observed, parse_check_build
+from hvdenv.verification.drift import Module, Observation, compare
+from hvdenv.verification.inspection import parse_check_build
 from hvdenv.verification.installation_checks import check_drift, check_files
 from hvdenv.verification.setup import Parts, Setup
 from tests.support.commands import ended
@@ -105,7 +104,7 @@ GOOD = sorted((CASES / "good").glob("*.txt"))
 BAD = sorted((CASES / "bad").glob("*.txt"))
 # Those with nothing but the table.
 PLAIN = [CASES / "good/0.18.2-with-mlsl.txt", CASES / "good/0.28.1.txt"]
-REFUSED = "is missing|no output|its sections are|the rows under"
+REFUSED = "no output|its lines are"
 
 
 def read(path: Path) -> str:
@@ -223,9 +222,9 @@ def case(name: str) -> tuple[Observation, Observation]:
     return observation(was), observation(patched(was, found.get("now", {})))
 
 
-def judged(was: Observation | None, now: Observation | None, why: str = "") -> list[Finding]:
+def judged(*observed: Observation) -> list[Finding]:
     setup = Setup(Installation("", "", ()), Runner())
-    return list(check_drift(setup, evidence(observed=Observed(was, now, why))))
+    return list(check_drift(setup, evidence(observed=observed or None)))
 
 
 @pytest.mark.parametrize("wanted", CHANGES, ids=lambda each: each["name"])
@@ -276,16 +275,9 @@ def test_the_check_passes_with_a_note_of_what_does_no_harm() -> None:
     assert "p4 is 1 now and was missing" in finding.evidence
 
 
-def test_there_may_be_nothing_to_compare() -> None:
-    (finding,) = judged(None, None, "its build recorded nothing")
-    assert (finding.status, finding.message) == ("skip", "its build recorded nothing")
-
-
 def test_a_record_of_another_hvdenv() -> None:
     assert observation({**BUILT, "added later": 1}) == observation(BUILT)
     assert observation({key: BUILT[key] for key in ("host", "python")}).packages == {}
-    with pytest.raises(Problem, match="python"):
-        observation({**BUILT, "python": "3.10.4"})
 
 
 def test_nothing_differs_from_itself_also_after_it_was_recorded() -> None:
@@ -294,15 +286,6 @@ def test_nothing_differs_from_itself_also_after_it_was_recorded() -> None:
         recorded = observation(json.loads(json.dumps(encode(seen))))
         assert recorded == seen
         assert compare(recorded, seen) == ()
-
-
-def test_any_two_can_be_compared() -> None:
-    seen = [Observation("n1", File()), *(case(each["name"])[1] for each in CHANGES)]
-    for was, now in product(seen, seen):
-        changes = compare(was, now)
-        matter = [change.matters for change in changes]
-        assert matter == sorted(matter, reverse=True)
-        assert all(change.what for change in changes)
 
 
 def test_a_framework_without_its_usual_directories_is_observed(tmp_path: Path) -> None:

@@ -175,13 +175,9 @@ def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) ->
     path = Path(built.generation, generations.RECORD)
     generations.write_record(path, GenerationRecord(hvdenv="0.0.9"))
     (finding,) = drift(built, runner)
-    assert finding.status == "skip"
-    assert finding.message == "its build recorded nothing to compare (hvdenv 0.0.9)"
+    assert finding[2:4] == ("skip", "its build recorded nothing that can be compared")
     generations.write_record(path, GenerationRecord(observed={"host": "x", "python": 3}))
-    (finding,) = drift(built, runner)
-    assert finding.message == (
-        "its record has another format: observed.python: expected a table, found 3"
-    )
+    assert drift(built, runner) == [finding]
 
 
 def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:

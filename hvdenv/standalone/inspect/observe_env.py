@@ -10,6 +10,7 @@ No framework is imported: the dynamic linker is asked what it would load.
 
 import base64
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -159,15 +160,11 @@ def loaded_libraries(objects: List[str]) -> Dict[str, str]:
     return dict(re.findall(r"^[ \t]*(\S+) => (?:(/\S+) \(0x|not found)", listing, re.MULTILINE))
 
 
-_MPI_VERSIONS: Dict[str, str] = {}
-
-
+@functools.lru_cache(maxsize=None)
 def mpi_version(path: str) -> str:
     """The name and version of an MPI library, as `Open MPI v5.0.1`, asked by a separate process."""
-    if path not in _MPI_VERSIONS:
-        text = answer([sys.executable, "-S", "-E", "-c", ASK_MPI, path])
-        _MPI_VERSIONS[path] = re.sub(r"\s+", " ", re.split(r"[,\n]", text.strip())[0])
-    return _MPI_VERSIONS[path]
+    text = answer([sys.executable, "-S", "-E", "-c", ASK_MPI, path])
+    return re.sub(r"\s+", " ", re.split(r"[,\n]", text.strip())[0])
 
 
 def answer(command: List[str], **variables: str) -> str:
