@@ -31,7 +31,7 @@ _FORK = (
     " workers with multiprocessing_context='forkserver' or before hvd.init(); over InfiniBand, try"
     " RDMAV_FORK_SAFE=1"
 )
-# What one rank, by its name, or all of them reported of one operation.
+# What a rank, by its name, or all of them reported of one operation.
 _Reported = tuple[str, Operation]
 
 
@@ -46,7 +46,7 @@ def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[
     Returns:
         Pairs of an operation and its judgement; the operation is empty if it is about all.
     """
-    reports = _reports(run)
+    reports = run.reported(Operation, "operation")
     wrong = {
         name: found._replace(remedy=_remedy(name, run.controller))
         for name in reports
@@ -71,15 +71,6 @@ def _remedy(operation: str, controller: str) -> str:
         return _FORK
     known = controller == "Gloo" and operation.endswith("reducescatter")
     return _GLOO_REDUCESCATTER if known else _REMEDY
-
-
-def _reports(run: RankRun) -> dict[str, list[_Reported]]:
-    """What the ranks reported of each operation."""
-    found: dict[str, list[_Reported]] = {}
-    for rank in run.ranks:
-        for event in rank.all(Operation):
-            found.setdefault(event.operation, []).append((rank.name, event))
-    return found
 
 
 def _wrong(reports: Sequence[_Reported]) -> Judgement | None:
@@ -252,29 +243,20 @@ def compatible(host: MpiVersion, image: MpiVersion) -> tuple[Status, str]:
     """Whether a host's mpirun can start programs linked to the image's MPI, and why.
 
     mpirun and the library in the image talk to each other while ranks start, so the binary
-    interface of the library alone does not decide.
+    interface of the library alone does not decide. Other MPIs than Open MPI start ranks with Hydra.
     """
-    # MPICH and MPIs based on it start ranks with Hydra.
-    kind = image.kind if image.kind in ("Open MPI", "Intel MPI") else "Hydra"
-    both = f"{f'{host.kind} {host.version}'.strip()} on the host, {image.kind} {image.version or '?'} in the image"
+    both = (
+        f"{f'{host.kind} {host.version}'.strip()} on the host,"
+        f" {image.kind} {image.version or '?'} in the image"
+    )
     if host.kind == "unknown":
         return "unproven", "mpirun does not report which MPI it belongs to"
-    if kind != host.kind:
-        if {kind, host.kind} == {"Hydra", "Intel MPI"}:
-            return "pass", f"{both}: both have MPICH's binary interface"
+    if (host.kind == "Open MPI") != (image.kind == "Open MPI"):
         return "fail", both
-    if kind != "Open MPI":
+    series = [each.version.split(".")[:2] for each in (host, image)]
+    if host.kind != "Open MPI" or (image.version and series[0] == series[1]):
         return "pass", both
-    if not host.version or not image.version:
-        return "unproven", both
-    series = [version.split(".")[:2] for version in (host.version, image.version)]
-    if "3.1.3" in (host.version, image.version):
-        return "fail", "Open MPI 3.1.3 hangs under Horovod"
-    if series[0] == series[1]:
-        return "pass", f"{both}: the same series"
-    if series[0][0] == series[1][0]:
-        return "unproven", f"{both}: the same major release, but not the same series"
-    return "fail", f"{both}: different major releases"
+    return "unproven", f"{both}: not the same series"
 
 
 def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
@@ -291,46 +273,41 @@ def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         seen = {name for run in right if run.size > 1 for name in datapath.operations(run)}
         # These reduce only under their controller.
         other = {*CONTROLLERS} - {*(expectation.controllers or CONTROLLERS)}
-        for name in expectation.operations or OPERATIONS:
+        for name in expectation.operations or [each for each in OPERATIONS if each not in other]:
             if name in seen:
                 where = "on GPUs" if name == "NCCL" else "in host memory"
                 judgement = Judgement("pass", f"it reduced tensors {where}")
-            elif expectation.operations is None and name in other:
-                judgement = _NOT_REQUESTED
-            elif not extension.built(name):
-                continue
-            elif name == "NCCL":
-                judgement = _nccl_not_seen(extension, right, failed)
+            elif extension.built(name):
+                judgement = _not_seen(name, extension, right, failed)
             else:
-                judgement = _not_seen(name, right, failed)
+                continue
             yield Finding("operation", f"{name} in {framework}", *judgement)
 
 
-def _not_seen(name: str, right: Sequence[RankRun], failed: Sequence[RankRun]) -> Judgement:
+def _not_seen(
+    name: str, extension: Extension, right: Sequence[RankRun], failed: Sequence[RankRun]
+) -> Judgement:
     """Why an operation that was built was not seen at work in runs that were right."""
+    nccl = name == "NCCL"
+    if nccl and not extension.facts.gpus:
+        message = "NCCL was built, but this host has no GPU to use it"
+        return Judgement("unproven", message, remedy="verify on a node with GPUs")
     over = {run.controller for run in failed if name in (run.controller, *run.operations)}
-    if over or (failed and name not in CONTROLLERS):
+    if over or (failed and (not right if nccl else name not in CONTROLLERS)):
         named = ", ".join(sorted(over)) or "a controller that could use it"
         message = f"it was built, but the ranks over {named} failed"
         return Judgement("unproven", message, remedy="see allreduce")
-    if any(run.size == 1 and name in run.operations for run in right):
-        return _alone(name, "where there is room")
+    several = [run for run in right if run.size > 1]
+    if not several and any(name in datapath.operations(run) for run in right):
+        message = f"{name} was used, but by one rank alone, which is no proof"
+        where = "on a node with two GPUs" if nccl else "where there is room"
+        return Judgement("unproven", message, remedy=f"use two ranks (-n 2) {where}")
+    if nccl and right:
+        return _nccl_not_seen(right)
     return Judgement("unproven", f"it was built, but no rank used {name}")
 
 
-def _nccl_not_seen(
-    extension: Extension, right: Sequence[RankRun], failed: Sequence[RankRun]
-) -> Judgement:
-    if not extension.facts.gpus:
-        message = "NCCL was built, but this host has no GPU to use it"
-        return Judgement("unproven", message, remedy="verify on a node with GPUs")
-    if not right:
-        why = "all ranks that could use them failed" if failed else "no ranks were started"
-        message = f"NCCL was built and there are GPUs, but {why}"
-        return Judgement("unproven", message, remedy="see allreduce")
-    right = [run for run in right if run.size > 1 or not datapath.uses_nccl(run)]
-    if not right:
-        return _alone("NCCL", "on a node with two GPUs")
+def _nccl_not_seen(right: Sequence[RankRun]) -> Judgement:
     reasons = [datapath.why_no_nccl(run) for run in right]
     status, why = max(reasons, key=lambda reason: reason[0] == "fail")
     if status == "fail":
@@ -345,12 +322,6 @@ def _nccl_not_seen(
         remedy="start at most as many ranks on a host as it has GPUs (-n, --hosts), in a job that"
         " requests GPUs",
     )
-
-
-def _alone(name: str, where: str) -> Judgement:
-    """The judgement of an operation that only a single rank used."""
-    message = f"{name} was used, but by one rank alone, which is no proof"
-    return Judgement("unproven", message, remedy=f"use two ranks (-n 2) {where}")
 
 
 def check_speed(pair: Pair, _setup: Setup, evidence: Evidence) -> Iterator[Finding]:

@@ -166,15 +166,6 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def apart(one: float, other: float, digits: int) -> tuple[str, str]:
-    """Two numbers with at least so many digits, and enough to differ if they do."""
-    for count in range(digits, 18):
-        texts = f"{one:.{count}g}", f"{other:.{count}g}"
-        if texts[0] != texts[1]:
-            break
-    return texts
-
-
 def _failure(
     run: RankRun,
     message: str,

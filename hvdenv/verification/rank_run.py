@@ -273,6 +273,14 @@ class RankRun(NamedTuple):
         names = {name for path in paths for name in path.logged.get("cpu", [])[-1:]}
         return frozenset({"GLOO": "Gloo"}.get(name, name) for name in names)
 
+    def reported(self, kind: type[E], key: str) -> dict[str, list[tuple[str, E]]]:
+        """The events of one type with the names of their ranks, by one of their fields."""
+        found: dict[str, list[tuple[str, E]]] = {}
+        for rank in self.ranks:
+            for event in rank.all(kind):
+                found.setdefault(getattr(event, key), []).append((rank.name, event))
+        return found
+
 
 def collect(messages: Sequence[Received]) -> tuple[Rank, ...]:
     """The ranks that events came from, in the order of their numbers."""

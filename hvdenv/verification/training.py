@@ -2,11 +2,10 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from hvdenv.sites.batch import counted
 from hvdenv.standalone.ranks.events import Training
-from hvdenv.verification.rank_judgement import Judgement, apart, judge_exercise, listed
+from hvdenv.verification.rank_judgement import Judgement, judge_exercise, listed
 from hvdenv.verification.rank_run import RankRun
 
 EXERCISE = "training"
@@ -18,9 +17,8 @@ _REMEDY = (
 )
 
 
-class RankTraining(NamedTuple):
-    name: str
-    facts: Training
+# What a rank, by its name, reported of a part.
+_Reported = Sequence[tuple[str, Training]]
 
 
 def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
@@ -32,20 +30,16 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     if broken := judge_exercise(run, EXERCISE):
         yield "", broken
         return
-    by_rank: dict[str, dict[str, RankTraining]] = {}
-    for rank in run.ranks:
-        for facts in rank.all(Training):
-            found = RankTraining(rank.name, facts)
-            by_rank.setdefault(facts.part, {})[rank.name] = found
-    outcomes = {part: list(each.values()) for part, each in by_rank.items()}
+    outcomes = run.reported(Training, "part")
     problems, passed = [], []
     for part, reported in outcomes.items():
-        if len(reported) == len(run.ranks) and all(one.facts.skip for one in reported):
-            yield part, Judgement("skip", reported[0].facts.skip)
+        skips = [facts.skip for _, facts in reported]
+        if len(reported) == len(run.ranks) and all(skips):
+            yield part, Judgement("skip", skips[0])
         elif wrong := list(_problems(reported, len(run.ranks))):
             problems += [f"{part}: {problem}" for problem in wrong]
         else:
-            passed.append(_praise(part, reported))
+            passed.append(_praise(part, [facts for _, facts in reported]))
     if problems:
         more = f"; and {len(problems) - 1} more, see the evidence" if problems[1:] else ""
         yield "", Judgement("fail", problems[0] + more, _evidence(run, problems), _REMEDY)
@@ -57,24 +51,37 @@ def judge_parts(run: RankRun) -> Iterator[tuple[str, Judgement]]:
         yield "", Judgement("fail", "no rank reported anything", _evidence(run, ()), _REMEDY)
 
 
-def _problems(outcomes: Sequence[RankTraining], ranks: int) -> Iterator[str]:
-    unfinished = (one.facts.skip or len(one.facts.losses) != 2 for one in outcomes)
-    if len(outcomes) < ranks or any(unfinished):
+def _problems(reported: _Reported, ranks: int) -> Iterator[str]:
+    """What is wrong with a part, in the order in which it explains the rest."""
+    unfinished = (facts.skip or len(facts.losses) != 2 for _, facts in reported)
+    if len(reported) < ranks or any(unfinished):
         yield "not all ranks finished it"
         return
-    for test in _TESTS:
-        yield from test(outcomes)
+    first, wanted = reported[0]
+    for point, digest in wanted.checksums.items():  # first of all after the broadcasts
+        if others := [name for name, each in reported if each.checksums.get(point) != digest]:
+            yield f"{point} are not equal: {listed(others)} and {first} differ"
+    # The ranks have to come to what one process gets on the joined batches.
+    if off := [(name, each) for name, each in reported if not each.difference <= each.bound]:
+        facts = off[0][1]
+        like = f", as if {facts.like}" if facts.like else ""
+        yield (
+            f"parameters of {listed([name for name, _ in off])} are {facts.difference:.2g} from those"
+            f" of one process on the joined batches (bound {facts.bound:.2g}){like}"
+        )
+    for name, facts in reported:
+        before, after = facts.losses
+        if not after < before:
+            yield f"the loss does not fall on {name}: {before:.6g}, and {after:.6g} at the end"
+            return
 
 
-def _praise(part: str, outcomes: Sequence[RankTraining]) -> str:
-    facts = outcomes[0].facts
-    difference = max(one.facts.difference for one in outcomes)
-    first, last = facts.losses
-    before, after = apart(first, last, 3)
-    found, bound = apart(difference, facts.bound, 1)
+def _praise(part: str, reported: Sequence[Training]) -> str:
+    first, last = reported[0].losses
+    difference = max(facts.difference for facts in reported)
     return (
-        f"{part}: loss {before} to {after} in {facts.steps} steps, {found} from one process"
-        f" (bound {bound})"
+        f"{part}: loss {first:.3g} to {last:.3g} in {reported[0].steps} steps,"
+        f" {difference:.1g} from one process (bound {reported[0].bound:.1g})"
     )
 
 
@@ -82,42 +89,6 @@ def _evidence(run: RankRun, problems: Sequence[str]) -> str:
     lines = [f"command: {shlex.join(run.argv)}", *problems]
     for rank in run.ranks[:_SHOWN]:
         for facts in rank.all(Training):
-            shown = [f"{name} {getattr(facts, name)}" for name in _SHOWN_FACTS]
-            lines.append(f"{rank.name}, {facts.part}: {facts.skip or ', '.join(shown)}")
+            shown = [f"{name} {value}" for name, value in facts._asdict().items() if value != ""]
+            lines.append(f"{rank.name}: {', '.join(shown)}")
     return "\n".join(lines)
-
-
-_SHOWN_FACTS = ("seconds", "steps", "losses", "difference", "bound", "checksums")
-
-
-def _checksums(outcomes: Sequence[RankTraining]) -> Iterator[str]:
-    """Whether all ranks have the same bits, first of all after the broadcasts."""
-    first = outcomes[0]
-    for name, wanted in first.facts.checksums.items():
-        if others := [one.name for one in outcomes if one.facts.checksums.get(name) != wanted]:
-            yield f"{name} are not equal: {listed(others)} and {first.name} differ"
-
-
-def _difference(outcomes: Sequence[RankTraining]) -> Iterator[str]:
-    """Whether the ranks come to what one process gets on the joined batches."""
-    if off := [one for one in outcomes if not one.facts.difference <= one.facts.bound]:
-        facts = off[0].facts
-        found, bound = apart(facts.difference, facts.bound, 2)
-        like = f", as if {facts.like}" if facts.like else ""
-        yield (
-            f"parameters of {listed([one.name for one in off])} are {found} from those"
-            f" of one process on the joined batches (bound {bound}){like}"
-        )
-
-
-def _losses(outcomes: Sequence[RankTraining]) -> Iterator[str]:
-    for one in outcomes:
-        first, last = one.facts.losses
-        if not last < first:
-            before, after = apart(first, last, 3)
-            yield f"the loss does not fall on {one.name}: {before}, and {after} at the end"
-            return
-
-
-# In the order in which they explain each other.
-_TESTS = (_checksums, _difference, _losses)
