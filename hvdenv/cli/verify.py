@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from typing import get_args
@@ -58,7 +57,7 @@ from hvdenv.verification.setup import (
     Progress,
     Setup,
 )
-from hvdenv.verification.verify import EXERCISES, usual_ranks, verify
+from hvdenv.verification.verify import EXERCISES, empty_report, usual_ranks, verify
 
 EXAMPLES = """\
 examples:
@@ -158,8 +157,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> Report:
-    effort = _effort(arguments, places)
-    timeout = _timeout(arguments, effort)
+    refuse_without(arguments, "bench", "bench-time")
+    effort, timeout = None, DEFAULT_TIMEOUT
+    if arguments.bench:
+        effort = Effort(arguments.bench_time or BENCH_SECONDS, str(places.home))
+        timeout += BENCH_PROGRAMS * effort.seconds
     request = _program(arguments)
     _requested(arguments)  # refuses what is malformed, before the environment is looked for
     wanted = with_active(read_request(arguments))
@@ -184,7 +186,7 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
         launchers=launchers,
         exercises=() if arguments.quick else EXERCISES,
         effort=effort,
-        seconds=timeout,
+        seconds=arguments.timeout or timeout,
     )
     with VerifyProgress(quiet=arguments.quiet) as parts:
         if request is None:
@@ -214,16 +216,7 @@ def _program(arguments: argparse.Namespace) -> start.ProgramRequest | None:
 def _proven(request: start.ProgramRequest, setup: Setup, tell: Progress, *, only: bool) -> Report:
     """The report of the environment, unless it is of the program only, and of a program."""
     began = time.monotonic()
-    if only:
-        found = Report(
-            recipe=setup.installation.recipe,
-            prefix=setup.installation.prefix,
-            host=socket.gethostname(),
-            seconds=0.0,
-            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        )
-    else:
-        found = verify(setup, tell)
+    found = empty_report(setup, 0.0) if only else verify(setup, tell)
     if found.verdict in ("fail", "error") or setup.runner.stopped:
         message = "the environment failed, so the program was not started"
         last = finding(request.name, "", skipped(message))
@@ -232,18 +225,6 @@ def _proven(request: start.ProgramRequest, setup: Setup, tell: Progress, *, only
     findings = start.prove(setup, request)
     tell("finished", request.name, "")
     return found._replace(findings=(*found.findings, *findings), seconds=time.monotonic() - began)
-
-
-def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
-    refuse_without(arguments, "bench", "bench-time")
-    if not arguments.bench:
-        return None
-    return Effort(arguments.bench_time or BENCH_SECONDS, str(places.home))
-
-
-def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
-    usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
-    return arguments.timeout or usual
 
 
 def _in_a_job(arguments: argparse.Namespace) -> int:

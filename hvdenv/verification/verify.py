@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import FrameType
 from typing import NamedTuple
 
@@ -180,6 +181,17 @@ def _orphans(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     yield from nodes.end_orphans([host.name for host in setup.launch.hosts], runner, seconds)
 
 
+def empty_report(setup: Setup, seconds: float) -> Report:
+    """A report without findings on what took these seconds."""
+    return Report(
+        recipe=setup.installation.recipe,
+        prefix=setup.installation.prefix,
+        host=socket.gethostname(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - seconds)),
+        seconds=seconds,
+    )
+
+
 def _report(
     setup: Setup,
     evidence: Evidence,
@@ -188,28 +200,17 @@ def _report(
     seconds: float,
 ) -> Report:
     extensions = {name: each for name, one in evidence.extensions.items() if (each := found(one))}
-    runs = evidence.started_runs
-    return Report(
-        recipe=setup.installation.recipe,
-        prefix=setup.installation.prefix,
-        host=socket.gethostname(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - seconds)),
-        seconds=seconds,
+    whole = Measurement("verify", round(seconds, 3), "s")
+    records = [
+        datapath.rank_records(pair.framework, run) for pair, run in evidence.started_runs.items()
+    ]
+    rows = table(setup, extensions, findings) if len(extensions) == len(FRAMEWORKS) else ()
+    return empty_report(setup, seconds)._replace(
         findings=tuple(findings),
-        measurements=(
-            *measured,
-            *bench.measurements(evidence.done_benchmarks),
-            Measurement("verify", round(seconds, 3), "s"),
-        ),
-        table=tuple(table(setup, extensions, findings))
-        if len(extensions) == len(FRAMEWORKS)
-        else (),
-        ranks=tuple(
-            record
-            for pair, run in runs.items()
-            for record in datapath.rank_records(pair.framework, run)
-        ),
-        environment=dict(_environment(setup, evidence, extensions)),
+        measurements=(*measured, *bench.measurements(evidence.done_benchmarks), whole),
+        table=tuple(rows),
+        ranks=tuple(chain.from_iterable(records)),
+        environment=_environment(setup, evidence, extensions),
     )
 
 
@@ -217,23 +218,21 @@ def table(setup: Setup, extensions: Extensions, findings: Sequence[Finding]) -> 
     """What was expected, built and proven, in the rows of Horovod's own table."""
     expectation = setup.expectation
     usable = [extension for extension in extensions.values() if extension.usable]
-
-    def stated(names: Sequence[str] | None, name: str) -> bool | None:
-        return None if names is None else name in names
-
-    for name in ("tensorflow", "torch", "mxnet"):
-        expected = stated(expectation.frameworks, name)
-        marks = (extensions[name].present, proven(findings, "allreduce", name))
-        yield Row("Frameworks", CHECK_BUILD_ROWS[name], expected, *marks)
-    for name in CONTROLLERS:
-        expected = stated(expectation.controllers, name)
-        marks = (any(e.built(name) for e in usable), proven(findings, "allreduce", name))
-        yield Row("Controllers", name, expected, *marks)
-    for name in OPERATIONS:
-        expected = stated(expectation.operations, name)
-        marks = (any(e.built(name) for e in usable), proven(findings, "operation", name))
-        if expected or any(e.built(name) is not None for e in usable):
-            yield Row("Tensor Operations", name, expected, *marks)
+    sections = (
+        ("Frameworks", ("tensorflow", "torch", "mxnet"), expectation.frameworks, "allreduce"),
+        ("Controllers", CONTROLLERS, expectation.controllers, "allreduce"),
+        ("Tensor Operations", OPERATIONS, expectation.operations, "operation"),
+    )
+    for section, names, stated, check in sections:
+        for name in names:
+            built = [each.built(name) for each in usable]
+            if name in extensions:
+                built = [extensions[name].present]
+            elif check == "operation" and name not in (stated or ()) and {*built} <= {None}:
+                continue
+            expected = None if stated is None else name in stated
+            row = CHECK_BUILD_ROWS.get(name, name)
+            yield Row(section, row, expected, any(built), proven(findings, check, name))
 
 
 _ROWS = {*FRAMEWORKS, *CONTROLLERS, *OPERATIONS}
@@ -256,27 +255,26 @@ def proven(findings: Sequence[Finding], check: str, name: str) -> bool:
     return tried - {"skip"} == {"pass"} and not any(failed)
 
 
-def _environment(
-    setup: Setup, evidence: Evidence, extensions: Extensions
-) -> Iterator[tuple[str, str]]:
+def _environment(setup: Setup, evidence: Evidence, extensions: Extensions) -> dict[str, str]:
     """What ran: names with a version or a number."""
     facts = [each.facts for each in extensions.values()]
-    yield "hvdenv", __version__
-    if pythons := dict.fromkeys(each.python_version for each in facts if each.python_version):
-        yield "Python", ", ".join(pythons)
-    if horovods := dict.fromkeys(each.version for each in facts if each.version):
-        yield "horovod", ", ".join(horovods)
-    for each in extensions.values():
-        if each.facts.installed:
-            yield each.framework, each.facts.installed
-    if (mpi := found(evidence.mpi)) and mpi[1]:
-        yield "mpirun", mpi[1]
-    if setup.installation.generation:
-        yield "generation", os.path.basename(setup.installation.generation)
+    mpi = found(evidence.mpi)
     # Runs that repeat what another one proves may have fewer ranks than the others.
     sizes = {run.size for run in evidence.started_runs.values()} or {setup.launch.ranks}
-    yield "ranks", " or ".join(map(str, sorted(sizes)))
-    if setup.launch.hosts:
-        yield "hosts", ", ".join(host.name for host in setup.launch.hosts)
-    yield "cores", str(setup.cores)
-    yield "kernel", os.uname().release
+    known = {
+        "hvdenv": __version__,
+        "Python": _joined(each.python_version for each in facts),
+        "horovod": _joined(each.version for each in facts),
+        **{name: each.facts.installed for name, each in extensions.items()},
+        "mpirun": mpi[1] if mpi else "",
+        "generation": os.path.basename(setup.installation.generation),
+        "ranks": " or ".join(map(str, sorted(sizes))),
+        "hosts": _joined(host.name for host in setup.launch.hosts),
+        "cores": str(setup.cores),
+        "kernel": os.uname().release,
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, texts)))

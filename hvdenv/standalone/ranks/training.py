@@ -7,6 +7,7 @@ part of PARTS reports one events.Training. Runs on Python 3.6 and newer with num
 frameworks require.
 """
 
+import contextlib
 import hashlib
 import importlib
 import time
@@ -24,8 +25,6 @@ PER_RANK, BATCH, EPOCHS = 12, 4, 2
 RATE, MOMENTUM = 0.25, 0.5
 # Half the relative distance of neighbouring numbers of float32.
 EPSILON = 2.0**-24
-# The latest version of Horovod, which supports Keras 2 only unless it is patched.
-LAST_RELEASE = (0, 28, 1)
 
 
 class Plan(NamedTuple):
@@ -95,13 +94,11 @@ def compare(numpy: Any, plan: Plan, rank: int, got: Array) -> Dict[str, Any]:
     if not difference <= bound:
         own = [rows[rank : rank + 1] for rows in plan.steps]
         alone = plan._replace(steps=own, starts=plan.starts[rank : rank + 1])
-        others = {
-            "gradients were added and not averaged": one_process(numpy, plan, len(plan.starts)),
-            "it had trained alone": one_process(numpy, alone),
-        }
-        for what, other in others.items():
-            if abs(got - other).max() <= bound:
-                facts["like"] = what
+        added = one_process(numpy, plan, len(plan.starts))
+        if abs(got - added).max() <= bound:
+            facts["like"] = "gradients were added and not averaged"
+        elif abs(got - one_process(numpy, alone)).max() <= bound:
+            facts["like"] = "it had trained alone"
     return facts
 
 
@@ -253,37 +250,22 @@ def has_keras_3(keras: Any) -> bool:
     return numbers_of(getattr(keras, "__version__", "2")) >= (3,)
 
 
-def keras_limit(keras: Any, backend: Any, horovod_version: str, patched: bool) -> str:
-    """Why Horovod cannot train with this Keras; empty if it can.
+def can_train(keras: Any, backend: Any, patched: bool) -> bool:
+    """Whether Horovod, perhaps patched for Keras 3, can train with tensorflow.keras.
 
-    Args:
-        keras: the module tensorflow.keras.
-        backend: the module that Horovod uses as the backend of Keras.
-        horovod_version: as text.
-        patched: whether it is patched for Keras 3.
+    Horovod's own backend may be Keras 3 beside a TensorFlow with Keras 2; only that of Keras 2 has
+    get_value().
     """
-    version = getattr(keras, "__version__", "2")
-    if patched or numbers_of(horovod_version) > LAST_RELEASE:
-        return ""
-    if has_keras_3(keras):
-        return "Horovod {} supports Keras 2 only, and this TensorFlow has Keras {}".format(
-            horovod_version, version
-        )
-    if not hasattr(backend, "get_value"):
-        return "Horovod {} uses the backend of Keras 3, but TensorFlow has Keras {}".format(
-            horovod_version, version
-        )
-    return ""
+    return patched or (hasattr(backend, "get_value") and not has_keras_3(keras))
 
 
 def keras_for(context: Context) -> Any:
     """Horovod's package for the Keras of TensorFlow. Raises Skip if it cannot train."""
-    version = importlib.import_module("horovod").__version__
-    patched = hasattr(importlib.import_module("horovod._keras"), "is_keras_3")
     package = importlib.import_module("horovod.tensorflow.keras")
-    limit = keras_limit(context.native.keras, package.callbacks.K, version, patched)
-    if limit:
-        raise Skip(limit)
+    patched = hasattr(importlib.import_module("horovod._keras"), "is_keras_3")
+    if not can_train(context.native.keras, package.callbacks.K, patched):
+        version = importlib.import_module("horovod").__version__
+        raise Skip("Horovod {} without the patch keras-3 supports Keras 2 only".format(version))
     return package
 
 
@@ -348,26 +330,19 @@ PARTS: Dict[str, Dict[str, Part]] = {
 }
 
 
-def train(context: Context, part: Part) -> Dict[str, Any]:
-    """Train on the rank's device, or report why that is skipped."""
-    try:
-        if context.framework == "torch":
-            return part(context)
-        if numbers_of(context.version) < (2,):
-            raise Skip("hvdenv trains with TensorFlow 2 and newer only")
-        with context.native.device(None if context.device else "/cpu:0"):
-            return part(context)
-    except Skip as error:
-        return {"skip": str(error)}
-
-
 def run(context: Context, option: str) -> None:
-    """Train all parts of the framework."""
+    """Train all parts of the framework on the rank's device, or report why one is skipped."""
     if context.device:
         without_tf32(context)
     for name, part in PARTS[context.framework].items():
         context.stage("training", name)
         began = time.monotonic()
-        facts = train(context, part)
+        try:
+            if context.framework == "tensorflow" and numbers_of(context.version) < (2,):
+                raise Skip("hvdenv trains with TensorFlow 2 and newer only")
+            with contextlib.ExitStack() if context.device else context.on_device():
+                facts = part(context)
+        except Skip as error:
+            facts = {"skip": str(error)}
         seconds = round(time.monotonic() - began, 2)
         context.report(events.Training(part=name, seconds=seconds, **facts))
