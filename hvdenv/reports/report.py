@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -153,18 +152,13 @@ class Report(NamedTuple):
         return judge(self.findings)
 
     def to_json(self) -> dict[str, object]:
-        """The report as docs/reference/report.md describes it.
-
-        JSON has no NaN: a measurement without a number is left out, and a rank's time is null.
-        """
-        ranks = (rank._replace(seconds=_finite(rank.seconds)) for rank in self.ranks)
-        figures = (each for each in self.measurements if _finite(each.value) is not None)
+        """The report as docs/reference/report.md describes it."""
         written: dict[str, object] = {
             "seconds": round(self.seconds, 3),
             "table": [row._asdict() for row in self.table],
-            "ranks": [rank._asdict() for rank in ranks],
+            "ranks": [rank._asdict() for rank in self.ranks],
             "findings": encode(self.findings),
-            "measurements": [each.to_json() for each in figures],
+            "measurements": [each.to_json() for each in self.measurements],
         }
         return {"schema": SCHEMA, "verdict": self.verdict, **self._asdict(), **written}
 
@@ -178,18 +172,9 @@ class Report(NamedTuple):
         if not isinstance(data, dict) or data.get("schema") not in _READABLE:
             raise ValueError(f"its schema is not one of {', '.join(_READABLE)}")
         try:
-            report = decode(cls, data, lenient=True)
+            return decode(cls, data, lenient=True)
         except Problem as problem:
             raise ValueError("; ".join(map(str, problem.all))) from problem
-        values = [each.value for each in report.measurements]
-        values += [report.seconds, *(rank.seconds or 0 for rank in report.ranks)]
-        if not all(map(math.isfinite, values)):
-            raise ValueError("a number in it is infinite or NaN")
-        return report
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def different_ranks(ranks: Sequence[RankRecord]) -> list[tuple[RankRecord, str]]:

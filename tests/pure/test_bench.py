@@ -20,7 +20,7 @@ from tests.support.standalone import load
 
 SUBJECT: Final = "torch over MPI"
 MIB = 1 << 20
-SIZES = {"1KiB": 1 << 10, "1MiB": MIB, "16MiB": 16 * MIB, "64MiB": 64 * MIB}
+SIZES = {"1KiB": 1 << 10, "1MiB": MIB, "64MiB": 64 * MIB}
 RANK = load("rank")
 
 
@@ -54,7 +54,6 @@ BENCHMARK = Benchmark(SUBJECT, GOOD, MPI)
         (1, "64MiB", 0.1, 0.0),
         (2, "64MiB", 0.067108864, 1.0),  # each rank sends the message once
         (4, "64MiB", 0.067108864, 1.5),
-        (8, "16MiB", 0.1, 2 * 7 / 8 * 16 * MIB / 0.1 / 1e9),
     ],
 )
 def test_bus_bandwidth(ranks: int, size: str, seconds: float, expected: float) -> None:
@@ -84,7 +83,10 @@ def test_all_figures_become_measurements() -> None:
     ]
     latencies = [each.value for each in found if each.name == "allreduce latency"]
     assert latencies == [85, 16000, 3, 12000]
-    # The fastest of several runs is the yardstick.
+    # The fastest of several runs is the yardstick; that of GPUs is another one.
+    nccl = MPI._replace(name="NCCL alone")
+    both = bench.measurements([Benchmark(SUBJECT, GOOD, nccl), BENCHMARK])
+    assert {"MPI alone", "NCCL alone"} <= {each.subject for each in both}
     runs = [Yardstick((), "no mpicc"), *(Yardstick((point("1MiB", s),)) for s in (9.0, 1.0, 2.0))]
     found = list(bench.measurements([Benchmark(SUBJECT, GOOD, each) for each in runs]))
     assert [e.value for e in found if e.subject == "MPI alone" and e.unit == "us"] == [1e6]
@@ -119,17 +121,6 @@ def test_without_a_yardstick_it_is_said_why() -> None:
     assert judgement[:3] == ("skip", "there is no yardstick: there is no mpicc", "words")
     assert list(bench.judge_yardsticks([])) == []
     assert "MPI alone" not in bench.judge_speed(Benchmark(SUBJECT, GOOD, none)).message
-
-
-def test_gpus_have_a_yardstick_of_their_own() -> None:
-    nccl = MPI._replace(name="NCCL alone")
-    both = [Benchmark(SUBJECT, GOOD, nccl), BENCHMARK]
-    assert "75 % of NCCL alone" in bench.judge_speed(both[0]).message
-    judged = dict(bench.judge_yardsticks(both))
-    assert [judged[f"{name} alone"].status for name in ("MPI", "NCCL")] == ["pass", "pass"]
-    assert judged["MPI alone"].message == "64 MiB: 5.59 GB/s; 1 KiB: 3 us"
-    told = {each.subject for each in bench.measurements(both)}
-    assert {"MPI alone", "NCCL alone"} <= told
 
 
 @pytest.mark.parametrize(
@@ -171,18 +162,14 @@ CYCLE: Final = "HOROVOD_CYCLE_TIME"
         # As under `hvdenv run`, Horovod goes by the user's controller.
         ((), None, "HOROVOD_CONTROLLER", "mpi"),
         ((), "gloo", "HOROVOD_CONTROLLER", "gloo"),
-        ((), None, TIMEOUT, "60"),
         ((), "120", TIMEOUT, "60"),
         # Only ranks that add process sets may.
         (("collectives",), None, "HOROVOD_DYNAMIC_PROCESS_SETS", "1"),
-        (("collectives=", "training=x"), None, "HOROVOD_DYNAMIC_PROCESS_SETS", "1"),
         ((), None, "HOROVOD_DYNAMIC_PROCESS_SETS", None),
         # Ranks that try operations negotiate less often, unless the user says how often.
         (("collectives=", "training"), None, CYCLE, "5"),
         (("collectives=", "training"), "0.1", CYCLE, "0.1"),
         (("bench=1",), None, CYCLE, None),
-        (("bench=1",), "0.1", CYCLE, "0.1"),
-        ((), None, CYCLE, None),
     ],
 )
 def test_variables_of_ranks(

@@ -323,19 +323,6 @@ NAN = float("nan")
 
 # name: (changes, the message)
 UNTRAINED: dict[str, tuple[list[Change], str]] = {
-    "no broadcast": (
-        [on(1, checksums={"parameters after the broadcast": "c", "at the end": "b"})],
-        "parameters after the broadcast are not equal: rank 1 on n1 and rank 0 on n0 differ",
-    ),
-    "not equal at the end": (
-        [on(1, checksums={"parameters after the broadcast": "a", "at the end": "c"})],
-        "at the end are not equal: rank 1 on n1 and rank 0 on n0 differ",
-    ),
-    "added": (
-        [on_all(difference=0.31, like="gradients were added and not averaged")],
-        "parameters of rank 0 on n0, rank 1 on n1 are 0.31 from those of one process on the"
-        " joined batches (bound 0.0001), as if gradients were added and not averaged",
-    ),
     "no number": ([on(1, difference=NAN)], "parameters of rank 1 on n1 are nan from"),
     "loss": ([on_all(losses=[0.5, 0.6])], "the loss does not fall on rank 0 on n0: 0.5, and 0.6"),
     "loss is no number": ([on_all(losses=[0.5, NAN])], "the loss does not fall on rank 0"),

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdenv.base.command import Command, Outcome
 from hvdenv.base.runner import Runner
@@ -21,10 +19,6 @@ from hvdenv.standalone.ranks.events import (
     DataPath,
     ExtensionFacts,
     Gpu,
-    Joined,
-    RankEvent,
-    Result,
-    Started,
 )
 from hvdenv.verification import datapath, rank_checks
 from hvdenv.verification.inspection import Extension
@@ -83,13 +77,6 @@ def test_lines_that_were_asked_for_are_told_from_others() -> None:
 def test_an_event_keeps_its_size() -> None:
     lines = [f"mca: bml: Using b{number} btl for send to x" for number in range(400)]
     assert 1000 < len(json.dumps(seen_in("\n".join(lines)).values)) <= 1100
-
-
-@given(st.text(max_size=300))
-def test_any_output_can_be_read(text: str) -> None:
-    values = seen_in(text).values
-    assert isinstance(datapath.mpi_transports(values).name, str)
-    assert isinstance(datapath.nccl_transports(values).name, str)
 
 
 def test_loaded_libraries(tmp_path: Path) -> None:
@@ -182,10 +169,6 @@ def rank(number: int, host: str = "", **path: Any) -> Rank:
 
 def run(*ranks: Rank, **changed: Any) -> RankRun:
     return rank_events.run(size=len(ranks), ranks=ranks)._replace(**changed)
-
-
-def with_event(rank: Rank, last: RankEvent) -> Rank:
-    return rank._replace(events=(*rank.events, last))
 
 
 def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
@@ -286,20 +269,8 @@ def test_operations_of_runs_on_gpus() -> None:
     crowd = Gpu(why="2 ranks on this host, and 1 GPUs", on_host=1)
     crowded = run(rank(0, gpu=crowd), rank(1, gpu=crowd))
     assert statuses(crowded) == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
-
-
-def test_nccl_on_the_only_rank_is_no_proof_and_no_failure() -> None:
-    one = on_gpu(0, "n0", "7000", comm=["1 busId 7000"])
-    events = [each for each in one.events if not isinstance(each, (Joined, Result, Started))]
-    (only,) = collect([started(0), *reduced(0, size=1), *(event(0, each) for each in events)])
-    found = operations(run(only))
-    messages = [
-        f"{each} was used, but by one rank alone, which is no proof" for each in ("NCCL", "MPI")
-    ]
-    assert [(each.status, each.message) for each in found] == [("unproven", m) for m in messages]
-    assert "two GPUs" in found[0].remedy
-    silent = with_event(only, (only.path or DataPath())._replace(logged={}))
-    assert operations(run(silent))[0].status == "fail"
+    only = run(on_gpu(0, "n0", "7000", comm=["1 busId 7000"]))
+    assert statuses(only) == {"NCCL in torch": "unproven", "MPI in torch": "unproven"}
 
 
 def test_records_of_ranks() -> None:
