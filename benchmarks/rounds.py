@@ -32,11 +32,9 @@ def is_bulky(case: Any) -> bool:
 def add(total: Any, tally: Any) -> None:
     """Count the results of one round."""
     total.right += tally.right
-    total.types |= tally.types
     total.wrong += tally.wrong
     total.unproven, total.ended = tally.unproven, tally.ended
-    for (dtype, why), count in tally.skipped.items():
-        total.skip(why, dtype, count)
+    total.skipped.update(tally.skipped)
 
 
 def run(context: Any, option: str) -> None:

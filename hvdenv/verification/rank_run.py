@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from hvdenv.base.masking import clean
 from hvdenv.base.schema import Problem, decode, mapped
 from hvdenv.standalone.ranks.events import (
+    LAUNCHER_VARIABLES,
     DataPath,
     Exited,
     ExtensionFacts,
@@ -75,13 +76,6 @@ def event_of(table: dict[str, object]) -> Received:
     return Received(host, pid, mapped(decode(kind, table, lenient=True), clean))
 
 
-_RANK_VARIABLES = (
-    "HOROVOD_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "SLURM_PROCID",
-)
 # Output of Horovod, Gloo and MPI in a rank when another one is gone.
 _GAVE_UP = re.compile(
     r"Horovod has been shut down|Connection (?:reset|closed) by peer|Broken pipe"
@@ -147,7 +141,8 @@ class Rank(NamedTuple):
         """Its number as Horovod states it, or else its launcher."""
         if self.joined:
             return self.joined.rank
-        numbers = (self.variables.get(name, "") for name in _RANK_VARIABLES)
+        names = (name for name in LAUNCHER_VARIABLES if not name.endswith(("SIZE", "NTASKS")))
+        numbers = (self.variables.get(name, "") for name in names)
         return next((int(number) for number in numbers if number.isdigit()), None)
 
     @property

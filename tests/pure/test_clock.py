@@ -65,7 +65,7 @@ class Waiting(rank.Supervisor):  # type: ignore[misc, name-defined]
 def test_a_supervisor_does_not_end_its_rank_early(
     jump: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = Waiting(wire.EventWriter("t"), 60.0, "torch", "MPI", "host", ())
+    supervisor = Waiting(wire.EventWriter("t"), 60.0, ("torch", "MPI", "host"))
     now = time.time()
     monkeypatch.setattr(rank.time, "time", lambda: now + jump)
     try:

@@ -114,7 +114,7 @@ def test_an_event_of_another_form_hides_no_other(table: object) -> None:
 
 
 def test_the_supervisor_survives_what_a_rank_writes() -> None:
-    supervisor = _Unseen(EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
+    supervisor = _Unseen(EventWriter(TOKEN), 60.0, ("torch", "MPI", "host"))
     supervisor.child.communicate()
     supervisor._take_report(b'{"stage": 3}\nnot JSON\n[]\n{"event": "Stage"}\n')
     assert supervisor.tail.text().count("malformed event") == 3
@@ -187,7 +187,7 @@ class _Unseen(rank.Supervisor):  # type: ignore[misc, name-defined]
 
 
 def test_the_last_words_of_a_rank_are_read_though_nobody_looks_while_it_ends() -> None:
-    watch = _Unseen(EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
+    watch = _Unseen(EventWriter(TOKEN), 60.0, ("torch", "MPI", "host"))
     with watch.child:
         assert watch.run() == 0
     os.close(watch.reports)

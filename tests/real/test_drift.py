@@ -126,15 +126,6 @@ def test_a_libstdcxx_that_is_too_old(built: Installation, runner: Runner, tmp_pa
     assert "it has GLIBCXX up to 3.4.19, but the extension needs 3.4." in finding.message
 
 
-def test_packages_that_were_upgraded(built: Installation, runner: Runner) -> None:
-    record(built, runner)
-    packages = purelib(Path(built.python))
-    (packages / "torch-99.0.dist-info").mkdir()
-    assert "torch is 99.0 now and was " in the_note(built, runner)
-    (packages / "horovod-0.27.0.dist-info").mkdir()
-    assert "this is not the Horovod that was built" in the_failure(built, runner).message
-
-
 def test_an_extension_that_is_not_whole_is_for_others_to_say(
     built: Installation, runner: Runner
 ) -> None:

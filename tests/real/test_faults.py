@@ -220,35 +220,6 @@ def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner) -> None:
     assert "HorovodInternalError: Mismatched ALLREDUCE tensor shapes" in judgement.message
 
 
-SHIM = """
-typedef void *Handle;
-int PMPI_Allreduce(const void *, void *, int, Handle, Handle, Handle);
-int PMPI_Type_size(Handle, int *);
-int MPI_Allreduce(const void *in, void *out, int count, Handle type, Handle op, Handle comm)
-{
-    int code = PMPI_Allreduce(in, out, count, type, op, comm), size = 0;
-    PMPI_Type_size(type, &size);
-    if (count > 1000) ((char *) out)[(long) count * size - 2] ^= 16;
-    return code;
-}
-"""
-
-
-def test_an_mpi_that_returns_a_wrong_number(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    """The last number of a large tensor, in one bit, where Horovod asks MPI for the sum."""
-    installation = copy()
-    shim = compiled(SHIM, tmp_path / "shim.so", f"{installation.prefix}/lib/libmpi.so.40")
-    init = purelib(Path(installation.python)) / "horovod/torch/__init__.py"
-    load = f"import ctypes; ctypes.CDLL({str(shim)!r}, ctypes.RTLD_GLOBAL)\n"
-    text = init.read_text()
-    first = re.search(r"^(?:import|from) (?!__future__)", text, re.MULTILINE)
-    at = first.start() if first else 0
-    init.write_text(f"{text[:at]}{load}{text[at:]}")
-    judgement = rank_judgement.judge_run(run_ranks(installation, runner, "MPI"))
-    assert judgement.status == "fail"
-    assert f"allreduce gives wrong values on rank 0 on {HERE}" in judgement.message
-
-
 # Files.
 
 
@@ -323,17 +294,6 @@ def test_a_secret_in_an_import_error_is_hidden(copy: Copy, runner: Runner) -> No
     assert "horovod.torch does not import: ImportError: token=" in finding.message
     assert "https://***@host failed" in finding.message
     assert "pw@" not in finding.evidence
-
-
-def test_a_second_libmpi_that_is_found_first(copy: Copy, runner: Runner, tmp_path: Path) -> None:
-    folder = tmp_path / "other"
-    compiled(
-        "int MPI_Init(void) { return 0; }", folder / "libmpi.so.40", "-Wl,-soname,libmpi.so.40"
-    )
-    installation = copy()._replace(env=(("LD_LIBRARY_PATH", str(folder)),))
-    message = judged(installation, runner).message
-    assert "horovod.torch does not import: " in message
-    assert "undefined symbol: " in message and "MPI" in message.upper()
 
 
 def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import multiprocessing
 import re
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Counter, Dict, List, Tuple
 
 import collective_cases
 import events
@@ -33,19 +33,19 @@ class Ended(Exception):
 
 
 class Tally:
-    """The results of one operation's cases."""
+    """The results of one operation's cases.
+
+    Attributes:
+        skipped: how many cases could not be tried, by type and reason.
+        ended: why Horovod could not go on.
+    """
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
-        self.right = 0
-        self.types: Set[str] = set()
-        self.skipped: Dict[Tuple[str, str], int] = {}
-        self.unproven = self.ended = ""  # ended: why Horovod could not go on
+        self.right: List[Case] = []
         self.wrong: List[str] = []
-
-    def skip(self, why: str, dtype: str = "", count: int = 1) -> None:
-        """Count cases that cannot be tried."""
-        self.skipped[dtype, why] = self.skipped.get((dtype, why), 0) + count
+        self.skipped: Counter[Tuple[str, str]] = Counter()
+        self.unproven = self.ended = ""
 
     def take(self, case: Case, problem: str) -> None:
         """Count a case that was tried; the problem is empty if the result is correct."""
@@ -53,16 +53,15 @@ class Tally:
             named = "" if case.kind in self.operation else case.kind + " "
             self.wrong.append("%s%s: %s" % (named, case.title, problem))
         else:
-            self.right += 1
-            self.types.update([case.dtype] if case.dtype else [])
+            self.right.append(case)
 
     def event(self) -> events.Operation:
         """What is reported."""
         return events.Operation(
             operation=self.operation,
-            right=self.right,
+            right=len(self.right),
             wrong=len(self.wrong),
-            types=sorted(self.types),
+            types=sorted({case.dtype for case in self.right} - {""}),
             skipped=[events.Skipped(*key, n) for key, n in sorted(self.skipped.items())],
             cases=[shortened(text, CASE) for text in self.wrong[:SHOWN]],
             ended=self.ended,
@@ -103,7 +102,7 @@ class Caller:
         tally = Tally(operation)
         tally.unproven = self.beyond_these_ranks(operation)
         if tally.unproven:
-            tally.skip(tally.unproven, count=sum(len(batch) for batch in batches))
+            tally.skipped["", tally.unproven] = sum(map(len, batches))
             return tally
         if operation == collective_cases.PROCESS_SETS and not self.attempt(
             tally, batches[0][0], self.add_sets
@@ -127,12 +126,12 @@ class Caller:
         try:
             return function(*arguments)
         except (Absent, NotImplementedError, collective_cases.TooLarge) as error:
-            tally.skip(shortened(error, REASON))
+            tally.skipped["", shortened(error, REASON)] += 1
         except Exception as error:
             text = "%s: %s" % (type(error).__name__, error)
             absent = _ABSENT.search(text)
             if absent:
-                tally.skip(shortened(absent.group(), REASON), case.dtype)
+                tally.skipped[case.dtype, shortened(absent.group(), REASON)] += 1
                 return None
             tally.take(case, text)
             if _OVER.search(text):

@@ -25,6 +25,18 @@ import zlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
 PART_BYTES = 380
+# What launchers tell a rank, first of all its number: an MPI knows it better than a scheduler.
+LAUNCHER_VARIABLES = (
+    "HOROVOD_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "SLURM_PROCID",
+    "HOROVOD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_NTASKS",
+)
 # The sizes of messages that benchmarks measure, in bytes.
 BENCH_SIZES = [1024 * 4**power for power in range(9)]
 

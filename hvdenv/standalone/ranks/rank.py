@@ -33,17 +33,6 @@ if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this dir
 import datapath
 import events
 
-LAUNCHER_VARIABLES = (
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-)
 # How often Horovod negotiates while ranks try its operations and train.
 CYCLE_MILLISECONDS = "5"
 PR_SET_PDEATHSIG = 1
@@ -198,15 +187,8 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
 class Supervisor:
     """Runs the child until it ends, and reports how."""
 
-    def __init__(
-        self,
-        writer: events.EventWriter,
-        deadline: float,
-        framework: str,
-        controller: str,
-        device: str,
-        exercises: Sequence[str],
-    ) -> None:
+    def __init__(self, writer: events.EventWriter, deadline: float, words: Sequence[str]) -> None:
+        """Start the child with FRAMEWORK, CONTROLLER, DEVICE and exercises."""
         self.write = writer.emit
         self.deadline = deadline
         self.at = events.Stage("start")
@@ -217,29 +199,25 @@ class Supervisor:
         self.ended_by = ""
         self.kill_at = self.gone_at = 0.0
         self.overdue = False
-        self.child = self._start(framework, controller, device, exercises)
+        self.child = self._start(words)
 
-    def _start(
-        self, framework: str, controller: str, device: str, exercises: Sequence[str]
-    ) -> "subprocess.Popen[bytes]":
-        here, words = os.path.dirname(os.path.abspath(__file__)), list(exercises)
+    def _start(self, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+        _, controller, _, *exercises = words
+        here = os.path.dirname(os.path.abspath(__file__))
         work = os.path.join(here, "rank_work.py")
-        if words and words[0].partition("=")[0] == "program":
+        if exercises and exercises[0].partition("=")[0] == "program":
             work = os.path.join(os.path.dirname(here), "program", "observe.py")
         self.reports, writer = os.pipe()
         os.set_inheritable(writer, True)
         soon = max(self.deadline - 2 * OVERDUE_SECONDS, self.deadline / 2)
-        env = child_environment(self.deadline, controller, exercises)
         child = subprocess.Popen(
-            [sys.executable, "-s", "-u", work, framework, controller, device]
-            + [str(writer), str(soon)]
-            + words,
+            [sys.executable, "-s", "-u", work, *words[:3], str(writer), str(soon), *exercises],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # Some launchers talk to their ranks over inherited descriptors (PMI_FD).
             close_fds=False,
-            env=env,
+            env=child_environment(self.deadline, controller, exercises),
             preexec_fn=die_with_parent(os.getpid(), int(self.deadline) + LATE_SECONDS),
         )
         os.close(writer)
@@ -367,15 +345,11 @@ def follow(code: int) -> None:
     os._exit(128 - code)
 
 
-def main(
-    token: str, deadline: str, framework: str, controller: str, device: str, *exercises: str
-) -> None:
-    seen = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
+def main(token: str, deadline: str, *words: str) -> None:
+    seen = {name: os.environ[name] for name in events.LAUNCHER_VARIABLES if name in os.environ}
     writer = events.EventWriter(token)
     writer.emit(events.to_table(events.Started(seen)))
-    supervisor = Supervisor(
-        writer, seconds_left(deadline), framework, controller, device, exercises
-    )
+    supervisor = Supervisor(writer, seconds_left(deadline), words)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, supervisor.on_signal)
     signal.alarm(int(supervisor.deadline) + 2 * LATE_SECONDS)  # even if nothing reads its output
