@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.reports.report import Finding, Status
-from hvdenv.sites.launchers import LAUNCHERS, MpiVersion
+from hvdenv.sites.launchers import LAUNCHERS
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import bench, datapath, training
 from hvdenv.verification.evidence import Evidence
@@ -140,9 +140,6 @@ def _all_right(run: RankRun, reports: dict[str, list[_Reported]]) -> Judgement:
     return Judgement("pass", message, evidence)
 
 
-_NOT_REQUESTED = Judgement("skip", "not requested, so not tried")
-
-
 def check_pair(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether N ranks together compute right values, and whether their data took a good path."""
     extension, mpi = evidence.extensions[pair.framework].result(), evidence.mpi.result()
@@ -190,16 +187,13 @@ def _judge_allreduce(
     if not extension.built(pair.controller):
         return Judgement("skip", f"horovod.{pair.framework} was built without {pair.controller}")
     if not setup.expectation.asks(*pair):
-        return _NOT_REQUESTED
+        return Judgement("skip", "not requested, so not tried")
     if run is None or right is None:
         return _not_run(setup, pair, mpi)
     if run.size > 1 or right.status != "pass":
         return right
-    if setup.launch.ranks > 1:
-        message = f"{run.launcher} starts ranks of an image on one host, and one rank is no proof"
-        return Judgement("unproven", message, remedy="start two ranks on a host")
     message = f"{right.message}; one rank is no proof"
-    return Judgement("unproven", message, remedy="use two ranks (-n 2) where there is room")
+    return Judgement("unproven", message, remedy="use two ranks (-n 2) on a host with room")
 
 
 def _not_run(setup: Setup, pair: Pair, mpi: HostMpi) -> Judgement:
@@ -231,32 +225,23 @@ def check_image_mpi(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     if image.kind == "unknown":
         yield Finding("mpi", "MPI of the image", "skip", "no mpirun in the image reports its MPI")
         return
-    status, message = compatible(mpi[0], image)
-    if status != "pass" and all(judge_run(run).status == "pass" for run in runs):
-        status, message = "pass", f"{message}; the ranks are right nevertheless"
-    remedy = "" if status == "pass" else "use an image with the Open MPI series of the hosts"
-    judgement = Judgement(status, message, f"on the host: {mpi[1]}", remedy)
-    yield Finding("mpi", "MPI of the image", *judgement)
-
-
-def compatible(host: MpiVersion, image: MpiVersion) -> tuple[Status, str]:
-    """Whether a host's mpirun can start programs linked to the image's MPI, and why.
-
-    mpirun and the library in the image talk to each other while ranks start, so the binary
-    interface of the library alone does not decide. Other MPIs than Open MPI start ranks with Hydra.
-    """
-    both = (
-        f"{f'{host.kind} {host.version}'.strip()} on the host,"
-        f" {image.kind} {image.version or '?'} in the image"
+    # mpirun and the library in the image talk to each other while ranks start, so the binary
+    # interface of the library alone does not decide. Other MPIs start ranks with Hydra.
+    ways = [
+        (each.kind, *each.version.split(".")[:2]) if each.kind == "Open MPI" else ("Hydra",)
+        for each in (mpi[0], image)
+    ]
+    right = all(judge_run(run).status == "pass" for run in runs)
+    fits = right or (ways[0] == ways[1] and mpi[0].kind != "unknown")
+    remedy = "" if fits else "use an image with the Open MPI series of the hosts"
+    yield Finding(
+        "mpi",
+        "MPI of the image",
+        "pass" if fits else "unproven",
+        f"{mpi[0].kind} {mpi[0].version} on the host, {image.kind} {image.version} in the image",
+        f"on the host: {mpi[1]}",
+        remedy,
     )
-    if host.kind == "unknown":
-        return "unproven", "mpirun does not report which MPI it belongs to"
-    if (host.kind == "Open MPI") != (image.kind == "Open MPI"):
-        return "fail", both
-    series = [each.version.split(".")[:2] for each in (host, image)]
-    if host.kind != "Open MPI" or (image.version and series[0] == series[1]):
-        return "pass", both
-    return "unproven", f"{both}: not the same series"
 
 
 def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
