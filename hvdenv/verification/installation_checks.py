@@ -113,7 +113,7 @@ def check_files(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         counts = ((missing, "removed"), (changed, "changed"))
         parts = [f"{n} {'file was' if n == 1 else 'files were'} {how}" for n, how in counts if n]
         message = f"{'files are damaged: ' * damaged}{' and '.join(parts)} since the build"
-        yield Finding("files", "manifest", "fail", message, details, REBUILD)
+        yield Finding("files", "manifest", "fail", message, evidence=details, remedy=REBUILD)
         return
     notes = [f"{changed} changed"] * bool(changed) + [f"{extra} added"] * bool(extra)
     message = "; ".join(["all files of the build are present", *notes])
@@ -136,7 +136,9 @@ def check_drift(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     harmless = [change.what for change in changes if not change.matters]
     for change in (change for change in changes if change.matters):
         message = f"{change.what}: {change.why}"
-        yield Finding("drift", change.subject, "fail", message, details, change.remedy)
+        yield Finding(
+            "drift", change.subject, "fail", message, evidence=details, remedy=change.remedy
+        )
     if len(harmless) == len(changes):
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more harmless changes" if harmless[3:] else ""
@@ -208,7 +210,9 @@ def check_any_framework(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         lines += [f"not there: {each.path}" for each in facts if each.path]
         message = "Horovod has no extension for any framework"
         remedy = _BUILD_WITH.format(name="<FRAMEWORK>")
-        yield Finding("frameworks", "any framework", "fail", message, "\n".join(lines), remedy)
+        yield Finding(
+            "frameworks", "any framework", "fail", message, evidence="\n".join(lines), remedy=remedy
+        )
 
 
 def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
@@ -226,7 +230,7 @@ def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         path = f"{seen.shadowed[package]}/{package}"
         message = f"PYTHONPATH puts {path} before the environment's own {package}"
         details = f"python: {seen.python}\nhorovod: {seen.horovod}"
-        yield Finding("shadowing", package, "fail", message, details, remedy)
+        yield Finding("shadowing", package, "fail", message, evidence=details, remedy=remedy)
     if hiding:
         works = any(found.facts.framework for found in libraries.values())
         first, *others = hiding
@@ -234,7 +238,9 @@ def check_shadowing(setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         message = f"PYTHONPATH puts {hiding[first]} before Python's own module {first}{more}"
         verdict: tuple[Status, str] = ("pass", "") if works else ("fail", remedy)
         details = "\n".join(hiding.values())
-        yield Finding("shadowing", "Python", verdict[0], message, details, verdict[1])
+        yield Finding(
+            "shadowing", "Python", verdict[0], message, evidence=details, remedy=verdict[1]
+        )
     left_out = {name: folder for each in facts for name, folder in each.left_out.items()}
     for package, folder in left_out.items():
         message = (
@@ -262,13 +268,13 @@ def check_extension(framework: str, setup: Setup, evidence: Evidence) -> Iterato
         status: Status = "error" if hurried else "fail"
         if not expectation.asks(framework):
             status, message = "skip", f"not requested: {message}"
-        yield Finding("extension", framework, status, message, details, remedy)
+        yield Finding("extension", framework, status, message, evidence=details, remedy=remedy)
         return
     built = ", ".join(name for name in OPERATIONS if extension.built(name))
     message = f"{framework} {facts.installed}, Horovod {facts.version}: {built}"
     if facts.built_with is None:
         message += "; this Horovod does not record what it was built with"
-    yield Finding("extension", framework, "pass", message, details)
+    yield Finding("extension", framework, "pass", message, evidence=details)
 
 
 def _rebuild(extension: Extension) -> str:

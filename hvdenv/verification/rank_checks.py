@@ -232,16 +232,14 @@ def check_image_mpi(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
         for each in (mpi[0], image)
     ]
     right = all(judge_run(run).status == "pass" for run in runs)
-    fits = right or (ways[0] == ways[1] and mpi[0].kind != "unknown")
-    remedy = "" if fits else "use an image with the Open MPI series of the hosts"
-    yield Finding(
-        "mpi",
-        "MPI of the image",
-        "pass" if fits else "unproven",
-        f"{mpi[0].kind} {mpi[0].version} on the host, {image.kind} {image.version} in the image",
-        f"on the host: {mpi[1]}",
-        remedy,
+    message = (
+        f"{mpi[0].kind} {mpi[0].version} on the host, {image.kind} {image.version} in the image"
     )
+    remedy = "use an image with the Open MPI series of the hosts"
+    judgement = Judgement("unproven", message, f"on the host: {mpi[1]}", remedy)
+    if right or (ways[0] == ways[1] and mpi[0].kind != "unknown"):
+        judgement = judgement._replace(status="pass", remedy="")
+    yield Finding("mpi", "MPI of the image", *judgement)
 
 
 def check_operations(setup: Setup, evidence: Evidence) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hvdenv.base.command import Outcome
 from hvdenv.base.runner import TOKEN_VARIABLE
-from hvdenv.environments.installation import Expectation, hides_variables, mpi_prefix
+from hvdenv.environments.installation import hides_variables, mpi_prefix
 from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.sites.container import launch_here, start_in_image
 from hvdenv.sites.launchers import Launch
@@ -113,32 +113,30 @@ def _deadline(seconds: float) -> str:
 
 
 def setups_of_runs(setup: Setup, pairs: Collection[Pair]) -> dict[Pair, Setup]:
-    """The setup of each run of ranks: not all of them train, or need all ranks."""
-    trained = [pair for pair in pairs if trains(pair, pairs, setup.expectation)]
-    frameworks = {pair.framework for pair in trained}
-    controllers = {pair.controller for pair in trained}
+    """The setup of each run of ranks: not all of them train, or need all ranks.
+
+    Frameworks take turns, so that two of them train over both controllers. All runs train if no
+    controllers are stated: perhaps Horovod has only one of them.
+    """
+    stated = [each for each in setup.expectation.controllers or () if each in {p[1] for p in pairs}]
+    controllers = sorted(stated, key=CONTROLLERS.index)
+    frameworks = [each for each in FRAMEWORKS if each in {pair.framework for pair in pairs}]
+    trained = [
+        pair
+        for pair in pairs
+        if not controllers
+        or pair.controller == controllers[frameworks.index(pair.framework) % len(controllers)]
+    ]
     setups = {}
     for pair in pairs:
         launch, exercises = setup.launch, setup.exercises
         if pair not in trained:
             exercises = tuple(word for word in exercises if word != training.EXERCISE)
-            repeats = pair.framework in frameworks and pair.controller in controllers
+            repeats = all(each in {word for one in trained for word in one} for each in pair)
             if repeats and setup.two_for_repeats:
                 launch = launch._replace(ranks=TWO_RANKS.ranks)
         setups[pair] = setup._replace(launch=launch, exercises=exercises)
     return setups
-
-
-def trains(pair: Pair, pairs: Collection[Pair], expectation: Expectation) -> bool:
-    """Whether one of several runs trains; all do if no controllers are stated.
-
-    Expected frameworks take turns, so that two of them train over both controllers.
-    """
-    there = {each.controller for each in pairs} & {*(expectation.controllers or ())}
-    stated = [each for each in CONTROLLERS if each in there]
-    named = {pair.framework, *(expectation.frameworks or ())}
-    turn = [each for each in FRAMEWORKS if each in named].index(pair.framework)
-    return not stated or pair.controller == stated[turn % len(stated)]
 
 
 def words_before_launcher(setup: Setup, launcher: str) -> tuple[str, ...]:

@@ -231,8 +231,8 @@ def table(setup: Setup, extensions: Extensions, findings: Sequence[Finding]) -> 
             elif check == "operation" and name not in (stated or ()) and {*built} <= {None}:
                 continue
             expected = None if stated is None else name in stated
-            row = CHECK_BUILD_ROWS.get(name, name)
-            yield Row(section, row, expected, any(built), proven(findings, check, name))
+            marks = expected, any(built), proven(findings, check, name)
+            yield Row(section, CHECK_BUILD_ROWS.get(name, name), *marks)
 
 
 _ROWS = {*FRAMEWORKS, *CONTROLLERS, *OPERATIONS}
