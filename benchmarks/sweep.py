@@ -24,7 +24,7 @@ from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import rank_checks
 from hvdenv.verification.inspection import host_mpi
 from hvdenv.verification.rank_start import start_ranks
-from hvdenv.verification.setup import Setup
+from hvdenv.verification.setup import COLLECTIVES, Setup
 
 FRAMEWORKS, CONTROLLERS = ("torch", "tensorflow"), ("MPI", "Gloo")
 
@@ -43,7 +43,7 @@ def sweep(
     mpi = host_mpi(setup, options.timeout)
     began = time.monotonic()
     run = start_ranks(setup, options.timeout, mpi, framework, controller)
-    run = run._replace(exercises=(rank_checks.COLLECTIVES,))
+    run = run._replace(exercises=(COLLECTIVES,))
     first = run.ranks[0] if run.ranks else None
     right = sum(each.right for each in first.all(Operation)) if first else 0
     load = os.getloadavg()[0]

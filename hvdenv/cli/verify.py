@@ -52,12 +52,13 @@ from hvdenv.verification.setup import (
     CONTROLLERS,
     DEFAULT_LAUNCHERS,
     DEFAULT_TIMEOUT,
+    EXERCISES,
     TWO_RANKS,
     Effort,
     Progress,
     Setup,
 )
-from hvdenv.verification.verify import EXERCISES, empty_report, usual_ranks, verify
+from hvdenv.verification.verify import empty_report, usual_ranks, verify
 
 EXAMPLES = """\
 examples:

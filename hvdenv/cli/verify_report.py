@@ -42,37 +42,25 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def show(report: Report, arguments: argparse.Namespace) -> int:
-    """Print a report and write its files.
+    """Print a report and write its files, as far as they can be written.
 
     Returns:
         The exit code of the verdict; if that is 0, of a file that was not written.
     """
-    code = print_report(report, arguments)
-    written = _write_files(report, arguments)
-    return code or written
-
-
-def print_report(report: Report, arguments: argparse.Namespace) -> int:
-    """Print a report; returns the exit code of its verdict."""
+    code = EXIT_CODES[report.verdict]
     if arguments.json:
         print_json(report.to_json())
-    elif not arguments.quiet or report.verdict != "pass":
+    elif not arguments.quiet or code:
         text = render.render_summary if arguments.quiet else render.render
         columns = shutil.get_terminal_size((render.COLUMNS, 0)).columns
         print_coloured(text(report, width=columns, colour=is_coloured(arguments)))
-    return EXIT_CODES[report.verdict]
-
-
-def _write_files(report: Report, arguments: argparse.Namespace) -> int:
-    """Write what can be written; returns 0, or the exit code for what could not."""
-    code = 0
     for option, path in _requested_files(arguments):
         try:
             write_text(named_file(path), _FILES[option](report))
         except StepError as error:
             print(f"error: --{option} {path}: {error.message}", file=sys.stderr)
             print(_WRITE_AGAIN.format(option=option), file=sys.stderr)
-            code = StepError.exit_code
+            code = code or StepError.exit_code
     return code
 
 

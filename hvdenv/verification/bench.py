@@ -97,8 +97,7 @@ def _yardstick_beside(
 
 def gpu_libraries(run: RankRun) -> tuple[str, str] | None:
     """The NCCL or RCCL and the runtime with which the ranks used their GPUs; None without."""
-    path = run.ranks[0].path
-    loaded = path.libraries if path else {}
+    loaded = run.ranks[0].path.libraries
 
     def first(*names: str) -> str:
         return next((loaded[name][0] for name in sorted(loaded) if name.startswith(names)), "")

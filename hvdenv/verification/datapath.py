@@ -84,7 +84,7 @@ def nccl_transports(logged: Mapping[str, Sequence[str]]) -> Transports:
 
 def uses_nccl(run: RankRun) -> bool:
     """Whether NCCL joined all ranks of a run: Horovod asks it to only when it reduces with it."""
-    logged = [_path(rank).logged.get("comm", ()) for rank in run.ranks]
+    logged = [rank.path.logged.get("comm", ()) for rank in run.ranks]
     sizes = [{comm.partition(" ")[0] for comm in each} for each in logged]
     return bool(sizes) and all(str(run.size) in each for each in sizes)
 
@@ -96,7 +96,7 @@ def operations(run: RankRun) -> frozenset[str]:
 def why_no_nccl(run: RankRun) -> tuple[Status, str]:
     """Why no rank used NCCL: ``fail`` where GPUs were there to use, else ``unproven``."""
     for rank in run.ranks:
-        gpu = _path(rank).gpu
+        gpu = rank.path.gpu
         if gpu.device:
             why = f"tensors were on {gpu.device} of {rank.name}, but NCCL connected no ranks"
             return "fail", why
@@ -114,7 +114,7 @@ def judge_path(run: RankRun, meant: Mapping[str, str], mount: str = "") -> Judge
         meant: parameters of Open MPI that the recipe sets.
         mount: of the image from which all ranks should run; empty without one.
     """
-    if not (mount or any(rank.path for rank in run.ranks)):
+    if not (mount or any(rank.last(DataPath) for rank in run.ranks)):
         return Judgement("skip", "the ranks did not report how their data was sent")
     evidence = "\n".join(_lines(run.ranks))
     if shared := _shared_gpus(run.ranks):
@@ -143,7 +143,7 @@ def judge_path(run: RankRun, meant: Mapping[str, str], mount: str = "") -> Judge
 
 def _outside(ranks: Sequence[Rank], mount: str) -> str:
     """Which ranks did not run from an image; empty if all did."""
-    found = {rank.name: _path(rank).files for rank in ranks}
+    found = {rank.name: rank.path.files for rank in ranks}
     missed = [name for name, files in found.items() if mount not in files.split()]
     if not missed:
         return ""
@@ -154,7 +154,7 @@ def _outside(ranks: Sequence[Rank], mount: str) -> str:
 def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
     for rank in ranks[:8]:
         yield f"{rank.name}:"
-        path = _path(rank)
+        path = rank.path
         for name in ("logged", "libraries", "variables"):
             for key, value in getattr(path, name).items():
                 yield f"    {name} {key}: {value if isinstance(value, str) else ', '.join(value)}"
@@ -168,7 +168,7 @@ def _carried(run: RankRun) -> str:
     operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not log"
     text = f"{run.controller} negotiated, {operations} reduced in host memory"
     on_gpus = uses_nccl(run)
-    if not on_gpus and any(_path(rank).gpu.device for rank in run.ranks):
+    if not on_gpus and any(rank.path.gpu.device for rank in run.ranks):
         text += ", also tensors of GPUs, which Horovod copied to the host and back"
     if transports := _transports(run, run.ranks):
         text += f" ({transports})"
@@ -182,12 +182,12 @@ def _carried(run: RankRun) -> str:
 
 def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
     """How ranks send tensors in the memory of the host; empty if they did not report it."""
-    paths = [rank.path for rank in ranks if rank.path]
-    if not paths:
+    if not any(rank.last(DataPath) for rank in ranks):
         return ""
     if run.controller == "MPI" or "MPI" in run.operations:
         return mpi_transports(_all_logged(ranks)).name or "this MPI does not report how it sends"
-    interfaces = sorted({path.variables.get("HOROVOD_GLOO_IFACE", "") for path in paths} - {""})
+    names = {rank.path.variables.get("HOROVOD_GLOO_IFACE", "") for rank in ranks}
+    interfaces = sorted(names - {""})
     return f"TCP on {', '.join(interfaces) or 'any interface'}"
 
 
@@ -202,7 +202,7 @@ def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
             host=rank.host,
             local_rank=joined.local_rank if joined else None,
             pid=rank.pid,
-            device=(rank.path.gpu.device or "cpu") if rank.path else "",
+            device=(rank.path.gpu.device or "cpu") if rank.last(DataPath) else "",
             framework=framework,
             controller=run.controller,
             status="fail" if cause else "pass",
@@ -213,15 +213,10 @@ def rank_records(framework: str, run: RankRun) -> Iterator[RankRecord]:
         )
 
 
-def _path(rank: Rank) -> DataPath:
-    """What a rank reports; nothing if it did not come to that."""
-    return rank.path or DataPath()
-
-
 def _all_logged(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for rank in ranks:
-        for name, values in _path(rank).logged.items():
+        for name, values in rank.path.logged.items():
             found.setdefault(name, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in found.items()}
 
@@ -231,7 +226,7 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
     used = Counter(
         (rank.host, comm.split("busId ")[1])
         for rank in ranks
-        for comm in dict.fromkeys(_path(rank).logged.get("comm", ()))
+        for comm in dict.fromkeys(rank.path.logged.get("comm", ()))
         if "busId " in comm
     )
     for (host, bus), count in used.items():
@@ -242,7 +237,7 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
 
 def _slow(run: RankRun) -> str:
     """Where data goes by TCP though the hosts have something faster; empty if it does not."""
-    fast = [set(_path(rank).fast) for rank in run.ranks]
+    fast = [set(rank.path.fast) for rank in run.ranks]
     if len({rank.host for rank in run.ranks}) < 2 or not all(fast):
         return ""
     logged = _all_logged(run.ranks)
@@ -255,7 +250,7 @@ def _slow(run: RankRun) -> str:
 
 
 def _faster(run: RankRun) -> str:
-    variables = {pair for rank in run.ranks for pair in _path(rank).variables.items()}
+    variables = {pair for rank in run.ranks for pair in rank.path.variables.items()}
     others = ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
     if asked := {f"{name}={value}" for name, value in variables if name not in others}:
         return f"unset these variables, which request TCP: {', '.join(sorted(asked))}"

@@ -15,7 +15,6 @@ from hvdenv.knowledge.diagnosis import explain
 from hvdenv.reports.report import Finding, Status
 from hvdenv.sites.jobs import COMMAND_NOT_FOUND
 from hvdenv.sites.placement import hidden_variables
-from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification.drift import compare
 from hvdenv.verification.evidence import Evidence
 from hvdenv.verification.inspection import (
@@ -178,27 +177,25 @@ def check_rendezvous(_setup: Setup, evidence: Evidence) -> Iterator[Finding]:
 
     A Horovod without the patch is not broken, so that its holes are named and not judged.
     """
-    judgement = judge_rendezvous(evidence.rendezvous.result())
-    yield Finding("rendezvous", "servers of horovodrun", *judgement)
-
-
-def judge_rendezvous(found: RendezvousFacts) -> Judgement:
-    if found.error:
-        return Judgement("skip", f"could not be probed: {found.error}", found.traceback)
-    if not found.accepted:
-        return Judgement("pass", "they refuse requests that are not signed with the job's key")
+    found = evidence.rendezvous.result()
     holes = " and ".join(found.accepted)
-    evidence = f"a request without a signature was accepted by a server on 127.0.0.1: {holes}"
-    if found.patched:
+    details = f"a request without a signature was accepted by a server on 127.0.0.1: {holes}"
+    if found.error:
+        judgement = Judgement("skip", f"could not be probed: {found.error}", found.traceback)
+    elif not found.accepted:
+        judgement = Judgement("pass", "they refuse requests that are not signed with the job's key")
+    elif found.patched:
         message = f"the patch safe-rendezvous is there, but not at work: {holes}"
-        return Judgement("fail", message, evidence, REBUILD)
-    return Judgement(
-        "skip",
-        f"whoever reaches a port of horovodrun can run code as its user ({holes})",
-        evidence,
-        "let hvdenv build Horovod 0.26.1 or newer, with its patch safe-rendezvous; otherwise start"
-        " ranks by mpirun or srun, and horovodrun only on nodes that you share with nobody",
-    )
+        judgement = Judgement("fail", message, details, REBUILD)
+    else:
+        judgement = Judgement(
+            "skip",
+            f"whoever reaches a port of horovodrun can run code as its user ({holes})",
+            details,
+            "let hvdenv build Horovod 0.26.1 or newer, with its patch safe-rendezvous; otherwise start"
+            " ranks by mpirun or srun, and horovodrun only on nodes that you share with nobody",
+        )
+    yield Finding("rendezvous", "servers of horovodrun", *judgement)
 
 
 def check_any_framework(setup: Setup, evidence: Evidence) -> Iterator[Finding]:

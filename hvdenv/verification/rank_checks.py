@@ -1,19 +1,27 @@
 """Checks of what ranks did: each judges runs of ranks. Nothing is run here."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from hvdenv.reports.report import Finding, Status
+from hvdenv.sites.batch import counted
 from hvdenv.sites.launchers import LAUNCHERS
-from hvdenv.standalone.ranks.events import Operation
-from hvdenv.verification import bench, datapath, training
+from hvdenv.standalone.ranks.events import Operation, Training
+from hvdenv.verification import bench, datapath
 from hvdenv.verification.evidence import Evidence
 from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_judgement import Judgement, judge_exercise, judge_run, listed
 from hvdenv.verification.rank_run import RankRun
 from hvdenv.verification.rank_start import Pair
-from hvdenv.verification.setup import CONTROLLERS, NEED_MPIRUN, OPERATIONS, HostMpi, Setup
-
-COLLECTIVES = "collectives"
+from hvdenv.verification.setup import (
+    COLLECTIVES,
+    CONTROLLERS,
+    NEED_MPIRUN,
+    OPERATIONS,
+    TRAINING,
+    HostMpi,
+    Setup,
+)
 
 _MORE_RANKS = "verify with three ranks or more: -n 3"
 _REMEDY = (
@@ -31,8 +39,14 @@ _FORK = (
     " workers with multiprocessing_context='forkserver' or before hvd.init(); over InfiniBand, try"
     " RDMAV_FORK_SAFE=1"
 )
-# What a rank, by its name, or all of them reported of one operation.
+_UNTRAINED = (
+    "do not train with this environment: rebuild Horovod for this machine and these versions; if the"
+    " failure stays, report this evidence to Horovod"
+)
+_SHOWN_RANKS = 20  # in the evidence of a training
+# What a rank, by its name, or all of them reported of one operation, and of a part of the training.
 _Reported = tuple[str, Operation]
+_Trained = Sequence[tuple[str, Training]]
 
 
 def judge_collectives(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
@@ -140,6 +154,85 @@ def _all_right(run: RankRun, reports: dict[str, list[_Reported]]) -> Judgement:
     return Judgement("pass", message, evidence)
 
 
+def judge_training(run: RankRun) -> Iterator[tuple[str, Judgement]]:
+    """What the training of a run proves.
+
+    Returns the judgement on all parts together, under an empty name; and one under its name for
+    each part that cannot work with these versions.
+    """
+    if broken := judge_exercise(run, TRAINING):
+        yield "", broken
+        return
+    outcomes = run.reported(Training, "part")
+    problems, passed = [], []
+    for part, reported in outcomes.items():
+        skips = [facts.skip for _, facts in reported]
+        if len(reported) == len(run.ranks) and all(skips):
+            yield part, Judgement("skip", skips[0])
+        elif wrong := list(_untrained(reported, len(run.ranks))):
+            problems += [f"{part}: {problem}" for problem in wrong]
+        else:
+            passed.append(_praise(part, [facts for _, facts in reported]))
+    if problems:
+        more = f"; and {len(problems) - 1} more, see the evidence" if problems[1:] else ""
+        yield (
+            "",
+            Judgement("fail", problems[0] + more, _training_evidence(run, problems), _UNTRAINED),
+        )
+    elif passed:
+        ranks = counted(len(run.ranks), "rank")
+        message = f"parameters are equal on {ranks}; {'; '.join(passed)}"
+        yield "", Judgement("pass", message, _training_evidence(run, ()))
+    elif not outcomes:
+        yield (
+            "",
+            Judgement("fail", "no rank reported anything", _training_evidence(run, ()), _UNTRAINED),
+        )
+
+
+def _untrained(reported: _Trained, ranks: int) -> Iterator[str]:
+    """What is wrong with a part, in the order in which it explains the rest."""
+    unfinished = (facts.skip or len(facts.losses) != 2 for _, facts in reported)
+    if len(reported) < ranks or any(unfinished):
+        yield "not all ranks finished it"
+        return
+    first, wanted = reported[0]
+    for point, digest in wanted.checksums.items():  # first of all after the broadcasts
+        if others := [name for name, each in reported if each.checksums.get(point) != digest]:
+            yield f"{point} are not equal: {listed(others)} and {first} differ"
+    # The ranks have to come to what one process gets on the joined batches.
+    if off := [(name, each) for name, each in reported if not each.difference <= each.bound]:
+        facts = off[0][1]
+        like = f", as if {facts.like}" if facts.like else ""
+        yield (
+            f"parameters of {listed([name for name, _ in off])} are {facts.difference:.2g} from those"
+            f" of one process on the joined batches (bound {facts.bound:.2g}){like}"
+        )
+    for name, facts in reported:
+        before, after = facts.losses
+        if not after < before:
+            yield f"the loss does not fall on {name}: {before:.6g}, and {after:.6g} at the end"
+            return
+
+
+def _praise(part: str, reported: Sequence[Training]) -> str:
+    first, last = reported[0].losses
+    difference = max(facts.difference for facts in reported)
+    return (
+        f"{part}: loss {first:.3g} to {last:.3g} in {reported[0].steps} steps,"
+        f" {difference:.1g} from one process (bound {reported[0].bound:.1g})"
+    )
+
+
+def _training_evidence(run: RankRun, problems: Sequence[str]) -> str:
+    lines = [f"command: {shlex.join(run.argv)}", *problems]
+    for rank in run.ranks[:_SHOWN_RANKS]:
+        for facts in rank.all(Training):
+            shown = [f"{name} {value}" for name, value in facts._asdict().items() if value != ""]
+            lines.append(f"{rank.name}: {', '.join(shown)}")
+    return "\n".join(lines)
+
+
 def check_pair(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding]:
     """Whether N ranks together compute right values, and whether their data took a good path."""
     extension, mpi = evidence.extensions[pair.framework].result(), evidence.mpi.result()
@@ -159,8 +252,8 @@ def check_pair(pair: Pair, setup: Setup, evidence: Evidence) -> Iterator[Finding
         if COLLECTIVES in run.exercises:
             judgements = judge_collectives(run, setup.launch.ranks)
             yield from _findings("collectives", pair, judgements)
-        if training.EXERCISE in run.exercises:
-            yield from _findings("training", pair, training.judge_parts(run))
+        if TRAINING in run.exercises:
+            yield from _findings("training", pair, judge_training(run))
 
 
 def _findings(

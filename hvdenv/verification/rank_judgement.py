@@ -241,7 +241,7 @@ def _singletons(run: RankRun) -> Judgement | None:
     alone = _solitude(run)
     if run.size == 1 or len(run.results) < 2 or not alone:
         return None
-    mpi = next((rank.path.mpi for rank in run.ranks if rank.path), "")
+    mpi = next((rank.path.mpi for rank in run.ranks if rank.path.mpi), "")
     lines = [f"{rank.name}: {rank.variables}" for rank in run.ranks]
     lines += [f"MPI of the ranks: {mpi}"] * bool(mpi)
     remedy = (
@@ -462,7 +462,7 @@ def _other_controller(run: RankRun) -> Judgement | None:
 
 def _controller(rank: Rank) -> str:
     """The controller in Horovod's debug output, or else the only one that is enabled."""
-    names = rank.path.logged.get("controller", [])[-1:] if rank.path else []
+    names = rank.path.logged.get("controller", [])[-1:]
     names = names or (rank.result.enabled if rank.result else [])
     return names[0] if len(names) == 1 else ""
 

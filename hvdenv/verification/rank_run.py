@@ -127,9 +127,9 @@ class Rank(NamedTuple):
         return self.last(ExtensionFacts)
 
     @property
-    def path(self) -> DataPath | None:
-        """How its data went (hvdenv/verification/datapath.py)."""
-        return self.last(DataPath)
+    def path(self) -> DataPath:
+        """How its data went (hvdenv/verification/datapath.py); nothing if it did not report it."""
+        return self.last(DataPath) or DataPath()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -264,8 +264,7 @@ class RankRun(NamedTuple):
     @property
     def operations(self) -> frozenset[str]:
         """What Horovod logged as reducing CPU tensors, on any rank."""
-        paths = [rank.path for rank in self.ranks if rank.path]
-        names = {name for path in paths for name in path.logged.get("cpu", [])[-1:]}
+        names = {name for rank in self.ranks for name in rank.path.logged.get("cpu", [])[-1:]}
         return frozenset({"GLOO": "Gloo"}.get(name, name) for name in names)
 
     def reported(self, kind: type[E], key: str) -> dict[str, list[tuple[str, E]]]:

@@ -14,10 +14,9 @@ from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.sites.container import launch_here, start_in_image
 from hvdenv.sites.launchers import Launch
 from hvdenv.sites.placement import Requested, exported_variables, hidden_variables, shell_variables
-from hvdenv.verification import training
 from hvdenv.verification.inspection import Extension
 from hvdenv.verification.rank_run import RankRun, collect, read_events
-from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, TWO_RANKS, HostMpi, Setup
+from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, TRAINING, TWO_RANKS, HostMpi, Setup
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
@@ -131,7 +130,7 @@ def setups_of_runs(setup: Setup, pairs: Collection[Pair]) -> dict[Pair, Setup]:
     for pair in pairs:
         launch, exercises = setup.launch, setup.exercises
         if pair not in trained:
-            exercises = tuple(word for word in exercises if word != training.EXERCISE)
+            exercises = tuple(word for word in exercises if word != TRAINING)
             repeats = all(each in {word for one in trained for word in one} for each in pair)
             if repeats and setup.two_for_repeats:
                 launch = launch._replace(ranks=TWO_RANKS.ranks)

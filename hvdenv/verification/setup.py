@@ -21,6 +21,8 @@ from hvdenv.sites.placement import influences
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 CONTROLLERS = ("MPI", "Gloo")
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
+# What ranks do after their allreduces: see standalone/ranks/rank_work.py.
+EXERCISES = COLLECTIVES, TRAINING = "collectives", "training"
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
 DEFAULT_TIMEOUT = 600.0
 TWO_RANKS = Launch((), 2)

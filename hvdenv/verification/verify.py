@@ -18,7 +18,7 @@ from hvdenv.base.errors import HvdenvError, InterruptedRunError
 from hvdenv.base.runner import ENDING, Runner, end_marked, handled
 from hvdenv.reports.report import Finding, Measurement, Report, Row
 from hvdenv.sites import nodes
-from hvdenv.verification import bench, datapath, installation_checks, rank_checks, training
+from hvdenv.verification import bench, datapath, installation_checks, rank_checks
 from hvdenv.verification.evidence import Evidence, found, gather
 from hvdenv.verification.inspection import CHECK_BUILD_ROWS, Extensions
 from hvdenv.verification.installation_checks import REBUILD, is_damaged
@@ -26,8 +26,6 @@ from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_start import PAIRS
 from hvdenv.verification.setup import CONTROLLERS, FRAMEWORKS, OPERATIONS, Parts, Progress, Setup
 
-# What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
-EXERCISES = (rank_checks.COLLECTIVES, training.EXERCISE)
 # For process sets that overlap.
 _USUAL_RANKS = 3
 # Seconds that hosts have to report orphaned processes. A batch system that ends verify does not wait.

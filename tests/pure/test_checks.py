@@ -475,9 +475,9 @@ def test_variables_that_change_results_are_named() -> None:
 )
 def test_holes_of_horovodrun(facts: RendezvousFacts, status: str, message: str) -> None:
     """A Horovod without the patch is not broken; one whose patch was overwritten is."""
-    judgement = checks.judge_rendezvous(facts)
-    assert (judgement.status, message in judgement.message) == (status, True)
-    assert (judgement.status == "pass") != bool(judgement.remedy or facts.error)
+    (finding,) = checks.check_rendezvous(setup(), evidence(rendezvous=facts))
+    assert (finding.status, message in finding.message) == (status, True)
+    assert (finding.status == "pass") != bool(finding.remedy or facts.error)
 
 
 # ---------------------------------------------------------------- all checks, and the table

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.standalone.ranks.events import Operation, Skipped, Stage, Training
-from hvdenv.verification.rank_checks import judge_collectives
+from hvdenv.verification.rank_checks import judge_collectives, judge_training
 from hvdenv.verification.rank_judgement import Judgement
 from hvdenv.verification.rank_run import RankRun, Received, event_of
-from hvdenv.verification.training import judge_parts
 from tests.support.rank_events import event, exited, good, reduced, run, started
 from tests.support.standalone import load
 
@@ -303,7 +302,7 @@ def trained(size: int, *changes: Change) -> RankRun:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_good_training(size: int) -> None:
-    ((part, judgement),) = judge_parts(trained(size))
+    ((part, judgement),) = judge_training(trained(size))
     assert (part, judgement.status) == ("", "pass")
     assert judgement.message == (
         f"parameters are equal on {size} rank{'s' if size > 1 else ''}; DistributedOptimizer:"
@@ -335,7 +334,7 @@ UNTRAINED: dict[str, tuple[list[Change], str]] = {
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_what_is_wrong_with_training_is_said(name: str) -> None:
     changes, message = UNTRAINED[name]
-    ((part, judgement),) = judge_parts(trained(2, *changes))
+    ((part, judgement),) = judge_training(trained(2, *changes))
     assert (part, judgement.status) == ("", "fail")
     assert judgement.message.startswith(f"DistributedOptimizer: {message}")
     assert judgement.remedy
@@ -344,7 +343,7 @@ def test_what_is_wrong_with_training_is_said(name: str) -> None:
 
 
 def test_all_that_is_wrong_with_training_is_in_the_evidence() -> None:
-    ((_, judgement),) = judge_parts(trained(3, on_all(difference=1.0), on(2, losses=[0.5, 0.6])))
+    ((_, judgement),) = judge_training(trained(3, on_all(difference=1.0), on(2, losses=[0.5, 0.6])))
     assert judgement.message.endswith("; and 1 more, see the evidence")
     assert "the loss does not fall on rank 2 on n2" in judgement.evidence
 
@@ -352,12 +351,12 @@ def test_all_that_is_wrong_with_training_is_in_the_evidence() -> None:
 def test_what_cannot_work_is_skipped_with_its_reason() -> None:
     reason = "Horovod 0.28.1 supports Keras 2 only"
     skips = on_all(part="Keras fit", seconds=0.1, skip=reason)
-    ((part, judgement),) = judge_parts(trained(2, lambda _, own: own.clear(), skips))
+    ((part, judgement),) = judge_training(trained(2, lambda _, own: own.clear(), skips))
     assert (part, judgement.status, judgement.message) == ("Keras fit", "skip", reason)
 
 
 def test_silence_is_no_success() -> None:
-    ((_, judgement),) = judge_parts(trained(2, lambda _, own: own.clear()))
+    ((_, judgement),) = judge_training(trained(2, lambda _, own: own.clear()))
     assert (judgement.status, judgement.message) == ("fail", "no rank reported anything")
 
 

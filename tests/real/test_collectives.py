@@ -16,7 +16,7 @@ from hvdenv.sites.launchers import Launch
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import rank_checks
 from hvdenv.verification.rank_run import RankRun
-from hvdenv.verification.setup import Setup
+from hvdenv.verification.setup import COLLECTIVES, Setup
 from hvdenv.verification.verify import usual_ranks, verify
 from tests.real.conftest import Cli
 from tests.real.doctored import TIMEOUT, found, run_ranks, without_check_build
@@ -44,7 +44,7 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
                 exercises=("wrong",),
                 timeout=300,
             )
-            runs[framework] = run._replace(exercises=(rank_checks.COLLECTIVES,))
+            runs[framework] = run._replace(exercises=(COLLECTIVES,))
         return runs[framework]
 
     return run
@@ -141,7 +141,7 @@ def test_an_mpi_that_is_wrong_in_large_messages_and_in_process_sets(
             Runner(shell),
             Expectation(("torch",), ("MPI",)),
             Launch((), usual_ranks()),
-            exercises=(rank_checks.COLLECTIVES,),
+            exercises=(COLLECTIVES,),
             seconds=3 * TIMEOUT,
         )
     )
@@ -208,7 +208,7 @@ def test_right_sums_over_sockets_that_are_full_and_no_proof_of_process_sets(
 ) -> None:
     """Without the patch gloo-reducescatter nearly all reducescatters on rank 0 are wrong here."""
     slow = original._replace(env=(*original.env, ("LD_PRELOAD", str(full_socket))))
-    run = run_ranks(slow, runner, "Gloo", exercises=(rank_checks.COLLECTIVES,), timeout=300)
+    run = run_ranks(slow, runner, "Gloo", exercises=(COLLECTIVES,), timeout=300)
     judged = dict(rank_checks.judge_collectives(run))
     assert {name: each.status for name, each in judged.items()} == {
         "": "pass",

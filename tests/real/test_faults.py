@@ -30,8 +30,8 @@ from hvdenv.sites.hosts import Host
 from hvdenv.verification import inspection, rank_judgement
 from hvdenv.verification import installation_checks as checks
 from hvdenv.verification.datapath import rank_records
-from hvdenv.verification.setup import TWO_RANKS, Setup
-from hvdenv.verification.verify import EXERCISES, verify
+from hvdenv.verification.setup import EXERCISES, TWO_RANKS, Setup
+from hvdenv.verification.verify import verify
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
@@ -417,8 +417,8 @@ DRIVER = """
 import json, sys
 from hvdenv.environments.installation import Installation, Expectation
 from hvdenv.base.runner import Runner
-from hvdenv.verification.setup import Setup
-from hvdenv.verification.verify import EXERCISES, verify
+from hvdenv.verification.setup import EXERCISES, Setup
+from hvdenv.verification.verify import verify
 prefix, token, *path = sys.argv[1:]
 installation = Installation(prefix, prefix + "/bin/python", tuple(path))
 report = verify(Setup(installation, Runner(token=token), Expectation(("torch",)), exercises=EXERCISES))

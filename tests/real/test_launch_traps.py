@@ -82,7 +82,7 @@ def test_ranks_that_believe_in_gpus(
     """The way over GPUs up to the device itself, which no rank takes alone."""
     run = run_ranks(copy(PRETENDED.format(all_have=all_have)), runner, "MPI")
     assert rank_judgement.judge_run(run).status == "pass", rank_judgement.judge_run(run)
-    gpus = [rank.path.gpu for rank in run.ranks if rank.path]
+    gpus = [rank.path.gpu for rank in run.ranks]
     assert [result.tests for result in run.results] == [60 if all_have else 30] * 2
     if all_have:
         assert [gpu.device for gpu in gpus] == ["cpu", "cpu"]

@@ -18,9 +18,10 @@ import pytest
 from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
 from hvdenv.verification import inspection
-from hvdenv.verification.installation_checks import judge_rendezvous
+from hvdenv.verification.installation_checks import check_rendezvous
 from hvdenv.verification.setup import Setup
 from tests.standin import Cluster
+from tests.support.evidence import evidence
 from tests.support.files import programs
 
 KEY = "HOROVOD_RENDEZVOUS_KEY"
@@ -135,10 +136,11 @@ def attacked(
     return running.result(), seen
 
 
-def judged(installation: Installation, runner: Runner) -> tuple[str, str]:
+def judged(installation: Installation, runner: Runner) -> str:
     """What verify says."""
-    facts = inspection.rendezvous(Setup(installation, runner), 20.0)
-    return judge_rendezvous(facts)[:2]
+    setup = Setup(installation, runner)
+    found = evidence(rendezvous=inspection.rendezvous(setup, 20.0))
+    return next(check_rendezvous(setup, found)).status
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_strangers_are_refused(
 ) -> None:
     """Jobs end well; their key is in no command line; they listen on one interface only."""
     installation = copy()
-    assert judged(installation, runner)[0] == "pass"
+    assert judged(installation, runner) == "pass"
     job, seen = attacked(cluster, installation, JOBS[name], tmp_path)
     assert job.returncode == 0, job.stdout + job.stderr
     assert ("results [7, 7]" in job.stdout) == (name != "elastic")

@@ -12,9 +12,10 @@ from hvdenv import RANK_PROGRAMS
 from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Installation
 from hvdenv.standalone.ranks.events import RankEvent, Training
-from hvdenv.verification import training
+from hvdenv.verification.rank_checks import judge_training
 from hvdenv.verification.rank_judgement import judge_exercise
 from hvdenv.verification.rank_run import Rank, RankRun
+from hvdenv.verification.setup import TRAINING
 from tests.real.doctored import run_ranks
 from tests.support.standalone import load
 
@@ -49,7 +50,7 @@ def run_with_faults(original: Installation) -> Callable[[str], RankRun]:
 def only(run: RankRun, fault: str) -> RankRun:
     """The run as if it had trained with one fault only."""
     ranks = tuple(rank._replace(events=_of_fault(rank, fault)) for rank in run.ranks)
-    return run._replace(ranks=ranks, exercises=(training.EXERCISE,))
+    return run._replace(ranks=ranks, exercises=(TRAINING,))
 
 
 def _of_fault(rank: Rank, fault: str) -> tuple[RankEvent, ...]:
@@ -84,7 +85,7 @@ def test_what_does_wrong_is_found(
     run_with_faults: Callable[[str], RankRun], framework: str, fault: str, problem: str
 ) -> None:
     run = run_with_faults(framework)
-    ((_, judgement),) = training.judge_parts(only(run, fault))
+    ((_, judgement),) = judge_training(only(run, fault))
     assert judgement.status == "fail"
     assert problem.format(host=run.ranks[0].host) in judgement.evidence
 
@@ -92,7 +93,7 @@ def test_what_does_wrong_is_found(
 def test_the_cause_comes_first(run_with_faults: Callable[[str], RankRun]) -> None:
     """What a fault does to all that follows is told after it."""
     run = run_with_faults("torch")
-    ((_, judgement),) = training.judge_parts(only(run, "parameters"))
+    ((_, judgement),) = judge_training(only(run, "parameters"))
     assert judgement.message.startswith(
         "DistributedOptimizer: parameters and buffers after broadcast_parameters are not equal: rank 1"
     )
@@ -102,7 +103,7 @@ def test_the_cause_comes_first(run_with_faults: Callable[[str], RankRun]) -> Non
 def test_without_a_fault_it_passes(
     run_with_faults: Callable[[str], RankRun], framework: str
 ) -> None:
-    judged = dict(training.judge_parts(only(run_with_faults(framework), "none")))
+    judged = dict(judge_training(only(run_with_faults(framework), "none")))
     assert judged[""].status == "pass", judged
     assert judged[""].message.startswith("parameters are equal on 2 ranks; Distributed")
     assert list(judged) == [""]

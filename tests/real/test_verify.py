@@ -16,8 +16,8 @@ from hvdenv.base.runner import Runner
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.sites.launchers import Launch
 from hvdenv.verification import rank_judgement, rank_run
-from hvdenv.verification.setup import Setup
-from hvdenv.verification.verify import EXERCISES, verify
+from hvdenv.verification.setup import EXERCISES, Setup
+from hvdenv.verification.verify import verify
 from tests.real.doctored import (
     TIMEOUT,
     found,
