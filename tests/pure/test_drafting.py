@@ -263,9 +263,9 @@ HOSTILE = {
 def test_hostile_pages(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is executed, and nothing but the page's own values gets into the TOML."""
     monkeypatch.chdir(tmp_path)
-    started = time.monotonic()
+    started = time.process_time()
     text = drafted(page)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 10
     assert list(tmp_path.iterdir()) == []
     assert plain(text) == text and "\r" not in text and "\t" not in text
     document = parse_toml(text)
