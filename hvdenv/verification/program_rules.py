@@ -306,11 +306,11 @@ def parameters(program: Program) -> Verdicts:
                 )
             )
         elif known or not calls:
+            text += f" differ between ranks{' before the first step' if known else ''}"
             why = ", and no tensors were broadcast"
             if calls:
                 why = f": they are changed after, or left out of, the broadcast in {places(calls)}"
-            text += f" differ between ranks before the first step{why}"
-            yield fail(text, _BROADCAST, digests(program, "before", first))
+            yield fail(f"{text}{why}", _BROADCAST, digests(program, "before", first))
 
 
 def buffers(program: Program) -> Verdicts:

@@ -138,7 +138,6 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         (without(Joined), each(ProgramEnd, initialised=False, other_groups=True)),
         "init", "unproven", "ranks communicate by torch.distributed",
     ),
-    "size 1": ((each(Joined, size=1),), "init", "fail", "hvd.size() is 1"),
     "before init": (
         (each(ProgramEnd, reason="exception", error="Horovod has not been initialized"),),
         "init", "fail", "before hvd.init()",
@@ -222,7 +221,6 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "samples that repeat": ((steps(samples=[[1], [1], [1]]),), "data", "pass", "different batches"),
     "no batches": ((each(TrainingStep, batch=""),), "data", "unproven", "could not be seen"),
-    "replicas": ((each(DataSource, replicas=1),), "data", "fail", "gives rank 0 of 2 share 0 of 1"),
     "wrong rank": ((each(DataSource, rank=0),), "data", "fail", "gives rank 1 of 2 share 0 of 2"),
     "whole": ((each(DataSource, replicas=None),), "data", "pass", "note: the ranks read different"),
     "uneven end": (
