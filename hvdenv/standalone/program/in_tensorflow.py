@@ -249,7 +249,8 @@ def following(original: Function, iterator: Any) -> Any:
         raise StopIteration
     found = original(iterator)
     if number:
-        recorder.guarded(recorder.read, found)
+        flatten = sys.modules["tensorflow"].nest.flatten
+        recorder.guarded(lambda: recorder.read(flatten(found, expand_composites=True)))
     return found
 
 
