@@ -9,8 +9,8 @@ in_torch.py and in_tensorflow.py know the frameworks; their hooks are put into m
 the program imports these. It imports what it always imports.
 
 After `steps` training steps, the loaders that supplied them end their pass, so that the program
-goes on to its end of an epoch. Two steps later, or after TAIL_SECONDS, it is ended, and so are the
-programs of the other ranks. Runs on Python 3.6 and newer.
+goes on to its end of an epoch. Two steps later, or after TAIL_SECONDS or as long again as it has
+taken so far, it is ended, and so are the programs of the other ranks. Runs on Python 3.6 and newer.
 """
 
 import base64

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 import zlib
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
@@ -22,7 +23,7 @@ from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 import events
 from source import Program, caller, stack
 
-# After the steps that were asked for: how long the program may go on, and how many steps.
+# After the steps that were asked for: how long the program may go on at least, and how many steps.
 TAIL_SECONDS, TAIL_STEPS = 20.0, 2
 LEAVING_SECONDS = 3.0
 MOST_EVENTS, MOST_NAMES, MOST_SAMPLES = 200, 500, 32
@@ -91,6 +92,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.descriptor = -1
+        self.began = time.monotonic()
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.program = Program("", os.getcwd())
@@ -266,7 +268,9 @@ class Recorder:
             self.end("enough")
         elif step >= self.wanted and not self.phase:
             self.phase = 1
-            timer = threading.Timer(TAIL_SECONDS, self.end, ("enough",))
+            # On a busy host, a rank is not ended before it has called what others wait in.
+            seconds = max(TAIL_SECONDS, time.monotonic() - self.began)
+            timer = threading.Timer(seconds, self.end, ("enough",))
             timer.daemon = True
             timer.start()
 
