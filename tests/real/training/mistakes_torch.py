@@ -271,7 +271,7 @@ RIGHT = (
     _torch(
         "schedule",
         ((_BROADCAST, _BROADCAST + "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer,"
-          " lambda step: min(1.0, (step + 1) / 50))\n"), (_STEP, _STEP + "        schedule.step()\n")), run=5,
+          " lambda step: min(1.0, (step + 1) / 50))\n"), (_STEP, _STEP + "        schedule.step()\n")), run=2,
     ),
     _torch(
         "joined",
