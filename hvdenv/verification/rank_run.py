@@ -40,7 +40,7 @@ class Received(NamedTuple):
 
 
 def read_events(text: str, token: str) -> list[Received]:
-    """The complete events of a token in a launcher's output.
+    """The complete events of a token in a launcher's output, those of a process in their order.
 
     Everything else is ignored, also an event that does not fit its type: the other events of
     its rank show what is missing.
@@ -54,7 +54,8 @@ def read_events(text: str, token: str) -> list[Received]:
         parts.setdefault(key, {})[int(found["part"])] = found["payload"]
         if len(parts[key]) == int(found["parts"]):
             whole[key] = "".join(parts[key][number] for number in sorted(parts[key]))
-    return [each for each in map(_received, whole.values()) if each]
+    in_order = sorted(whole, key=lambda key: int(key[1]))  # some may have arrived at the end
+    return [each for each in (_received(whole[key]) for key in in_order) if each]
 
 
 def _received(payload: str) -> Received | None:

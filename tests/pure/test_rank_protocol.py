@@ -168,6 +168,18 @@ def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]
     assert message.pid == os.getpid()
 
 
+def test_an_event_whose_copies_are_damaged_is_repeated(capfd: pytest.CaptureFixture[str]) -> None:
+    writer, sent = EventWriter(TOKEN), [Stage("start"), Stage("allreduce")]
+    for each in sent:
+        writer.emit(to_table(each))
+    first, *_ = writer.written
+    written = capfd.readouterr().out.replace(first, first[:99] + first[:99])
+    assert [each.event for each in read_events(written, TOKEN)] == sent[1:]
+    writer.repeat()
+    written += capfd.readouterr().out
+    assert [each.event for each in read_events(written, TOKEN)] == sent
+
+
 def test_what_a_rank_says_is_cleaned_after_it_was_checked() -> None:
     learn([("MY_TOKEN", "x1y2z3")])
     message = exited(0, code=1, tail="token=x1y2z3 https://me:pass@host \x1b[31mred")

@@ -365,6 +365,7 @@ def main(token: str, deadline: str, *words: str) -> None:
         full=full_folders() if code else [],
     )
     writer.emit(events.to_table(end))
+    writer.repeat()
     if code:
         # Launchers end the other ranks as soon as one fails, and then read no more.
         time.sleep(0.3)
