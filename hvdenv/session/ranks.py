@@ -37,7 +37,7 @@ def requested_ranks(ranks: int | None, hosts: str | None, hostfile: Path | None)
         raise UsageError(f"{ranks} ranks", where="-n", remedy="give 1 or more")
     if hostfile:
         found = parse_hostfile(read_hostfile(hostfile), str(hostfile))
-        return Requested(ranks=ranks, hosts=found)
+        return Requested(ranks=ranks, hosts=found, hostfile=str(hostfile.absolute()))
     return Requested(ranks=ranks, hosts=parse_hosts(hosts) if hosts is not None else ())
 
 

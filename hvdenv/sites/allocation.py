@@ -25,6 +25,7 @@ class Allocation(NamedTuple):
         scheduler: its name; empty outside of any job.
         hosts: in the order of the scheduler, as far as it names them; slots are the ranks
             that were requested on each, 0 if unknown.
+        hostfile: a file with exactly these hosts, which launchers can read.
         cpus: processors on each host; empty if unknown.
         cpus_per_rank: as requested; 0 if it was not.
         gpus_per_node: 0 if unknown.
@@ -36,6 +37,7 @@ class Allocation(NamedTuple):
     job: str = ""
     hosts: tuple[Host, ...] = ()
     nodes: int = 0
+    hostfile: str = ""
     cpus: tuple[int, ...] = ()
     cpus_per_rank: int = 0
     gpus_per_node: int = 0
@@ -99,8 +101,13 @@ def _hostfile_allocation(
     listed = parse_hostfile(text, path) if text.strip() else ()
     with limited():
         named = tuple(h for h in listed if not re.fullmatch(dialect.launch_host, h.name)) or listed
-    nodes = len(named) or number(environ.get(dialect.node_count, ""))
-    return Allocation(hosts=named, nodes=nodes, counts_tasks=dialect.counts_tasks)
+    readable = named and named == listed and not dialect.columns
+    return Allocation(
+        hosts=named,
+        nodes=len(named) or number(environ.get(dialect.node_count, "")),
+        hostfile=path if readable else "",
+        counts_tasks=dialect.counts_tasks,
+    )
 
 
 # Steps that Slurm makes for a batch script or the shell of salloc: they hold no cores.

@@ -229,7 +229,17 @@ def _horovodrun(controller: Literal["gloo", "mpi"], launch: Launch) -> Start:
 
 
 def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
-    """The command of a launcher that is data, for which other variables name the MPI's parameters."""
+    """The command of a launcher that is data, for which other variables name the MPI's parameters.
+
+    Raises:
+        UsageError: it needs something that is unknown here, or reads hosts from a file only.
+    """
+    if launch.placed and not launch.hostfile and _host_fields(own) == {"hostfile"}:
+        raise UsageError(
+            "this launcher reads its hosts from a file, and no file has these hosts and ranks",
+            where=own.command.split()[0],
+            remedy="give a file with --hostfile, and as many ranks for each host, or omit -n and --hosts",
+        )
     variables = (*_for_ranks(launch), *_mca_variables(launch))
     return Start(_argv(own, launch, variables), variables)
 
@@ -282,13 +292,16 @@ def _argv(
         ) from None
 
 
+def _host_fields(own: cluster.OwnLauncher) -> set[str]:
+    return {"hosts", "host_names", "hostfile"} & {use.name for use in template.uses(own.command)}
+
+
 def _from_data(own: cluster.OwnLauncher) -> Launcher:
-    fields = {use.name for use in template.uses(own.command)}
     return Launcher(
         controller=own.controller,
         start=partial(_by_template, own),
         schedulers=own.schedulers,
-        takes_hosts=bool(fields & {"hosts", "host_names", "hostfile"}),
+        takes_hosts=bool(_host_fields(own)),
     )
 
 

@@ -29,6 +29,7 @@ class Requested(NamedTuple):
 
     ranks: int | None = None
     hosts: tuple[Host, ...] = ()
+    hostfile: str = ""
     launcher: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     exports: tuple[str, ...] = ()
@@ -79,13 +80,14 @@ def place(
     each = recipe.job.ranks_per_node
     usual = _usual_hosts(each, allocation)
     named = _requested_hosts(each, requested, usual)
-    whole = named or usual
+    whole, file = named or usual, requested.hostfile if named else allocation.hostfile
     ranks = requested.ranks or _room(whole) or allocation.nodes * each or 1
     hosts = filled(named, ranks) if named else _spread(usual, ranks)
     # The launcher need not be told what is all of the allocation.
     default = ranks == _room(usual) and all(host.slots for host in allocation.hosts)
     fewer = (allocation.counts_tasks and not default) or len(hosts) < len(whole)
     most = max((host.slots for host in hosts), default=min(each, ranks) if allocation.nodes else 0)
+    even = len(hosts) == len(whole) and all(host.slots == most for host in hosts)
     launch = Launch(
         program=(),
         ranks=ranks,
@@ -93,6 +95,7 @@ def place(
         mpi=recipe_mpi(recipe),
         start_timeout=START_SECONDS,
         hosts=hosts,
+        hostfile=file if hosts and even else "",
         ranks_per_node=most,
         placed=bool(named) or (bool(hosts) and fewer),
         gpus_per_node=allocation.gpus_per_node or recipe.job.gpus_per_node or 0,

@@ -119,13 +119,13 @@ def two(slots: int) -> tuple[Host, Host]:
 @pytest.mark.parametrize(
     ("environ", "hosts", "expected"),
     [
-        (PBS, "n1\nn2\n", Allocation("pbs", "7.pbs", two(0), 2)),
-        (PBS, "n1\nn1\nn2\nn2\n", Allocation("pbs", "7.pbs", two(2), 2)),
-        (COBALT, "n1\nn2\n", Allocation("cobalt", "9", two(0), 2)),
+        (PBS, "n1\nn2\n", Allocation("pbs", "7.pbs", two(0), 2, "/n")),
+        (PBS, "n1\nn1\nn2\nn2\n", Allocation("pbs", "7.pbs", two(2), 2, "/n")),
+        (COBALT, "n1\nn2\n", Allocation("cobalt", "9", two(0), 2, "/n")),
         ({"COBALT_JOBID": "9", "COBALT_JOBSIZE": "4"}, "", Allocation("cobalt", "9", (), 4)),
         # On some sites the first line is the host that the job starts on, which has no ranks.
         (LSF, "batch2\n" + "n1\n" * 42 + "n2\n" * 42, Allocation("lsf", "5", two(42), 2)),
-        (LSF, "n1\n" * 4 + "n2\n" * 4, Allocation("lsf", "5", two(4), 2)),
+        (LSF, "n1\n" * 4 + "n2\n" * 4, Allocation("lsf", "5", two(4), 2, "/h")),
         (
             GRID_ENGINE,
             "n1 2 gpu.q@n1 UNDEFINED\nn2 2 gpu.q@n2 UNDEFINED\n",

@@ -232,10 +232,10 @@ def test_hosts_from_files(
     file.write_text("n1\nn2\n")
     options = f"{recipe} --launcher mpirun -n 4"
     said = dry(hvdenv, f"{options} --hostfile {file} -- python x.py")
-    assert "mpirun -np 4 -H n1:2,n2:2 " in said
+    assert f"mpirun -np 4 --hostfile {file} -npernode 2 " in said
     monkeypatch.setenv("PBS_JOBID", "9")
     monkeypatch.setenv("PBS_NODEFILE", str(file))
-    assert dry(hvdenv, f"{options} -- python x.py") == said
+    assert f"--hostfile {file} " in dry(hvdenv, f"{options} -- python x.py")
     file.unlink()
     assert "cannot read the host file" in hvdenv("run", recipe, "--", "true", code=125).err
 

@@ -75,8 +75,8 @@ EIGHT = (Host("gpu32", 4), Host("gpu33", 4))
         # GPUs of the allocation, or what is usual at the site.
         (slurm(gpus_per_node=2), {}, 4),
         (slurm(), {}, 16),
-        (Allocation("pbs", "7", TWO, 2), {}, 16),
-        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2), {}, 4),
+        (Allocation("pbs", "7", TWO, 2, "/n"), {}, 16),
+        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), {}, 4),
         # LSF and Torque write as many lines as there are processors.
         (Allocation("lsf", "7", (Host("a", 42), Host("b", 42)), 2), {}, 16),
         (Allocation("cobalt", "7", (), 3), {}, 24),
@@ -118,11 +118,17 @@ def test_more_ranks_than_processors_are_named(ranks: int, said: str) -> None:
     assert said in found and bool(said) == bool(found)
 
 
-def test_requested_hosts() -> None:
+def test_requested_hosts_and_files_of_hosts() -> None:
     launch = placed(hosts=EIGHT)
     assert (launch.placed, launch.per_node) == (True, 4)
     assert placed(hosts=EIGHT, ranks=5).hosts == (Host("gpu32", 4), Host("gpu33", 1))
     assert [host.slots for host in placed(hosts=TWO, ranks=6).hosts] == [3, 3]
+    assert placed(hosts=TWO, hostfile="/f").hostfile == "/f"
+    assert placed(hosts=TWO, hostfile="/f", ranks=3).hostfile == ""
+    # The scheduler's file may name more hosts, or would have other numbers on them.
+    pbs = Allocation("pbs", "7", TWO, 2, "/n")
+    files = {ranks: placed(pbs, ranks=ranks).hostfile for ranks in (None, 1, 3, 4)}
+    assert files == {None: "/n", 1: "", 3: "", 4: "/n"}
 
 
 @pytest.mark.parametrize(

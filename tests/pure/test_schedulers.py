@@ -375,6 +375,14 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
             refuse_unfit(name, recipe, refused, "slurm", 1, "x")
 
 
+def test_a_launcher_that_reads_hosts_from_a_file() -> None:
+    own = named("x", {"x": OwnLauncher("x -n {ranks}[[ -f {hostfile}]] {program}")})
+    launch = Launch(("a",), 2, hosts=(Host("n1", 1), Host("n2", 1)), hostfile="/n", placed=True)
+    assert shlex.join(own.start(launch).argv) == "x -n 2 -f /n a"
+    with pytest.raises(UsageError, match="no file has these hosts"):
+        own.start(launch._replace(hostfile=""))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
