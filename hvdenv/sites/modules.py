@@ -268,10 +268,11 @@ def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
     word, family = module.lower(), module_family(module)
     names = {name.lower(): name for name in available}
     versions = [name for name in names if module_family(name) == family]
-    found = (
-        *get_close_matches(word, versions, NEAREST, 0),
-        *get_close_matches(word, names, NEAREST),
-    )
+    alike = get_close_matches(word, names, NEAREST)
+    if "/" not in module:
+        families = get_close_matches(family, {module_family(name) for name in names}, NEAREST)
+        alike = [name for each in families for name in names if module_family(name) == each]
+    found = (*get_close_matches(word, versions, NEAREST, 0), *alike)
     return tuple(names[name] for name in dict.fromkeys(found))[:NEAREST]
 
 

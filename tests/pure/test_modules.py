@@ -149,23 +149,26 @@ def test_what_modules_offer() -> None:
 
 
 def test_how_modules_stand() -> None:
+    python = "Python/3.6.6-fosscuda-2018b"
     missing, gcc = "ERROR: Unable to locate a modulefile for", ("gcc/10.2.0",)
     trials = (
         LoadResult("gcc", 0, "", before=(), after=gcc),
         LoadResult("compiler", 0, "", before=gcc, after=gcc),
         LoadResult("mpi/2", 1, f"{missing} 'mpi/2'", before=gcc, after=gcc),
         LoadResult("nvhpc/1", 1, "a conflict\n", before=gcc, after=gcc),
+        LoadResult("Pyhton", 1, f"{missing} 'Pyhton'", before=gcc, after=gcc),
         # Environment Modules 3 ends with status 0.
         LoadResult("silent/1", 0, f"{missing} 'silent/1'", before=gcc, after=gcc),
         LoadResult("tf/2", 1, "", before=gcc, after=gcc, prerequisites=("GCC/10", "GCC/11")),
         LoadResult("gcc/12", 0, "", before=gcc, after=("gcc/12",)),
     )
-    examined = judge(trials, ("gcc/10.2.0", "gcc/12", "nvhpc/1", "mpi/4", "tf/2"))
+    examined = judge(trials, ("gcc/10.2.0", "gcc/12", "nvhpc/1", "mpi/4", "tf/2", python))
     assert [f"{each.state}: {each}" for each in examined] == [
         "loads: gcc: available",
         "loads: compiler: available",
         "missing: mpi/2: not available; similar modules: mpi/4",
         "fails: nvhpc/1: available, but cannot be loaded",
+        f"missing: Pyhton: not available; similar modules: {python}",
         "missing: silent/1: not available",
         "hidden: tf/2: first load GCC/10, or GCC/11",
         "loads: gcc/12: available",
