@@ -86,7 +86,9 @@ def launch(statement: Statement) -> Iterator[Fact]:
     if name not in (*get_args(LauncherName), "horovodrun"):
         yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
     elif asks or started == "no_ranks":
-        yield leave("it starts no program with Horovod", understood=True)
+        reasons = options.reasons if name == "horovodrun" else []
+        told = next(iter(reasons), leave("it starts no program with Horovod"))
+        yield told._replace(understood=True)
     else:
         controller = next((each for each in ("mpi", "gloo") if options.all(each)), "")
         if name != "horovodrun" or controller:
