@@ -227,7 +227,7 @@ class Steps(NamedTuple):
 
     def _clone(self) -> Step:
         source = str(self.recipe.python.prefix)
-        copy = 'conda create --yes --clone "$SOURCE" --prefix "$1"'
+        copy = '"${CONDA_EXE:-conda}" create --yes --clone "$SOURCE" --prefix "$1"'
         return Step(
             name="environment",
             reason=f"a copy of the site's environment {source}, so that packages can be added",
