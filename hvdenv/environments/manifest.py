@@ -118,7 +118,7 @@ def find_losses(root: Path, digest: str) -> str:
     try:
         files = read(root / NAME, digest, _is_sampled).files
     except StepError as error:
-        return error.message
+        return f"{NAME}: {error.message}"
     lost = []
     for path, file in files.items():
         try:
