@@ -373,7 +373,7 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
             yield (
                 field,
                 message,
-                f"request {f'{most} or fewer, or ' if most else ''}another partition",
+                f"request {f'{most} {unit} or fewer, or ' if most else ''}another partition",
             )
 
 
