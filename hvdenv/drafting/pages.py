@@ -36,7 +36,9 @@ _HEADING = re.compile(
 # Of a section, the levels and numbers of the titles that it is below.
 Section = tuple[tuple[int, int], ...]
 _RST = re.compile(r" {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::")
-_LITERAL = re.compile(r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|.*::\s*$")
+_LITERAL = re.compile(
+    r"\s*\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::|(?!\s*\.\. ).*::\s*$"
+)
 _OPTION = re.compile(r"\s*:[\w-]+:.*")
 _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|json|toml|ini|c|c\+\+|cpp|cuda|cmake|lua|julia|matlab|r|fortran|diff"
@@ -76,12 +78,16 @@ def blocks(text: str, name: str = "") -> Iterator[Block]:
     Args:
         name: of its file, which may say what it contains.
     """
-    lines = [line if len(line) <= LONGEST_LINE else REFUSED for line in text.split("\n")]
-    lines = [_CONTROL.sub(REFUSED, line.rstrip("\r").translate(_SPACES)) for line in lines]
-    lines = [line.expandtabs(4) for line in lines]
+    lines = [_readable(line) for line in text.split("\n")]
     if kind := kind_of_file(name, lines):
         return iter([Block(1, tuple(lines), kind)])
     return _with_text(lines, list(_code(lines)))
+
+
+def _readable(line: str) -> str:
+    """Without typesetting; a line that is not to be read contains REFUSED."""
+    line = _CONTROL.sub(REFUSED, line.rstrip("\r").translate(_SPACES)).expandtabs(4)
+    return line if len(line) <= LONGEST_LINE else REFUSED
 
 
 def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
@@ -140,7 +146,9 @@ def _preformatted(text: str) -> Iterator[Block]:
             if not depth:
                 named = _LANGUAGE.search(language + code[:200])
                 body = unescape(re.sub(r"<[^<>]*>", "", re.sub(r"<br\b[^<>]*>", "\n", code)))
-                yield _code_block(first, body.rstrip().split("\n"), named[1] if named else "")
+                # Entities, too, stand for spaces and control characters.
+                lines = [_readable(line) for line in body.rstrip().split("\n")]
+                yield _code_block(first, lines, named[1] if named else "")
         number += piece.count("\n")
 
 
