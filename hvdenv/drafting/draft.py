@@ -272,23 +272,28 @@ def _missing(name: str, values: Sequence[Value]) -> Iterator[tuple[Key, str]]:
 
 
 def _every_line(
-    shown: Sequence[Value], valid: Iterable[Value], left: Iterable[Left], found: Found
+    shown: Sequence[Value], valid: Sequence[Value], left: Sequence[Left], found: Found
 ) -> Iterator[Left]:
     """What the draft does not have as values, so that it names every line of the sources.
 
     A line that needs no key is left out if it has values as well.
     """
     named = {each.origin for each in shown}
+    named |= {each.origin for each in left if not each.understood}
     kept = [each for each in left if not each.understood or each.table or each.origin not in named]
     named |= {each.origin for each in kept}
     places = {(each.key, str(each.value)): each.origin.place for each in shown}
     instead = {each.key: each.origin.place for each in shown if not each.item}
+    # The first value of a line may only be implied, such as the scheduler by each directive.
+    states = {each.origin: each for each in valid}
     for each in valid:
         text = str(each.value)
         same = places.get((each.key, text))
         if each.key in instead and not same and each.weight > Weight.OPEN:
             told = f"{'.'.join(each.key)}: {instead[each.key]} takes precedence over {text}"
             kept.append(Left(each.origin, told, table=each.table))
+        elif each is not states[each.origin]:
+            continue
         elif each.origin.line and each.origin not in named:
             told = f"the same as {same}" if same else "another line takes precedence"
             if text.startswith(WITHOUT):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import get_args
 
 from hvdenv.base.errors import UsageError
-from hvdenv.drafting.options import meaning_of, reason, split, tables, variable
+from hvdenv.drafting.options import Options, meaning_of, reason, split, tables, variable
 from hvdenv.drafting.shell import Statement
 from hvdenv.drafting.values import OPTION, UNKNOWN, Fact, Left, Value, Weight, at, find, leave
 from hvdenv.model.cluster import LauncherName
@@ -55,6 +55,7 @@ def directive(statement: Statement) -> Iterator[Fact]:
 def request(statement: Statement) -> Iterator[Fact]:
     """Options of Slurm on a command line. Those of a script take precedence."""
     name, *words = statement.words
+    name = name.rpartition("/")[2]
     if name in ("qsub", "bsub"):
         asks = any(word.startswith("-") for word in words)
         told = "do all jobs need its options? then set them in [job]"
@@ -75,7 +76,7 @@ def launch(statement: Statement) -> Iterator[Fact]:
     kind = "openmpi" if name in ("mpirun", "mpiexec") else name
     table = {**tables()["launch"], **tables().get(kind, {})}
     table = tables()["slurm"] if name == "srun" else table
-    options = split(words, table, program=True)
+    options = split(words, table, program=True, long=name != "srun")
     program = options.rest[0].rpartition("/")[2] if options.rest else ""
     started = meaning_of(program, "launched") if program else "no_ranks"
     asks = name == "srun" and (not program or started == "shell" or options.all(_INTERACTIVE))
@@ -85,6 +86,7 @@ def launch(statement: Statement) -> Iterator[Fact]:
         yield _SLURM
     if name not in (*get_args(LauncherName), "horovodrun"):
         yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
+        yield from _of_unknown(options) if started != "no_ranks" else ()
     elif asks or started == "no_ranks":
         reasons = options.reasons if name == "horovodrun" else []
         told = next(iter(reasons), leave("it starts no program with Horovod"))
@@ -102,6 +104,23 @@ def launch(statement: Statement) -> Iterator[Fact]:
                 yield from _launch_option(meaning, value)
         yield from _of_hosts(options.last("hosts").split(","), options.last("ranks"))
         yield from _container(program, options.rest) if started == "runtime" else ()
+
+
+def _of_unknown(options: Options) -> Iterator[Value]:
+    """How many ranks another launcher starts; jsrun starts those of each of its resource sets."""
+    ranks = options.last("ranks"), options.last("launched_per_node")
+    total, per_node, sets, on_node, of_set, cpus, gpus = map(
+        _number, (*ranks, *map(options.last, ("sets", "sets_of_node", "of_set", "cpus", "gpus")))
+    )
+    of_set = of_set or 1
+    sizes = {
+        "launched": total or sets * of_set,
+        "launched_per_node": per_node or on_node * of_set,
+        "gpus_in_all": sets * gpus,
+    }
+    yield from (Value((OPTION, meaning), size) for meaning, size in sizes.items() if size)
+    if each := _divided(cpus, of_set):
+        yield Value(at("job.cpus_per_rank"), each, weight=Weight.INFERRED)
 
 
 def _of_hosts(hosts: Sequence[str], ranks: str) -> Iterator[Value]:
@@ -217,7 +236,8 @@ _OF_RESOURCES = {
 
 
 def _resources(text: str, _: str, scheduler: str) -> Iterator[Fact]:
-    for part in text.split(","):
+    of_lsf = scheduler == "lsf" and re.findall(r"\w+\[[^\]]*\]", text)
+    for part in of_lsf or text.split(","):
         yield from _resource(part, scheduler)
 
 
@@ -228,7 +248,7 @@ def _resource(part: str, scheduler: str) -> Iterator[Fact]:
         of = (OPTION, "launched_per_node") if found[1] == "ptile" else _NODES
         yield Value(of, int(found[2]))
     elif scheduler == "lsf":
-        yield leave("does the job need what this states?")
+        yield leave(f"does the job need {part}?")
     elif name in ("select", "nodes") and "+" not in value:
         nodes, *chunks = value.split(":")
         yield from _option(name, "nodes", nodes, scheduler)
@@ -292,6 +312,14 @@ _SIZES = {
     "cpus_of_node": ("CPUs of each node", "cpus_per_rank"),
     "cpus_in_all": ("CPUs in all", "cpus_per_rank"),
     "gpus_in_all": ("GPUs in all", "gpus_per_node"),
+    "gpus_of_rank": ("GPUs of each rank", "gpus_per_node"),
+}
+# Variables of batch systems, and the size that each is.
+_COUNTED = {
+    "$NSLOTS": "slots",
+    "$PBS_NCPUS": "cpus_in_all",
+    "$PBS_NGPUS": "gpus_in_all",
+    "$LSB_DJOB_NUMPROC": "ranks",
 }
 
 
@@ -305,7 +333,9 @@ def job_facts(facts: Sequence[Fact]) -> Iterator[Fact]:
     stated = dict[str, int]()
     for value in sorted(values, key=lambda value: -value.weight):
         stated.setdefault(value.key[-1], _number(str(value.value)))
-    total = stated.get("ranks") or stated.get("launched", 0)
+    counted = (_COUNTED.get(str(each.value)) for each in values if each.key[-1] == "launched")
+    launched = (stated.get(name, 0) for name in (*filter(None, counted), "ranks", "launched"))
+    total = next(filter(None, launched), 0)
     per_node = stated.get("ranks_per_node") or stated.get("launched_per_node") or int(total == 1)
     nodes = stated.get("nodes") or _divided(total, per_node)
     per_node = per_node or _divided(total, nodes)
@@ -327,6 +357,8 @@ def _sized(size: Value, nodes: int, per_node: int, *, written: bool) -> Iterator
     what, keys = _SIZES[meaning]
     by = {"cpus_of_node": per_node, "cpus_in_all": nodes * per_node, "gpus_in_all": nodes}
     derived = {keys: _divided(_number(text), by.get(meaning, 0))}
+    if meaning == "gpus_of_rank":
+        derived = {keys: _number(text) * per_node}
     if meaning in ("ranks", "launched", "launched_per_node"):
         derived = {"nodes": nodes, "ranks_per_node": per_node}
         derived = {key: derived[key] for key in derived if key in keys}

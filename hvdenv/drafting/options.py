@@ -73,11 +73,14 @@ def meaning_of(word: str, table: str) -> str:
 
 
 _VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
+# Not that of a page's own programs, such as ./test.
+_DIRECTORY = re.compile(r"[/$~].*/")
 
 
 def program_kind(name: str) -> str:
     """The kind of a program, or the reason why recipes have no key for it; empty if it is not known."""
     found = _VERSIONED.fullmatch(name)
+    name = _DIRECTORY.sub("", name)
     launcher = "launch" if name in get_args(LauncherName) else ""
     return meaning_of(found[1] if found else name, "programs") or launcher
 
@@ -93,12 +96,14 @@ def split(
     *,
     program: bool = False,
     guess: bool = False,
+    long: bool = False,
 ) -> Options:
     """Read the arguments of a program.
 
     Args:
         program: stop at the first word that is no option.
         guess: an unknown option may be followed by its value.
+        long: options with one dash may be words, such as -nolocal, which is no -n.
     """
     given, rest, left = list[tuple[str, str, str]](), list[str](), deque(words)
     while left and not (program and rest):
@@ -107,7 +112,7 @@ def split(
         short = table.get(word[:2], Option())
         pair = guess and word not in table and bool(left) and not left[0].startswith("-")
         known = table.get(word, Option(values=int(pair)))
-        joined = short.values and word[1:2] != "-" and (word[2:3].isdigit() or not pair)
+        joined = short.values and word[1:2] != "-" and (word[2:3].isdigit() or not (pair or long))
         if word == "--":
             break
         if not word.startswith("-") or word == "-":
@@ -117,7 +122,8 @@ def split(
         elif len(word) > 2 and word not in table and joined:
             given.append((word[:2], short.meaning, word[2:].removeprefix("=")))
         else:
-            following = [left.popleft() for _ in range(min(known.values, len(left)))]
+            joint = known.values == 2 and "=" in "".join([*left][:1])  # -env A=1 for -env A 1
+            following = [left.popleft() for _ in range(min(known.values - joint, len(left)))]
             given.append((word, known.meaning, "=".join(following)))
     return Options(tuple(given), (*rest, *left))
 
@@ -138,7 +144,7 @@ _OF_RUNS = re.compile(
 _OF_BUILDS = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
 _SET_BY_OTHERS = re.compile(
     r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
-    r"|CUDA_VISIBLE_DEVICES|(?:CONDA_PKGS|(?:PIP|UV)_CACHE)_DIRS?"
+    r"|CUDA_VISIBLE_DEVICES|DEBIAN_FRONTEND|(?:CONDA_PKGS|(?:PIP|UV)_CACHE)_DIRS?"
     r"|\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL|TAG)"
 )
 _FOLDERS = re.compile(
@@ -154,6 +160,9 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Fact]:
     elif name in _INTERFACES:
         key = at("network", "avoid" if value.startswith("^") else "use")
         yield from (Value(key, each, item=True) for each in value.lstrip("^=").split(","))
+    elif name == "MODULEPATH":
+        paths = (each for each in value.split(":") if each not in ("", "$MODULEPATH"))
+        yield from (Value(at("modules.use"), each, item=True) for each in paths)
     elif name.startswith("HOROVOD_") and not _OF_RUNS.fullmatch(name):
         yield _build_variable(name, value, exported=exported)
     elif _SET_BY_OTHERS.fullmatch(name) or not (exported or name.startswith("HOROVOD_")):

@@ -167,8 +167,11 @@ class _Reader:
 
         variables = tuple((name, fill(value)) for name, value in statement.variables)
         if table_of(statement) == "environment.run":
-            plain = ((name, value) for name, value in variables if UNKNOWN not in value)
-            self.variables |= {name: value for name, value in plain if len(value) < 500}
+            for name, value in variables:
+                if statement.branch and self.variables.get(name, value) != value:
+                    self.variables[name] = f"${name}"  # which one is not known
+                elif UNKNOWN not in value and len(value) < 500:
+                    self.variables[name] = value
         # A shell splits the text of a variable that is a word of its own.
         words = (
             filled.split() if word.startswith("$") and " " in filled else [filled]

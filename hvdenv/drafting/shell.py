@@ -57,6 +57,8 @@ _EXPANSIONS = frozenset(
         "herestring_redirect",
     }
 )
+# Of these, one or none is run.
+_BRANCHES = frozenset({"if_statement", "case_statement"})
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(
@@ -66,6 +68,7 @@ _KEYWORD = re.compile(
 # Longer files are no lists of packages.
 _MOST_LINES = 2000
 # Instructions of a Dockerfile, and what a shell has in their place.
+_HERE_DOCUMENT = re.compile(r"\s*RUN <<-?[\"']?(\w+)[\"']?\s*$")
 _DOCKER_CODE = {"RUN": "", "ENV": "export ", "ARG": "", "FROM": "FROM "}
 
 
@@ -78,12 +81,14 @@ class Statement(NamedTuple):
         variables: those that it assigns.
         origin: its text is fit to be shown.
         batch: whether it is in a script with directives.
+        branch: whether it is run only under a condition.
     """
 
     words: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     origin: Origin
     batch: bool = False
+    branch: bool = False
 
     @property
     def directive(self) -> bool:
@@ -183,9 +188,15 @@ def _as_shell(block: Block) -> Iterator[Line]:
 
 def _instructions(lines: Sequence[str]) -> list[str]:
     """Lines of a Dockerfile, where comments do not end an instruction."""
-    found = list[str]()
+    found, end = list[str](), ""
     for line in lines:
         goes_on = bool(found) and found[-1].endswith("\\")
+        if end:  # of a here-document, whose lines are commands
+            end = end if line.strip() != end else ""
+            found.append(f"RUN {line}" if end and not goes_on else line)
+            continue
+        opened = _HERE_DOCUMENT.match(line)
+        end = opened[1] if opened else ""
         found.append("\\" if goes_on and line.lstrip().startswith("#") else line)
     return found
 
@@ -193,6 +204,12 @@ def _instructions(lines: Sequence[str]) -> list[str]:
 def _docker_code(text: str) -> str:
     """An instruction of a Dockerfile as shell code."""
     instruction, _, rest = text.strip().partition(" ")
+    if instruction == "RUN" and rest.startswith("["):
+        # As JSON, it looks like a list of Python, too.
+        words = re.findall(r'"((?:[^"\\]|\\.)*)"', rest)
+        rest = shlex.join(words)
+    if _HERE_DOCUMENT.match(text):
+        return ""
     if instruction == "ENV" and "=" not in rest:
         rest = "=".join(rest.split(None, 1))
     return f"{_DOCKER_CODE[instruction]}{rest}" if instruction in _DOCKER_CODE else ""
@@ -311,9 +328,9 @@ class _Reader:
 
     def _statements(self, root: Node, lines: Sequence[str], offset: int) -> Iterator[Statement]:
         """Statements below a node. No recursion: pages may nest deeply."""
-        stack = [root]
+        stack = [(root, False)]
         while stack:
-            node = stack.pop()
+            node, branch = stack.pop()
             row = offset + node.start_point[0]
             if node.type == "heredoc_body":
                 body = tuple(_text(node).rstrip("\n").split("\n"))
@@ -324,9 +341,10 @@ class _Reader:
                 text = shown_whole(lines[row])
                 yield Statement((), (), self._origin(row, row, "")._replace(text=text))
             elif node.type in _COMMANDS:
-                yield self._statement(node, offset)
+                yield self._statement(node, offset)._replace(branch=branch)
             elif node.type != "command_substitution":
-                stack += reversed(node.children)
+                branch = branch or node.type in _BRANCHES
+                stack += ((child, branch) for child in reversed(node.children))
 
     def _statement(self, node: Node, offset: int) -> Statement:
         words, variables = _parts(node)

@@ -10,3 +10,7 @@ RUN pip install torch==1.13.1 && \
 RUN HOROVOD_WITH_MPI=1 \
     # not: pip install horovod==0.27.0
     pip install horovod[pytorch]==${HOROVOD_VERSION}
+RUN <<END
+pip install psutil==5.9.5
+END
+RUN ["pip", "install", "h5py==3.8.0"]
