@@ -203,6 +203,7 @@ _LABELS = {
     "disk_free_mb": "MB free",
     "driver_cuda": "CUDA of the partition's driver",
     "gcc": "g++",
+    "horovod.version": "Horovod",
     "memory_per_core_mb": "MB per core",
     "nccl": "NCCL",
     "nccl_link": "horovod.gpu.nccl_link",
