@@ -236,7 +236,7 @@ _OF_RESOURCES = {
 
 
 def _resources(text: str, _: str, scheduler: str) -> Iterator[Fact]:
-    of_lsf = scheduler == "lsf" and re.findall(r"\w+\[[^\]]*\]", text)
+    of_lsf = scheduler == "lsf" and re.findall(r"\w{1,20}\[[^\]]{0,200}\]", text)
     for part in of_lsf or text.split(","):
         yield from _resource(part, scheduler)
 

@@ -74,7 +74,7 @@ def meaning_of(word: str, table: str) -> str:
 
 _VERSIONED = re.compile(r"(?:.*/)?(python|pip)[\d.]*")
 # Not that of a page's own programs, such as ./test.
-_DIRECTORY = re.compile(r"[/$~].*/")
+_DIRECTORY = re.compile(r"\A[/$~].*/")
 
 
 def program_kind(name: str) -> str:
