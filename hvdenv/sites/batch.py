@@ -47,6 +47,8 @@ _OPTIONAL = (
     "select",
     "parallel_environment",
 )
+# Of memory, in MB.
+_UNITS = {"M": 1, "G": 1024, "T": 1024**2}
 _PATTERNS = {
     "name": _NAME,
     "memory": r"[1-9][0-9]*[KMGT]?",
@@ -356,13 +358,15 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
     time, fewer = partition.max_time, "request less time, and have the program write checkpoints"
     if time and seconds(job.time) > seconds(time):
         yield "time", f"the time limit of {name} is {time}, requested: {job.time}", fewer
-    memory = re.fullmatch(r"([0-9]+)G", job.memory or "")
+    number, unit = (job.memory or "0")[:-1], (job.memory or "")[-1:]
+    # In GB, rounded up.
+    memory = -(-int(number) * _UNITS[unit] // 1024) if unit in _UNITS else 0
     cores = job.ranks_per_node * (job.cpus_per_rank or 1)
     node = f"a node of {name}"
     for field, what, most, requested, unit in (
         ("nodes", name, partition.nodes, job.nodes, "nodes"),
         ("gpus_per_node", node, partition.gpus, job.gpus_per_node or 0, "GPUs"),
-        ("memory", node, partition.memory_gb, int(memory[1]) if memory else 0, "GB"),
+        ("memory", node, partition.memory_gb, memory, "GB"),
         (
             "cpus_per_rank" if job.cpus_per_rank else "ranks_per_node",
             *(node, partition.cores, cores, "cores"),

@@ -350,6 +350,8 @@ def refused(given: tuple[str, ...] = (), scheduler: str = "slurm", **values: Any
         ({"partition": "amd_a100nv_4"}, "partition", 'did you mean "amd_a100nv_8"'),
         ({"gpus_per_node": 9}, "gpus_per_node", "has 8 GPUs, requested: 9"),
         ({"memory": "600G"}, "memory", "has 512 GB, requested: 600"),
+        ({"memory": "1T"}, "memory", "has 512 GB, requested: 1024"),
+        ({"memory": "524289M"}, "memory", "has 512 GB, requested: 513"),
         ({"nodes": 25}, "nodes", "has 24 nodes, requested: 25"),
         ({"time": "2-00:00:01"}, "time", "time limit of amd_a100nv_8 is 2-00:00:00"),
         ({"ranks_per_node": 4, "cpus_per_rank": 17}, "cpus_per_rank", "64 cores, requested: 68"),

@@ -159,7 +159,8 @@ def known(recipe: Recipe, facts: Facts, python: Interpreter) -> dict[str, Any]:
     example = recipe._replace(
         partitions={"ml": Partition(arch="ppc64le", glibc="2.28", cuda="12.4", capability="90")},
         scheduler="slurm",
-        job=Job(partition="ml", gpus_per_node=4, cpus_per_rank=8),
+        job=Job(partition="ml", gpus_per_node=4, cpus_per_rank=8, memory="64G"),
+        mpi=recipe.mpi and recipe.mpi._replace(cxx="CC"),
         conda=Conda(("defaults",)),
         modules=Modules(load=tuple(MODULES.split()), build=("cmake/3.24", "gcc/12.2.0")),
         places=Storage(expires_days=30, environments="/scratch"),
