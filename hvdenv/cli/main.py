@@ -33,7 +33,7 @@ GROUPS = {
     },
     "Use": {
         "run": "run a command in an environment, on one rank or many",
-        "shell": "open a shell in an environment, here or in an allocation",
+        "shell": "open a bash in an environment, here or in an allocation",
         "install": "add packages to an environment without changing the others",
         "doctor": "name the cause of a failed build or run, and the remedy",
     },
@@ -51,7 +51,7 @@ GROUPS = {
         "plan": "show what build would run, in order, and why",
         "envs": "list, roll back, remove or prune environments",
         "module": "write a modulefile of an environment for Lmod or Tcl modules",
-        "container": "write or build an image, and check that hosts can run it",
+        "container": "write the definition of an image with an environment",
         "completion": "print a completion script for bash, zsh or tcsh",
     },
 }
