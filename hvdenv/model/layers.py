@@ -108,20 +108,25 @@ def load_recipe(
     recipe, wrong = decode_whole(merged)
     _refuse([*errors, *((_setter(each.path, setters) or top).explain(each) for each in wrong)])
     assert recipe
-    foreign = {
-        layer.file: layer.content
-        for layer in layers
-        if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
-    }
     return Resolved(
         recipe=recipe._replace(job=recipe.job._replace(gpus_per_node=_gpus_per_node(recipe))),
         variants=tuple(own),
         keyed=_keyed(lowest, own),
         origins={key: layer.name for key, layer in setters.items()},
         file=str(path),
-        contents=tuple(foreign.values()),
+        contents=_foreign_contents(layers),
         setters=setters,
     )
+
+
+def _foreign_contents(layers: Iterable[Layer]) -> tuple[Content, ...]:
+    """The contents of files that are not part of hvdenv, each once."""
+    foreign = {
+        layer.file: layer.content
+        for layer in layers
+        if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
+    }
+    return tuple(foreign.values())
 
 
 def _gpus_per_node(recipe: Recipe) -> int | None:
