@@ -24,6 +24,7 @@ _INTERACTIVE = "hvdenv shell requests interactive jobs"
 _GPU = at("partitions", "", "gpu")
 # Options whose values may contain variables, or whose parts are judged one by one.
 _WITH_VARIABLES = frozenset({"account", "resources", "output", "error"})
+_OF_STEPS = ("ranks_per_node", "cpus_per_rank", "gres", "gpus_per_node", "gpus_of_rank")
 _NODES, _RANKS = at("job.nodes"), at("job.ranks_per_node")
 
 
@@ -84,6 +85,7 @@ def launch(statement: Statement) -> Iterator[Fact]:
         yield from request(statement)
     elif name == "srun":
         yield _SLURM
+        yield from _of_step(options, batch=statement.batch)
     if name not in (*get_args(LauncherName), "horovodrun"):
         yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
         yield from _of_unknown(options) if started != "no_ranks" else ()
@@ -104,6 +106,15 @@ def launch(statement: Statement) -> Iterator[Fact]:
                 yield from _launch_option(meaning, value)
         yield from _of_hosts(options.last("hosts").split(","), options.last("ranks"))
         yield from _container(program, options.rest) if started == "runtime" else ()
+
+
+def _of_step(options: Options, *, batch: bool) -> Iterator[Value]:
+    """What srun requests: in a batch script, the shape of its ranks only."""
+    for option, meaning, value in options.given:
+        if not batch or meaning in _OF_STEPS:
+            facts = _option(option, meaning, value, "slurm")
+            values = (each for each in facts if isinstance(each, Value))
+            yield from (each._replace(weight=Weight.INFERRED) for each in values)
 
 
 def _of_unknown(options: Options) -> Iterator[Value]:
@@ -197,10 +208,14 @@ def _memory(text: str, *_: str) -> Iterator[Fact]:
 
 
 def _gpus(text: str, meaning: str, _: str) -> Iterator[Fact]:
-    """``a100:4``, ``a100`` or ``4``; of --gres, ``gpu:`` is in front."""
+    """``a100:4``, ``a100`` or ``4``; of --gres, ``gpu:`` is in front, and other resources may follow."""
+    if meaning == "gres" and "," in text:
+        for part in text.split(","):
+            yield from _gpus(part, meaning, "")
+        return
     of, _, gpus = text.partition(":") if meaning == "gres" else ("gpu", "", text)
     if of != "gpu":
-        yield leave("it requests no GPUs")
+        yield leave(f"{text} is no GPU, and recipes have no key for it")
         return
     kind, _, count = gpus.rpartition(":")
     kind, count = (kind, count) if _number(count) else (gpus, "1")
@@ -271,6 +286,7 @@ def _time(text: str, _: str, scheduler: str) -> Iterator[Fact]:
     if unit and _number(text):
         total = _number(text) * unit
         text = f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"
+    text = re.sub(r":(?=\d(?!\d))", ":0", text)  # 24:0:0
     if "-" in text or scheduler == "lsf":  # 2-12 of Slurm and 1:30 of LSF begin with hours
         text += ":00" * (2 - text.count(":"))
     try:

@@ -44,6 +44,9 @@ _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|json|toml|ini|c|c\+\+|cpp|cuda|cmake|lua|julia|matlab|r|fortran|diff"
     r"|ya?ml|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
 )
+_REQUIREMENT = re.compile(
+    r"[A-Za-z][\w.-]{0,60}(?:\[[\w,-]{1,60}\])?[ \t]{0,4}(?:(?:[<>!~=]=|[<>;#]).*)?|-\S.*"
+)
 _FROM = re.compile(r"FROM [\w./-]+(?::\S+)?(?: [Aa][Ss] \w+)?$")
 
 Kind = Literal["shell", "text", "conda", "requirements", "docker", "other"]
@@ -109,6 +112,9 @@ def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
 def _kind_by_content(lines: Sequence[str]) -> Kind | None:
     if any(line.startswith("dependencies:") for line in lines):
         return "conda"
+    stated = [line for line in lines if line.strip() and not line.startswith("#")]
+    if any("==" in line for line in stated) and all(map(_REQUIREMENT.fullmatch, stated)):
+        return "requirements"
     return "docker" if any(map(_FROM.match, lines)) else None
 
 

@@ -229,7 +229,9 @@ def _indexes(facts: Sequence[Fact]) -> Iterator[Iterable[Fact]]:
         if isinstance(each, Left) or each.key[:2] != ("frameworks", packages.EVERY):
             yield [each]
         elif names:
-            keys = (("frameworks", name, each.key[-1]) for name in names)
+            of_torch = "pytorch.org" in str(each.value) and "torch" in names
+            named = ["torch"] if of_torch else names
+            keys = (("frameworks", name, each.key[-1]) for name in named)
             yield (each._replace(key=key) for key in keys)
         else:
             yield [packages.other_index(str(each.value))._replace(origin=each.origin)]

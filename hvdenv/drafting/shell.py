@@ -41,6 +41,7 @@ _MENTION = re.compile(
     r"|#(?:SBATCH|PBS|BSUB|PJM|COBALT)\b"
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_SETENV = re.compile(r"(?:setenv|set -g?x) ([A-Za-z_]\w*)")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _COMMANDS = ("command", "declaration_command", "unset_command", "variable_assignment")
 _EXPANSIONS = frozenset(
@@ -371,6 +372,8 @@ def _parts(node: Node) -> tuple[list[str], list[tuple[str, str]]]:
     if node.type == "declaration_command":
         assigned = [each for each in words if _ASSIGNMENT.match(each)]
         words = [each for each in words if each not in assigned]
+    elif found := _SETENV.fullmatch(" ".join(words[:-1])):  # csh and fish
+        assigned, words = [f"{found[1]}={words[-1]}"], ["export"]
     else:
         assigned = []
         while words and (_ASSIGNMENT.match(words[0]) or (len(words) > 1 and words[0] in _BEFORE)):
