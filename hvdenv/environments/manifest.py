@@ -87,6 +87,8 @@ def read(
         StepError: it cannot be read, or is damaged.
     """
     with reporting(path, "read"):
+        if not path.exists():
+            raise _damaged(path, f"there is no {path.name}")
         content = read_file(path, MANIFEST).data
     actual = hashlib.sha256(content).hexdigest()
     if digest and actual != digest:
@@ -118,7 +120,7 @@ def find_losses(root: Path, digest: str) -> str:
     try:
         files = read(root / NAME, digest, _is_sampled).files
     except StepError as error:
-        return f"{NAME}: {error.message}"
+        return error.message
     lost = []
     for path, file in files.items():
         try:
