@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hvdenv.knowledge.diagnosis import Found, explain
 from hvdenv.reports.report import Status
-from hvdenv.sites.hosts import short
+from hvdenv.sites.hosts import LOCAL, short
 from hvdenv.standalone.ranks.events import ExtensionFacts, Joined, Operation
 from hvdenv.verification.rank_run import Rank, RankRun
 
@@ -415,7 +415,8 @@ def _miscounts(run: RankRun) -> Iterator[str]:
 
 def _misplaced(run: RankRun) -> Iterator[str]:
     """Ranks on other hosts than requested, or with wrong local numbers."""
-    used, wanted = {short(rank.host) for rank in run.ranks}, {short(host) for host in run.hosts}
+    used = {short(rank.host) for rank in run.ranks}
+    wanted = {short(host) for host in run.hosts if host not in LOCAL}
     if wanted and used != wanted:
         yield f"the ranks are on {listed(sorted(used))}, not {listed(sorted(wanted))}"
         return

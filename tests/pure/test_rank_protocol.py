@@ -499,6 +499,8 @@ def test_hosts_may_have_different_numbers_of_ranks() -> None:
 
     events = [*on("n1", 0, 0, 2), *on("n1", 1, 1, 2), *on("n2", 2, 0, 1)]
     assert judge_run(run(*events, size=3, hosts=("n1", "n2"))).status == "pass"
+    assert judge_run(run(*good(), hosts=("localhost",))).status == "pass"
+    assert "are on n1, not n2" in judge_run(run(*good(), hosts=("n2",))).message
 
 
 def test_a_rank_that_leaves_in_the_middle_of_an_exercise() -> None:
