@@ -44,6 +44,7 @@ _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|json|toml|ini|c|c\+\+|cpp|cuda|cmake|lua|julia|matlab|r|fortran|diff"
     r"|ya?ml|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
 )
+_ENTRY = re.compile(r"---|[a-z_]{1,20}:")
 _REQUIREMENT = re.compile(
     r"[A-Za-z][\w.-]{0,60}(?:\[[\w,-]{1,60}\])?[ \t]{0,4}(?:(?:[<>!~=]=|[<>;#]).*)?|-\S.*"
 )
@@ -110,12 +111,15 @@ def kind_of_file(name: str, lines: Sequence[str]) -> Kind | None:
 
 
 def _kind_by_content(lines: Sequence[str]) -> Kind | None:
-    if any(line.startswith("dependencies:") for line in lines):
-        return "conda"
     stated = [line for line in lines if line.strip() and not line.startswith("#")]
+    # A script may write such a file, in a here-document.
+    first = stated[0] if stated else ""
+    if _ENTRY.match(first) and any(line.startswith("dependencies:") for line in lines):
+        return "conda"
     if any("==" in line for line in stated) and all(map(_REQUIREMENT.fullmatch, stated)):
         return "requirements"
-    return "docker" if any(map(_FROM.match, lines)) else None
+    built = first.startswith(("ARG ", "FROM ")) and any(map(_FROM.match, lines))
+    return "docker" if built else None
 
 
 def _code_block(first: int, lines: Sequence[str], language: str) -> Block:
