@@ -250,6 +250,18 @@ def own_job(job: Job, purpose: Purpose) -> Job:
     return job._replace(**values, name=f"hvdenv-{purpose}", output="/dev/null", error="/dev/null")
 
 
+def own_where(job: Job, purpose: Purpose, where: Callable[[str], str]) -> Callable[[str], str]:
+    """The place of each key of that job: in ``job.build`` or ``job.verify``, if it is stated there."""
+    table = "build" if purpose == "build" else "verify"
+
+    def place(key: str) -> str:
+        field = key.removeprefix("job.")
+        stated = getattr(getattr(job, table), field, None) is not None
+        return where(f"job.{table}.{field}" if stated else key)
+
+    return place
+
+
 def cost(job: Job) -> Cost:
     hours = seconds(job.time) / 3600
     gpus = 0 if job.gpu_option == "none" else job.gpus_per_node or 0

@@ -25,6 +25,7 @@ from hvdenv.sites.batch import (
     cost,
     merge,
     own_job,
+    own_where,
     quote,
     read_time,
     script,
@@ -325,6 +326,8 @@ def test_the_jobs_of_hvdenv_itself_have_resources_of_their_own() -> None:
     build, verify = own_job(stated, "build"), own_job(stated, "verify")
     assert (build.name, build.time, build.gpus_per_node) == ("hvdenv-build", "08:00:00", 0)
     assert (verify.nodes, verify.time) == (3, "00:30:00")
+    assert own_where(stated, "build", str)("job.time") == "job.build.time"
+    assert own_where(stated, "verify", str)("job.time") == "job.time"
 
 
 # ---------------------------------------------------------------- checks
