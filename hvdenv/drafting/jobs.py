@@ -85,7 +85,7 @@ def launch(statement: Statement) -> Iterator[Fact]:
         yield from request(statement)
     elif name == "srun":
         yield _SLURM
-        yield from _of_step(options, batch=statement.batch)
+        yield from _of_step(options, batch=statement.batch) if started != "no_ranks" else ()
     if name not in (*get_args(LauncherName), "horovodrun"):
         yield leave(f"hvdenv does not know the launcher {name}: describe it in launch.launchers")
         yield from _of_unknown(options) if started != "no_ranks" else ()
