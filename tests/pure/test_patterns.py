@@ -32,8 +32,8 @@ DIALECTS = shipped()
 METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split")
 FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
 # The characters of the longest texts for all others. A pattern whose time grows with their square takes
-# longer than SECONDS; a linear one with a bounded part of 200 characters takes half of that.
-LENGTH, SECONDS = 10_000, 0.025
+# longer than SECONDS; a linear one with a bounded part of 200 characters takes a third of that.
+LENGTH, SECONDS = 15_000, 0.05
 # Modules that cut texts to this many characters before they try patterns, which may be quadratic.
 CUT = {"knowledge/rules.py": rules.LONGEST, "standalone/ranks/datapath.py": 500}
 # The characters that doctor tries a wording on.

@@ -112,7 +112,7 @@ def slow_text(
             text = (before + word * (size // len(word) + 1))[:size]
             for end in ends:
                 # What else this process does, such as collecting garbage, counts too, but not each time.
-                if all(_seconds(compiled, method, text + end) > seconds for _ in range(3)):
+                if all(_seconds(compiled, method, text + end) > seconds for _ in range(5)):
                     return text[:100], size
     return None
 
