@@ -359,7 +359,7 @@ def make(spec: Spec, prefix: str, work: str, report: str) -> None:
     """Install the packages of a lock, or those that a solve finds."""
     if rattler is None:
         make_with_conda(spec, prefix, work)
-        write_report(prefix, report)
+        finish(prefix, {}, report)
         return
     packages = spec["explicit"] if "explicit" in spec else solve(spec)
     asyncio.run(install(packages, collect(packages, CACHE or work), prefix, work))
@@ -370,14 +370,7 @@ def make(spec: Spec, prefix: str, work: str, report: str) -> None:
         os.chmod(path, 0o666 & ~umask)
     for path in glob.glob(os.path.join(glob.escape(prefix), "bin", ".*-post-link.sh")):
         say("not run, as it could do anything: the script %s" % path)
-    # Records name the files; they should name where these come from.
-    origins = {each["name"]: each["url"] for each in packages}
-    for path in records_in(prefix):
-        record = read_json(path)
-        url = origins[record["name"]]
-        record.update(url=url, channel=url.rsplit("/", 2)[0] + "/")
-        write_json(path, {k: v for k, v in record.items() if k not in TEMPORARY})
-    write_report(prefix, report)
+    finish(prefix, {each["name"]: each["url"] for each in packages}, report)
 
 
 def make_with_conda(spec: Spec, prefix: str, work: str) -> None:
@@ -388,8 +381,9 @@ def make_with_conda(spec: Spec, prefix: str, work: str) -> None:
     program = shutil.which(os.environ.get("CONDA_EXE") or "conda")
     if "explicit" in spec or not program:
         raise Failure(WITHOUT_RATTLER)
-    machine = {name[2:].upper(): version for name, version, _ in virtual_packages(spec)[:-1]}
-    machine = dict({"CUDA": ""}, **machine, ARCHSPEC=virtual_packages(spec)[-1][2])
+    *facts, (_, _, architecture) = virtual_packages(spec)
+    machine = {name[2:].upper(): version for name, version, _ in facts}
+    machine = dict({"CUDA": ""}, **machine, ARCHSPEC=architecture)
     variables = {"CONDA_OVERRIDE_" + name: value for name, value in machine.items()}
     variables.update(
         CONDA_SUBDIR=spec["platform"],
@@ -406,14 +400,16 @@ def make_with_conda(spec: Spec, prefix: str, work: str) -> None:
         raise Failure("%s create failed with exit status %d" % (program, status))
 
 
-def records_in(prefix: str) -> List[str]:
-    """The files in which an environment describes its packages."""
-    return sorted(glob.glob(os.path.join(glob.escape(prefix), "conda-meta", "*.json")))
-
-
-def write_report(prefix: str, report: str) -> None:
-    records = [read_json(path) for path in records_in(prefix)]
-    installed = [{key: each.get(key) or "" for key in REPORTED} for each in records]
+def finish(prefix: str, origins: Dict[str, str], report: str) -> None:
+    """Report what was installed; records that name files name where these come from instead."""
+    installed = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(prefix), "conda-meta", "*.json"))):
+        record = read_json(path)
+        if origins:
+            url = origins[record["name"]]
+            record.update(url=url, channel=url.rsplit("/", 2)[0] + "/")
+            write_json(path, {k: v for k, v in record.items() if k not in TEMPORARY})
+        installed.append({key: record.get(key) or "" for key in REPORTED})
     if not installed:
         raise Failure("no environment was made in %s" % prefix)
     if report:
