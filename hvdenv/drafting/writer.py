@@ -84,9 +84,14 @@ def _title(left: Left) -> str:
 
 
 def _choice(each: Value) -> str:
-    text = str(each.value)
-    without = text.startswith(WITHOUT)
-    return f"without {rendered(text[1:])}" if without else rendered(each.value)
+    out, text = _item(each)
+    return f"without {text}" if out else text
+
+
+def _item(each: Value) -> tuple[bool, str]:
+    """Whether it is to leave an item out, and the item as TOML writes it."""
+    out = str(each.value).startswith(WITHOUT)
+    return out, rendered(str(each.value).removeprefix(WITHOUT) if out else each.value)
 
 
 def _table_order(table: Key) -> tuple[int, Key]:
@@ -114,9 +119,8 @@ def _values(draft: Draft, table: Key) -> Iterator[str]:
         yield f"{tomlkit.key([name]).as_string()} = ["
         for each, choice in values:
             if each.item and each.key[-1] == name:
-                text = str(each.value).removeprefix(WITHOUT)
-                label = "without it" if text != str(each.value) else choice
-                text = rendered(each.value if text == str(each.value) else text)
+                out, text = _item(each)
+                label = "without it" if out else choice
                 yield _value_line(
                     f"    {'# ' * bool(choice)}{text},", each, f"{label}: " * bool(label)
                 )
