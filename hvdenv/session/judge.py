@@ -18,7 +18,7 @@ from hvdenv.plans.plan import choose_versions
 from hvdenv.session.output import report
 from hvdenv.session.prepare import Prepared, choose_python
 from hvdenv.session.request import Request
-from hvdenv.sites.batch import own_job, own_where, refusals
+from hvdenv.sites.batch import Purpose, own_job, own_where, refusals
 
 
 def judge_recipe(
@@ -74,11 +74,9 @@ def _job_refused(prepared: Prepared) -> frozenset[str]:
         return frozenset()
     unknown = tuple(each for each in recipe.job.requires if each not in Job._fields)
     job, where = recipe.job._replace(requires=unknown), prepared.resolved.where
-    jobs = (
-        (job, where),
-        (own_job(job, "build"), own_where(job, "build", where)),
-        (own_job(job, "verify"), own_where(job, "verify", where)),
-    )
+    purposes: tuple[Purpose, ...] = ("build", "verify")
+    own = ((own_job(job, each), own_where(job, each, where)) for each in purposes)
+    jobs = ((job, where), *own)
     refused = (refusals(each, recipe.dialect, recipe.partitions, (), at) for each, at in jobs)
     return frozenset(f"{each.where}: {each.message}" for several in refused for each in several)
 

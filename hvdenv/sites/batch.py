@@ -244,22 +244,27 @@ def own_job(job: Job, purpose: Purpose) -> Job:
     values: dict[str, Any] = {"nodes": 1}
     if purpose == "verify":
         values = {"nodes": min(job.nodes, 2), "time": "00:30:00"}
-    given = job.build if purpose == "build" else job.verify
-    stated = given._asdict() if given else {}
-    values |= {name: value for name, value in stated.items() if value is not None}
+    values |= _stated(job, purpose)[1]
     return job._replace(**values, name=f"hvdenv-{purpose}", output="/dev/null", error="/dev/null")
 
 
 def own_where(job: Job, purpose: Purpose, where: Callable[[str], str]) -> Callable[[str], str]:
     """The place of each key of that job: in ``job.build`` or ``job.verify``, if it is stated there."""
-    table = "build" if purpose == "build" else "verify"
+    table, stated = _stated(job, purpose)
 
     def place(key: str) -> str:
         field = key.removeprefix("job.")
-        stated = getattr(getattr(job, table), field, None) is not None
-        return where(f"job.{table}.{field}" if stated else key)
+        return where(f"job.{table}.{field}" if field in stated else key)
 
     return place
+
+
+def _stated(job: Job, purpose: Purpose) -> tuple[str, dict[str, Any]]:
+    """The table below ``job`` that is about that job, and what the recipe states in it."""
+    table = "build" if purpose == "build" else "verify"
+    given = getattr(job, table)
+    stated = given._asdict() if given else {}
+    return table, {name: value for name, value in stated.items() if value is not None}
 
 
 def cost(job: Job) -> Cost:
@@ -359,6 +364,12 @@ def _lacking(job: Job) -> Iterator[_Reason]:
             )
 
 
+def _gigabytes(memory: str) -> int:
+    """Rounded up; 0 for a size with another unit, or none."""
+    number, unit = memory[:-1], memory[-1:]
+    return -(-int(number) * _UNITS[unit] // 1024) if unit in _UNITS else 0
+
+
 def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[_Reason]:
     name = job.partition or ""
     partition = partitions.get(name)
@@ -370,15 +381,12 @@ def _wrong_partition(job: Job, partitions: Mapping[str, Partition]) -> Iterator[
     time, fewer = partition.max_time, "request less time, and have the program write checkpoints"
     if time and seconds(job.time) > seconds(time):
         yield "time", f"the time limit of {name} is {time}, requested: {job.time}", fewer
-    number, unit = (job.memory or "0")[:-1], (job.memory or "")[-1:]
-    # In GB, rounded up.
-    memory = -(-int(number) * _UNITS[unit] // 1024) if unit in _UNITS else 0
     cores = job.ranks_per_node * (job.cpus_per_rank or 1)
     node = f"a node of {name}"
     for field, what, most, requested, unit in (
         ("nodes", name, partition.nodes, job.nodes, "nodes"),
         ("gpus_per_node", node, partition.gpus, job.gpus_per_node or 0, "GPUs"),
-        ("memory", node, partition.memory_gb, memory, "GB"),
+        ("memory", node, partition.memory_gb, _gigabytes(job.memory or ""), "GB"),
         (
             "cpus_per_rank" if job.cpus_per_rank else "ranks_per_node",
             *(node, partition.cores, cores, "cores"),
